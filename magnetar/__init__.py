@@ -1,0 +1,1 @@
+"""Magnetar: publish-subscribe and queueing on quorum-replicated storage, for Python teams."""

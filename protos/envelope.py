@@ -1,0 +1,333 @@
+"""The bytes between a ledger's writer and a bookie: envelopes, adds, acks and what a read answers.
+
+Theory. An entry travels and rests as an *envelope*, which the writer encodes once for all bookies
+and which a bookie stores as it came. Around it lie small fixed headers, so that neither side builds
+an object per field; several adds (or acks, or read answers) make one frame. All is big-endian.
+
+    envelope     u32 crc32c of all that follows | i64 ledger | i64 entry | i64 confirmed
+                 | u64 length | payload
+                     confirmed  the writer's last confirmed entry when it sent this one, -1: none
+                     length     payload bytes of the ledger's entries 0 to this one, inclusive
+    add          u8 flags | u32 size of the envelope | u64 master key | envelope
+    ack          i64 ledger | i64 entry | u8 code
+    read answer  i64 entry | u8 code | u32 size of the envelope (0 unless OK) | envelope
+    hello        u8 version | 32 bytes incarnation | u16 size | the caller's name in UTF-8
+    hello reply  u8 version | u8 code | 32 bytes incarnation | u64 boot epoch
+
+A frame whose sizes do not add up cannot be followed any further: `FrameDamaged`, and the stream
+ends. A fault inside one add (`Add.fault`) is answered for that add alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import google_crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Buffer = bytes | bytearray | memoryview
+
+ENVELOPE: Final = struct.Struct(">IqqqQ")  # 36 bytes
+ADD: Final = struct.Struct(">BIQ")  # 13 bytes
+ACK: Final = struct.Struct(">qqB")  # 17 bytes
+READ: Final = struct.Struct(">qBI")  # 13 bytes
+HELLO: Final = struct.Struct(">B32sH")  # 35 bytes
+HELLO_REPLY: Final = struct.Struct(">BB32sQ")  # 42 bytes
+HELLO_VERSION: Final = 1
+
+# A message has at most 5 MiB; its metadata and the broker's prefix may add 10 KiB.
+ENTRY_BYTES_MAX: Final = 5 * 1024 * 1024 + 10 * 1024
+ENVELOPE_BYTES_MAX: Final = ENVELOPE.size + ENTRY_BYTES_MAX
+CLIENT_NAME_BYTES_MAX: Final = 1024
+
+# Flags of an add.
+RECOVERY: Final = 1  # a recoverer's write-back: accepted although the ledger is fenced
+COPY: Final = 2  # a replicator's copy of a sealed segment: accepted likewise, and fences nothing
+_FLAGS_KNOWN: Final = RECOVERY | COPY
+
+_ADD_AND_CRC: Final = struct.Struct(">BIQI")
+_ADD_ENVELOPE: Final = struct.Struct(">BIQIqqqQ")
+_CRC: Final = struct.Struct(">I")
+_HEADER: Final = struct.Struct(">qqqQ")  # the part of the envelope's header that the CRC covers
+
+
+class BookieCode(IntEnum):
+    """A bookie's answer. 1..99 are definite: OK, or an explicit no. From 100 on the outcome is
+    *unknown*: such an answer never counts as "no such entry" nor as "fenced". Zero is no answer."""
+
+    OK = 1
+    FENCED = 2
+    UNAUTHORIZED = 3  # another master key than the ledger's
+    READ_ONLY = 4
+    CONFLICT = 5  # the id is taken by another payload
+    DELETED = 6
+    BAD_REQUEST = 7
+    TOO_LARGE = 8
+    NO_SUCH_LEDGER = 9
+    NO_SUCH_ENTRY = 10
+
+    WRONG_INCARNATION = 100
+    OVERLOADED = 101
+    IO_ERROR = 102
+    LIMBO = 103
+    STARTING = 104
+    STOPPING = 105
+    TIMEOUT = 106
+    CONNECTION_LOST = 107
+    CORRUPT = 108
+
+    @property
+    def definite(self) -> bool:
+        return self < 100
+
+
+class FrameDamaged(ValueError):
+    """A frame's sizes do not add up, or it names an unknown code. The stream cannot go on.
+
+    Indefinite: what was sent earlier on the stream may or may not have been carried out.
+    """
+
+    definite = False
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class EnvelopeDamaged(ValueError):
+    """An envelope that is too short or whose checksum does not match. Never a proof of absence."""
+
+    definite = False
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class Envelope(NamedTuple):
+    """A decoded envelope. `payload` is a view of the decoded bytes and keeps them alive."""
+
+    ledger: int
+    entry: int
+    confirmed: int
+    length: int
+    payload: memoryview
+
+
+@dataclass(slots=True)
+class Add:
+    """One add of a frame; by convention never changed. With a fault, `envelope` is empty and the
+    ids are merely what the header says."""
+
+    ledger: int
+    entry: int
+    confirmed: int
+    length: int
+    flags: int
+    master_key: int
+    envelope: bytes
+    fault: BookieCode | None  # None: well-formed
+
+
+class ReadAnswer(NamedTuple):
+    """`envelope` is a copy with a life of its own, empty unless the code is OK."""
+
+    entry: int
+    code: BookieCode
+    envelope: bytes
+
+
+class Hello(NamedTuple):
+    incarnation: str  # 32 hex digits: the one that the caller expects
+    client_name: str
+
+
+class HelloReply(NamedTuple):
+    code: BookieCode  # OK, or why the stream ends
+    incarnation: str  # the bookie's own
+    boot_epoch: int
+
+
+# -- Envelopes and adds ------------------------------------------------------------------------
+
+
+def encode_add(
+    *,
+    ledger: int,
+    entry: int,
+    confirmed: int,
+    length: int,
+    payload: Sequence[Buffer],
+    master_key: int,
+    flags: int = 0,
+) -> tuple[bytes, bytes]:
+    """An add as two parts for an outbox, the same for every bookie.
+
+    The payload is copied once. `add_envelope` gives back what the bookie will store.
+    """
+    body = b"".join((_HEADER.pack(ledger, entry, confirmed, length), *payload))
+    crc = google_crc32c.value(body)
+    return _ADD_AND_CRC.pack(flags, _CRC.size + len(body), master_key, crc), body
+
+
+def add_envelope(parts: tuple[bytes, bytes]) -> bytes:
+    """The envelope inside the parts that `encode_add` returned."""
+    return parts[0][ADD.size :] + parts[1]
+
+
+def encode_envelope(
+    *, ledger: int, entry: int, confirmed: int, length: int, payload: Sequence[Buffer]
+) -> bytes:
+    body = b"".join((_HEADER.pack(ledger, entry, confirmed, length), *payload))
+    return _CRC.pack(google_crc32c.value(body)) + body
+
+
+def decode_envelope(envelope: Buffer) -> Envelope:
+    """Raises EnvelopeDamaged. That the ids are those asked for is the caller's to check."""
+    if len(envelope) < ENVELOPE.size:
+        raise EnvelopeDamaged(
+            f"an envelope of {len(envelope)} bytes, at least {ENVELOPE.size} needed"
+        )
+    crc, ledger, entry, confirmed, length = ENVELOPE.unpack_from(envelope)
+    view = memoryview(envelope)
+    if google_crc32c.value(bytes(view[_CRC.size :])) != crc:
+        raise EnvelopeDamaged(f"checksum mismatch in what claims to be entry {ledger}:{entry}")
+    return Envelope(ledger, entry, confirmed, length, view[ENVELOPE.size :])
+
+
+def decode_adds(frame: Buffer) -> Iterator[Add]:
+    """The adds of a frame, each checked against its checksum and in its fields.
+
+    Raises FrameDamaged at the first add that cannot be delimited; those before it were yielded.
+    Faults: TOO_LARGE; CORRUPT (checksum); BAD_REQUEST (unknown flag, an id below 0, confirmed not
+    in -1..entry-1, length below the payload's).
+    """
+    view = memoryview(frame)
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < _ADD_ENVELOPE.size:
+            raise FrameDamaged(f"{end - at} bytes left at {at}, too few for an add")
+        flags, size, master_key, crc, ledger, entry, confirmed, length = _ADD_ENVELOPE.unpack_from(
+            view, at
+        )
+        begin, at = at + ADD.size, at + ADD.size + size
+        if size < ENVELOPE.size or at > end:
+            raise FrameDamaged(f"an envelope of {size} bytes where {end - begin} are left")
+        fault: BookieCode | None = None
+        if size > ENVELOPE_BYTES_MAX:
+            fault = BookieCode.TOO_LARGE
+        elif google_crc32c.value(bytes(view[begin + _CRC.size : at])) != crc:
+            fault = BookieCode.CORRUPT
+        elif (
+            flags & ~_FLAGS_KNOWN
+            or ledger < 0
+            or not -1 <= confirmed < entry
+            or length < size - ENVELOPE.size
+        ):
+            fault = BookieCode.BAD_REQUEST
+        envelope = bytes(view[begin:at]) if fault is None else b""
+        yield Add(ledger, entry, confirmed, length, flags, master_key, envelope, fault)
+
+
+# -- Acks and read answers ---------------------------------------------------------------------
+
+
+def encode_ack(ledger: int, entry: int, code: BookieCode) -> bytes:
+    return ACK.pack(ledger, entry, code)
+
+
+def decode_acks(frame: Buffer) -> Iterator[tuple[int, int, BookieCode]]:
+    """(ledger, entry, code). Raises FrameDamaged."""
+    if len(frame) % ACK.size:
+        raise FrameDamaged(f"{len(frame)} bytes of acks, not a multiple of {ACK.size}")
+    for ledger, entry, code in ACK.iter_unpack(frame):
+        yield ledger, entry, _code(code)
+
+
+def encode_read_answer(entry: int, code: BookieCode, envelope: bytes = b"") -> tuple[bytes, bytes]:
+    assert bool(envelope) == (code is BookieCode.OK)
+    return READ.pack(entry, code, len(envelope)), envelope
+
+
+def decode_read_answers(frame: Buffer) -> Iterator[ReadAnswer]:
+    """Raises FrameDamaged. The envelopes are not verified: see `decode_envelope`."""
+    view = memoryview(frame)
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < READ.size:
+            raise FrameDamaged(f"{end - at} bytes left at {at}, too few for a read answer")
+        entry, code, size = READ.unpack_from(view, at)
+        begin, at = at + READ.size, at + READ.size + size
+        if at > end:
+            raise FrameDamaged(f"an envelope of {size} bytes where {end - begin} are left")
+        answer = ReadAnswer(entry, _code(code), bytes(view[begin:at]))
+        if bool(size) != (answer.code is BookieCode.OK):
+            raise FrameDamaged(f"{answer.code.name} with an envelope of {size} bytes")
+        yield answer
+
+
+def _code(value: int) -> BookieCode:
+    try:
+        return BookieCode(value)
+    except ValueError:
+        raise FrameDamaged(f"unknown code {value}") from None
+
+
+# -- The first frame in each direction ---------------------------------------------------------
+
+
+def encode_hello(incarnation: str, client_name: str) -> bytes:
+    name = client_name.encode()
+    assert len(name) <= CLIENT_NAME_BYTES_MAX
+    return HELLO.pack(HELLO_VERSION, _incarnation_bytes(incarnation), len(name)) + name
+
+
+def decode_hello(frame: Buffer) -> Hello:
+    """Raises FrameDamaged, also for a version other than ours."""
+    if len(frame) < HELLO.size:
+        raise FrameDamaged(f"a hello of {len(frame)} bytes, at least {HELLO.size} needed")
+    version, incarnation, size = HELLO.unpack_from(frame)
+    if version != HELLO_VERSION:
+        raise FrameDamaged(f"hello version {version}, this bookie speaks {HELLO_VERSION}")
+    if size > CLIENT_NAME_BYTES_MAX or len(frame) != HELLO.size + size:
+        raise FrameDamaged(f"a client name of {size} bytes in a hello of {len(frame)}")
+    return Hello(_incarnation(incarnation), _text(frame[HELLO.size :], "the client's name"))
+
+
+def encode_hello_reply(code: BookieCode, incarnation: str, boot_epoch: int) -> bytes:
+    return HELLO_REPLY.pack(HELLO_VERSION, code, _incarnation_bytes(incarnation), boot_epoch)
+
+
+def decode_hello_reply(frame: Buffer) -> HelloReply:
+    """Raises FrameDamaged, also for a version other than ours."""
+    if len(frame) != HELLO_REPLY.size:
+        raise FrameDamaged(f"a hello reply of {len(frame)} bytes, expected {HELLO_REPLY.size}")
+    version, code, incarnation, boot_epoch = HELLO_REPLY.unpack(frame)
+    if version != HELLO_VERSION:
+        raise FrameDamaged(f"hello reply version {version}, expected {HELLO_VERSION}")
+    return HelloReply(_code(code), _incarnation(incarnation), boot_epoch)
+
+
+def _incarnation_bytes(incarnation: str) -> bytes:
+    encoded = incarnation.encode("ascii")
+    assert len(encoded) == 32, f"an incarnation has 32 hex digits: {incarnation!r}"
+    return encoded
+
+
+def _incarnation(value: bytes) -> str:
+    text = _text(value, "the incarnation")
+    if not all(digit in "0123456789abcdef" for digit in text):
+        raise FrameDamaged(f"the incarnation is not 32 hex digits: {text!r}")
+    return text
+
+
+def _text(value: Buffer, what: str) -> str:
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        raise FrameDamaged(f"{what} is not UTF-8") from None

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.protos.envelope import (
+    ACK,
+    ADD,
+    CLIENT_NAME_BYTES_MAX,
+    COPY,
+    ENTRY_BYTES_MAX,
+    ENVELOPE,
+    HELLO,
+    HELLO_REPLY,
+    READ,
+    RECOVERY,
+    Add,
+    BookieCode,
+    EnvelopeDamaged,
+    FrameDamaged,
+    Hello,
+    HelloReply,
+    ReadAnswer,
+    add_envelope,
+    decode_acks,
+    decode_adds,
+    decode_envelope,
+    decode_hello,
+    decode_hello_reply,
+    decode_read_answers,
+    encode_ack,
+    encode_add,
+    encode_envelope,
+    encode_hello,
+    encode_hello_reply,
+    encode_read_answer,
+)
+
+INCARNATION = "0123456789abcdef" * 2
+I64 = st.integers(min_value=0, max_value=2**63 - 1)
+U64 = st.integers(min_value=0, max_value=2**64 - 1)
+PAYLOAD = st.binary(max_size=200)
+
+
+def add_frame(
+    *,
+    ledger: int = 7,
+    entry: int = 3,
+    confirmed: int = 1,
+    length: int = 100,
+    payload: bytes = b"payload",
+    master_key: int = 9,
+    flags: int = 0,
+) -> bytes:
+    return b"".join(
+        encode_add(
+            ledger=ledger,
+            entry=entry,
+            confirmed=confirmed,
+            length=length,
+            payload=[payload],
+            master_key=master_key,
+            flags=flags,
+        )
+    )
+
+
+def only(frame: bytes) -> Add:
+    (add,) = decode_adds(frame)
+    return add
+
+
+def test_the_sizes_that_the_format_states() -> None:
+    assert (ENVELOPE.size, ADD.size, ACK.size, READ.size) == (36, 13, 17, 13)
+    assert (HELLO.size, HELLO_REPLY.size) == (35, 42)
+    assert ENTRY_BYTES_MAX == 5_253_120
+
+
+def test_an_add_byte_for_byte() -> None:
+    covered = bytes.fromhex("00000000000000070000000000000003ffffffffffffffff0000000000000010")
+    covered += b"abc"
+    crc = struct.pack(">I", google_crc32c.value(covered))
+    frame = add_frame(confirmed=-1, length=16, payload=b"abc", master_key=0xA1, flags=RECOVERY)
+    assert frame == bytes.fromhex("010000002700000000000000a1") + crc + covered
+
+
+def test_an_envelope_byte_for_byte_by_hand() -> None:
+    # The checksum was computed bit by bit with the polynomial 0x82F63B78.
+    envelope = encode_envelope(ledger=1, entry=2, confirmed=1, length=3, payload=[b"x"])
+    assert envelope == bytes.fromhex(
+        "acd2005e000000000000000100000000000000020000000000000001000000000000000378"
+    )
+
+
+@given(
+    adds=st.lists(
+        st.tuples(I64, I64, U64, PAYLOAD, st.sampled_from([0, RECOVERY, COPY]), st.data()),
+        max_size=5,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_adds_survive_the_wire(adds: list[tuple[int, int, int, bytes, int, st.DataObject]]) -> None:
+    frame, expected = b"", []
+    for ledger, entry, master_key, payload, flags, data in adds:
+        confirmed = data.draw(st.integers(min_value=-1, max_value=entry - 1))
+        length = data.draw(st.integers(min_value=len(payload), max_value=2**64 - 1))
+        halves = [payload[: len(payload) // 2], memoryview(payload)[len(payload) // 2 :]]
+        parts = encode_add(
+            ledger=ledger,
+            entry=entry,
+            confirmed=confirmed,
+            length=length,
+            payload=halves,
+            master_key=master_key,
+            flags=flags,
+        )
+        envelope = encode_envelope(
+            ledger=ledger, entry=entry, confirmed=confirmed, length=length, payload=[payload]
+        )
+        assert add_envelope(parts) == envelope
+        assert decode_envelope(envelope) == (ledger, entry, confirmed, length, payload)
+        frame += b"".join(parts)
+        expected.append(Add(ledger, entry, confirmed, length, flags, master_key, envelope, None))
+    assert list(decode_adds(memoryview(frame))) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ledger": -1},
+        {"entry": -1, "confirmed": -1},
+        {"entry": 3, "confirmed": 3},
+        {"confirmed": -2},
+        {"length": 6},  # the payload has 7 bytes
+        {"flags": 4},
+        {"flags": 0x80 | RECOVERY},
+    ],
+)
+def test_a_field_out_of_range_is_a_bad_request_for_that_add_only(fields: dict[str, int]) -> None:
+    good = add_frame()
+    first, bad, last = decode_adds(good + add_frame(**fields) + good)
+    assert bad.fault is BookieCode.BAD_REQUEST
+    assert (bad.ledger, bad.entry) == (fields.get("ledger", 7), fields.get("entry", 3))
+    assert first == last == only(good)
+    assert first.fault is None
+
+
+@pytest.mark.parametrize("at", range(ADD.size, ADD.size + ENVELOPE.size + 7))
+def test_a_flipped_bit_anywhere_in_the_envelope_is_corrupt(at: int) -> None:
+    frame = bytearray(add_frame())
+    frame[at] ^= 0x10
+    add = only(bytes(frame))
+    assert add.fault is BookieCode.CORRUPT
+    assert add.envelope == b""
+
+
+def test_the_largest_payload_passes_and_one_byte_more_is_too_large() -> None:
+    largest = add_frame(payload=bytes(ENTRY_BYTES_MAX), length=ENTRY_BYTES_MAX)
+    larger = add_frame(payload=bytes(ENTRY_BYTES_MAX + 1), length=ENTRY_BYTES_MAX + 1)
+    faults = [add.fault for add in decode_adds(largest + larger + add_frame())]
+    assert faults == [None, BookieCode.TOO_LARGE, None]
+
+
+@pytest.mark.parametrize("cut", range(1, ADD.size + ENVELOPE.size + 7))
+def test_a_frame_cut_anywhere_is_damaged_after_its_whole_adds(cut: int) -> None:
+    frame = add_frame()
+    adds = decode_adds(frame + frame[:cut])
+    assert next(adds) == only(frame)
+    with pytest.raises(FrameDamaged):
+        next(adds)
+
+
+@pytest.mark.parametrize("size", [0, ENVELOPE.size - 1, 2**32 - 1])
+def test_an_envelope_size_that_cannot_be_damages_the_frame(size: int) -> None:
+    frame = bytearray(add_frame() + add_frame())
+    struct.pack_into(">I", frame, 1, size)
+    with pytest.raises(FrameDamaged):
+        next(decode_adds(bytes(frame)))
+
+
+@pytest.mark.parametrize("size", [0, 3, ENVELOPE.size - 1])
+def test_a_short_envelope_is_damaged(size: int) -> None:
+    with pytest.raises(EnvelopeDamaged):
+        decode_envelope(bytes(size))
+
+
+def test_an_envelope_with_a_flipped_bit_is_damaged() -> None:
+    envelope = bytearray(encode_envelope(ledger=1, entry=2, confirmed=1, length=3, payload=[b"x"]))
+    for at in range(len(envelope)):
+        envelope[at] ^= 1
+        with pytest.raises(EnvelopeDamaged):
+            decode_envelope(bytes(envelope))
+        envelope[at] ^= 1
+    assert decode_envelope(bytes(envelope)).payload == b"x"
+
+
+@given(st.lists(st.tuples(I64, I64, st.sampled_from(BookieCode)), max_size=5))
+def test_acks_survive_the_wire(acks: list[tuple[int, int, BookieCode]]) -> None:
+    frame = b"".join(encode_ack(*ack) for ack in acks)
+    assert list(decode_acks(memoryview(frame))) == acks
+
+
+@pytest.mark.parametrize("frame", [b"x", bytes(ACK.size - 1), ACK.pack(1, 2, 1) + b"x"])
+def test_acks_that_do_not_divide_are_damaged(frame: bytes) -> None:
+    with pytest.raises(FrameDamaged):
+        list(decode_acks(frame))
+
+
+@given(st.lists(st.tuples(I64, st.sampled_from(BookieCode), PAYLOAD.filter(len)), max_size=5))
+def test_read_answers_survive_the_wire(
+    answers: list[tuple[int, BookieCode, bytes]],
+) -> None:
+    expected = [
+        ReadAnswer(entry, code, envelope if code is BookieCode.OK else b"")
+        for entry, code, envelope in answers
+    ]
+    frame = b"".join(part for answer in expected for part in encode_read_answer(*answer))
+    assert list(decode_read_answers(memoryview(frame))) == expected
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        READ.pack(1, BookieCode.OK, 4) + b"abc",  # cut
+        READ.pack(1, BookieCode.OK, 0),  # OK, and nothing there
+        READ.pack(1, BookieCode.NO_SUCH_ENTRY, 1) + b"x",
+        READ.pack(1, 0, 0),
+        bytes(READ.size - 1),
+    ],
+)
+def test_read_answers_that_contradict_themselves_are_damaged(frame: bytes) -> None:
+    with pytest.raises(FrameDamaged):
+        list(decode_read_answers(frame))
+
+
+@pytest.mark.parametrize("code", [0, 11, 99, 109, 255])
+def test_an_unknown_code_is_damage_and_never_taken_for_an_answer(code: int) -> None:
+    with pytest.raises(FrameDamaged, match=f"unknown code {code}"):
+        list(decode_acks(ACK.pack(1, 2, code)))
+
+
+def test_definiteness_goes_by_range() -> None:
+    definite = {code for code in BookieCode if code.definite}
+    assert definite == {code for code in BookieCode if 1 <= code <= 99}
+    assert BookieCode.NO_SUCH_ENTRY in definite
+    assert not {BookieCode.IO_ERROR, BookieCode.WRONG_INCARNATION, BookieCode.CORRUPT} & definite
+
+
+@given(st.text(max_size=CLIENT_NAME_BYTES_MAX // 4))
+def test_hellos_survive_the_wire(name: str) -> None:
+    assert decode_hello(memoryview(encode_hello(INCARNATION, name))) == Hello(INCARNATION, name)
+
+
+def test_hello_replies_survive_the_wire() -> None:
+    for code in BookieCode:
+        reply = encode_hello_reply(code, INCARNATION, 2**64 - 1)
+        assert decode_hello_reply(reply) == HelloReply(code, INCARNATION, 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        encode_hello(INCARNATION, "n")[:-1],
+        encode_hello(INCARNATION, "n") + b"x",
+        b"\x02" + encode_hello(INCARNATION, "n")[1:],  # a later version
+        HELLO.pack(1, b"G" * 32, 0),  # not hexadecimal
+        HELLO.pack(1, b"\xff" * 32, 0),
+        HELLO.pack(1, INCARNATION.encode(), 1) + b"\xff",  # not UTF-8
+        HELLO.pack(1, INCARNATION.encode(), CLIENT_NAME_BYTES_MAX + 1)
+        + b"n" * (CLIENT_NAME_BYTES_MAX + 1),
+    ],
+)
+def test_a_hello_that_is_none(frame: bytes) -> None:
+    with pytest.raises(FrameDamaged):
+        decode_hello(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        encode_hello_reply(BookieCode.OK, INCARNATION, 1)[:-1],
+        encode_hello_reply(BookieCode.OK, INCARNATION, 1) + b"x",
+        HELLO_REPLY.pack(2, 1, INCARNATION.encode(), 1),
+        HELLO_REPLY.pack(1, 0, INCARNATION.encode(), 1),
+    ],
+)
+def test_a_hello_reply_that_is_none(frame: bytes) -> None:
+    with pytest.raises(FrameDamaged):
+        decode_hello_reply(frame)

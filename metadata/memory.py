@@ -1,0 +1,324 @@
+"""MetadataStore in memory: for tests, and for simulated worlds with all that ZooKeeper does to
+people.
+
+One `MemoryTree` is the ensemble; each `MemoryStore` is a client with a session of its own. A store
+has no thread, no real time and no randomness but what is passed in, so a run repeats exactly.
+
+A request travels: it is queued, served in order of the calls after `delay_s()`, and its reply wakes
+the caller. A caller who is cancelled meanwhile does not take its request back, as with ZooKeeper.
+What can be done to a store: `faults` (per request), `suspend`, `expire`, `reconnect`,
+`fall_behind`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from magnetar.metadata.errors import (
+    MetadataError,
+    OutcomeUnknown,
+    SessionLost,
+    StoreClosed,
+    Unavailable,
+)
+from magnetar.metadata.store import SessionState, Versioned, check_path
+from magnetar.metadata.tree import Node, Tree, check_change, check_delete, check_prefix
+from magnetar.metadata.watches import Watches
+
+T = TypeVar("T")
+
+_REQUESTS_MAX: Final = 10_000
+"""Queued requests of one store; more is a loop that forgets to wait, which is a bug."""
+
+
+class Fault(Enum):
+    NOT_SENT = "not sent"  # Unavailable
+    REQUEST_LOST = "request lost"  # OutcomeUnknown, and it was not applied
+    REPLY_LOST = "reply lost"  # OutcomeUnknown, and it was applied
+
+
+FaultChoice = Callable[[str, str], Fault | None]
+"""(operation, path) -> what befalls this request. Operations are the method names."""
+
+
+class MemoryNodes:
+    """Nodes in dictionaries."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {"/": Node(b"")}
+        self._children: dict[str, dict[str, None]] = {"/": {}}
+
+    def get(self, path: str) -> Node | None:
+        return self._nodes.get(path)
+
+    def set(self, path: str, node: Node) -> None:
+        if path not in self._nodes:
+            parent, _, name = path.rpartition("/")
+            self._children[parent or "/"][name] = None
+            self._children[path] = {}
+        self._nodes[path] = node
+
+    def remove(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        del self._nodes[path]
+        del self._children[path]
+        del self._children[parent or "/"][name]
+
+    def child_names(self, path: str) -> list[str]:
+        return list(self._children.get(path, {}))
+
+    def has_children(self, path: str) -> bool:
+        return bool(self._children.get(path))
+
+    def of_session(self, session: int) -> list[str]:
+        return [path for path, node in self._nodes.items() if node.session == session]
+
+    def copy(self) -> "MemoryNodes":
+        twin = MemoryNodes()
+        twin._nodes = dict(self._nodes)
+        twin._children = {path: dict(names) for path, names in self._children.items()}
+        return twin
+
+
+class MemoryTree:
+    """What all sessions share."""
+
+    def __init__(self) -> None:
+        self.nodes = MemoryNodes()
+        self.tree = Tree(self.nodes)
+        self.sessions: set[int] = set()
+        self.stores: list[MemoryStore] = []
+        self._session = 0
+
+    def open_session(self) -> int:
+        self._session += 1
+        self.sessions.add(self._session)
+        return self._session
+
+    def end_session(self, session: int) -> None:
+        """The ensemble gives a session up, whether or not its client hears of it."""
+        if session in self.sessions:
+            self.sessions.remove(session)
+            self.tree.end_session(session)
+            self.publish()
+
+    def publish(self) -> None:
+        """Let every store know what was touched since the last time."""
+        touched = self.tree.take_touched()
+        if touched:
+            for store in list(self.stores):
+                store.on_touched(touched)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    path: str
+    apply: Callable[[], Any]
+    answer: asyncio.Future[Any]
+    fault: Fault | None
+    session: int
+
+
+class MemoryStore:
+    """A client of a MemoryTree. A tree of its own is made when none is given."""
+
+    def __init__(
+        self,
+        tree: MemoryTree | None = None,
+        *,
+        delay_s: Callable[[], float] = lambda: 0.0,
+        faults: FaultChoice = lambda operation, path: None,
+    ) -> None:
+        self._shared = tree if tree is not None else MemoryTree()
+        self._delay_s = delay_s
+        self._faults = faults
+        self._state = SessionState.CONNECTED
+        self._session = self._shared.open_session()
+        self._requests: deque[_Request] = deque()
+        self._watches = Watches()
+        self._stale: Tree | None = None  # what a lagging follower shows; None: up to date
+        self._unseen: set[str] = set()  # touched since the follower began to lag
+        self._shared.stores.append(self)
+
+    @property
+    def session_id(self) -> int:
+        return self._session
+
+    @property
+    def session_state(self) -> SessionState:
+        return self._state
+
+    async def get(self, path: str) -> Versioned | None:
+        check_path(path)
+        return await self._request("get", path, lambda: self._view().get(path))
+
+    async def children(self, path: str) -> list[str]:
+        check_path(path)
+        return await self._request("children", path, lambda: self._view().children(path))
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        check_change(path, value, expected)
+        return await self._change("put", path, lambda tree: tree.put(path, value, expected))
+
+    async def delete(self, path: str, *, expected: int) -> None:
+        check_delete(path, expected)
+        await self._change("delete", path, lambda tree: tree.delete(path, expected))
+
+    async def create_ephemeral(self, path: str, value: bytes) -> int:
+        check_change(path, value, 0)
+        session = self._session
+        await self._change("create_ephemeral", path, lambda tree: tree.create(path, value, session))
+        return 0
+
+    async def create_sequential(self, path_prefix: str, value: bytes, *, ephemeral: bool) -> str:
+        check_prefix(path_prefix, value)
+        session = self._session if ephemeral else 0
+        return await self._change(
+            "create_sequential",
+            path_prefix,
+            lambda tree: tree.create_sequential(path_prefix, value, session),
+        )
+
+    async def sync(self, path: str) -> None:
+        check_path(path)
+        await self._request("sync", path, self.catch_up)
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        check_path(path)
+        return self._watches.add(path, callback)
+
+    def watch_session(self, callback: Callable[[SessionState], None]) -> Callable[[], None]:
+        return self._watches.add_session(callback)
+
+    async def close(self) -> None:
+        if self._state is SessionState.CLOSED:
+            return
+        self._fail_requests(lambda request: OutcomeUnknown(request.path, "the store was closed"))
+        self._shared.stores.remove(self)
+        self._shared.end_session(self._session)
+        self._enter(SessionState.CLOSED)
+        self._watches.clear()
+
+    # ---- what a test or a simulated world may do to it ----
+
+    def suspend(self) -> None:
+        """The connection breaks. The ensemble keeps the session, until someone ends it there."""
+        assert self._state is SessionState.CONNECTED, self._state
+        self._fail_requests(lambda request: OutcomeUnknown(request.path))
+        self._enter(SessionState.SUSPENDED)
+
+    def expire(self) -> None:
+        """The ensemble gives the session up. A client without a connection learns it on
+        reconnecting; one with a connection at once. LOST lasts until `reconnect`."""
+        assert self._state in (SessionState.CONNECTED, SessionState.SUSPENDED), self._state
+        self._shared.end_session(self._session)
+        if self._state is SessionState.CONNECTED:
+            self._lose_session()
+
+    def reconnect(self) -> None:
+        """A connection is found: the session resumes, or a new one begins. All watches fire."""
+        assert self._state in (SessionState.SUSPENDED, SessionState.LOST), self._state
+        if self._state is SessionState.SUSPENDED and self._session not in self._shared.sessions:
+            self._lose_session()
+        if self._state is SessionState.LOST:
+            self._session = self._shared.open_session()
+        self._stale = None
+        self._unseen.clear()
+        self._enter(SessionState.CONNECTED)
+        self._fire_soon(set(self._watches.paths))
+
+    def fall_behind(self) -> None:
+        """The follower stops following: reads and watches stay as they are now, until this session
+        changes something, calls `sync`, reconnects, or the world calls `catch_up`."""
+        if self._stale is None:
+            self._stale = Tree(self._shared.nodes.copy())
+
+    def catch_up(self) -> None:
+        self._stale = None
+        unseen, self._unseen = self._unseen, set()
+        self._fire_soon(unseen)
+
+    def on_touched(self, paths: set[str]) -> None:
+        """Called by the tree after each change of anyone."""
+        if self._stale is not None:
+            self._unseen |= paths
+        elif self._state is SessionState.CONNECTED:
+            self._fire_soon(paths)
+
+    # ---- mechanics ----
+
+    def _view(self) -> Tree:
+        return self._stale if self._stale is not None else self._shared.tree
+
+    async def _change(self, operation: str, path: str, change: Callable[[Tree], T]) -> T:
+        def apply() -> T:
+            # The reply, even a refusal, comes after everything that it was compared with.
+            self.catch_up()
+            try:
+                return change(self._shared.tree)
+            finally:
+                self._shared.publish()
+
+        return await self._request(operation, path, apply)
+
+    async def _request(self, operation: str, path: str, apply: Callable[[], T]) -> T:
+        if self._state is SessionState.CLOSED:
+            raise StoreClosed
+        fault = self._faults(operation, path)
+        if self._state is not SessionState.CONNECTED or fault is Fault.NOT_SENT:
+            raise Unavailable(f"session {self._state}")
+        assert len(self._requests) < _REQUESTS_MAX, "requests without end"
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        request = _Request(path, apply, answer, fault, self._session)
+        self._requests.append(request)
+        delay = self._delay_s()
+        if delay > 0:
+            loop.call_later(delay, self._serve_next)
+        else:
+            loop.call_soon(self._serve_next)
+        return await answer
+
+    def _serve_next(self) -> None:
+        """One is due per request, and they may come out of order: the oldest is served."""
+        if not self._requests:
+            return  # they failed with their connection
+        request = self._requests.popleft()
+        error: MetadataError | None = None
+        result = None
+        if request.fault is not Fault.REQUEST_LOST:
+            try:
+                result = request.apply()
+            except MetadataError as raised:
+                error = raised
+        if request.fault is not None:
+            error = OutcomeUnknown(request.path)
+        if request.answer.done():
+            return  # the caller was cancelled
+        if error is not None:
+            request.answer.set_exception(error)
+        else:
+            request.answer.set_result(result)
+
+    def _fail_requests(self, error: Callable[[_Request], MetadataError]) -> None:
+        requests, self._requests = self._requests, deque()
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(error(request))
+
+    def _lose_session(self) -> None:
+        self._fail_requests(lambda request: SessionLost(request.path, request.session))
+        self._enter(SessionState.LOST)
+
+    def _enter(self, state: SessionState) -> None:
+        self._state = state
+        self._watches.fire_session(state)
+
+    def _fire_soon(self, paths: set[str]) -> None:
+        paths = {path for path in paths if path in self._watches}
+        if paths:
+            asyncio.get_running_loop().call_soon(partial(self._watches.fire, paths))

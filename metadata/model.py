@@ -1,0 +1,351 @@
+"""The nouns that are stored as metadata and shared by bookies, brokers and tools.
+
+Values only: frozen, validated where they are made, free of I/O and of the way they are stored
+(`codec.py`). `unknown` carries the fields that a newer version of Magnetar wrote and this one does
+not know; it takes no part in comparisons and goes back into the store with the next write.
+
+"Nothing" is -1 where a position is meant (`NO_ENTRY`), and None where there is no value at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from itertools import pairwise
+from typing import Final, NewType
+
+from magnetar.metadata.errors import InvalidLedgerMetadata, InvalidRecord
+
+LedgerId = NewType("LedgerId", int)
+EntryId = NewType("EntryId", int)
+BookieId = NewType("BookieId", str)
+BrokerId = NewType("BrokerId", str)
+
+NO_LEDGER: Final = LedgerId(-1)
+NO_ENTRY: Final = EntryId(-1)
+LEDGER_ID_MAX: Final = (1 << 63) - 1
+"""Positions carry ledger ids as signed 64-bit numbers."""
+
+_INCARNATION_DIGITS: Final = 32
+_U64_MAX: Final = (1 << 64) - 1
+
+
+# ---- ledgers -------------------------------------------------------------------------------------
+
+
+class LedgerState(IntEnum):
+    OPEN = 1
+    IN_RECOVERY = 2
+    CLOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One formatted data directory of a bookie. A bookie that lost its disk is another member."""
+
+    bookie: BookieId
+    incarnation: str  # 32 hex digits, made when the data directory was formatted
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_name("member", "bookie", self.bookie)
+        check_incarnation("member", self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The ensemble that holds the entries from `first_entry` up to the next segment's first."""
+
+    first_entry: EntryId
+    members: tuple[Member, ...]  # positional: the index is the striping slot
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetadata:
+    """What the store knows of one ledger. Raises InvalidLedgerMetadata when made wrongly.
+
+    1. 1 <= ack_quorum <= write_quorum <= ensemble_size, for the ledger's life.
+    2. There is a segment, the first starts at entry 0, the starts strictly increase.
+    3. Each segment has ensemble_size members, no bookie twice (it would acknowledge for two).
+    4. last_entry and length are known if and only if the ledger is CLOSED; an empty one has -1 and
+       0.
+    5. A CLOSED ledger ends no earlier than its last segment's first entry - 1: everything before
+       that was confirmed. (Equal: the ensemble was changed and nothing was confirmed afterwards.)
+    """
+
+    ledger: LedgerId
+    state: LedgerState
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    segments: tuple[Segment, ...]
+    master_key: int  # u64; bookies take adds only from who knows it
+    creator_token: int  # u64; tells a creator whose reply was lost that the ledger is its own
+    created_ms: int
+    last_entry: EntryId | None = None  # None: not closed
+    length: int | None = None  # payload bytes of all entries; None: not closed
+    under_replicated: bool = False
+    custom: Mapping[str, bytes] = field(default_factory=dict)
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.ledger <= LEDGER_ID_MAX, f"ledger id {self.ledger}")
+        _require(
+            1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size,
+            f"quorums {self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}",
+        )
+        _require(0 <= self.master_key <= _U64_MAX, f"master key {self.master_key}")
+        _require(0 <= self.creator_token <= _U64_MAX, f"creator token {self.creator_token}")
+        _require(self.created_ms >= 0, f"created at {self.created_ms} ms")
+        self._check_segments()
+        self._check_end()
+
+    @property
+    def last_segment(self) -> Segment:
+        return self.segments[-1]
+
+    def segment_of(self, entry: EntryId) -> Segment:
+        """The segment that holds `entry`, or would: ids beyond the end belong to the last one."""
+        assert entry >= 0, entry
+        return next(part for part in reversed(self.segments) if part.first_entry <= entry)
+
+    def with_ensemble(self, first_entry: EntryId, members: Sequence[Member]) -> "LedgerMetadata":
+        """From `first_entry` on, `members` hold the entries. Replaces the last segment if that
+        starts there (none of its entries was confirmed), else appends one."""
+        assert self.state is LedgerState.OPEN, self.state
+        last = self.last_segment
+        _require(first_entry >= last.first_entry, f"segment at {first_entry} goes backwards")
+        kept = self.segments[:-1] if first_entry == last.first_entry else self.segments
+        unknown = last.unknown if first_entry == last.first_entry else b""
+        return replace(self, segments=(*kept, Segment(first_entry, tuple(members), unknown)))
+
+    def _check_segments(self) -> None:
+        _require(bool(self.segments), "no segments")
+        _require(self.segments[0].first_entry == 0, "the first segment does not start at entry 0")
+        for before, after in pairwise(self.segments):
+            _require(before.first_entry < after.first_entry, "segments do not increase")
+        for part in self.segments:
+            bookies = [member.bookie for member in part.members]
+            _require(
+                len(bookies) == self.ensemble_size,
+                f"segment at {part.first_entry} has {len(bookies)} members"
+                f" instead of {self.ensemble_size}",
+            )
+            _require(
+                len(set(bookies)) == len(bookies),
+                f"segment at {part.first_entry} lists a bookie twice: {bookies}",
+            )
+
+    def _check_end(self) -> None:
+        if self.state is not LedgerState.CLOSED:
+            _require(self.last_entry is None, f"{self.state.name} but has a last entry")
+            _require(self.length is None, f"{self.state.name} but has a length")
+            return
+        _require(self.last_entry is not None, "CLOSED without a last entry")
+        _require(self.length is not None, "CLOSED without a length")
+        assert self.last_entry is not None
+        assert self.length is not None
+        confirmed = self.last_segment.first_entry - 1
+        _require(
+            self.last_entry >= confirmed,
+            f"closed at {self.last_entry}, but entries up to {confirmed} were confirmed",
+        )
+        _require(self.length >= 0, f"length {self.length}")
+        if self.last_entry == NO_ENTRY:
+            _require(self.length == 0, f"empty, with {self.length} bytes")
+
+
+# ---- who is there --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BookieRegistration:
+    """A bookie that serves; ephemeral."""
+
+    bookie: BookieId
+    incarnation: str
+    boot_epoch: int  # counts the starts of this incarnation
+    address: str  # "host:port" of its gRPC service
+    http_address: str  # "host:port"; "": no HTTP port
+    zone: str  # "": not told
+    read_only: bool
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_name("bookie registration", "bookie", self.bookie)
+        _check_name("bookie registration", "address", self.address)
+        check_incarnation("bookie registration", self.incarnation)
+        _check_count("bookie registration", "boot epoch", self.boot_epoch)
+
+    @property
+    def member(self) -> Member:
+        return Member(self.bookie, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class BookieCookie:
+    """Which data directory a bookie's name stands for; persistent, also kept in the directory."""
+
+    bookie: BookieId
+    incarnation: str
+    boot_epoch: int
+    cluster: str  # the cluster's own id, so that a bookie cannot join a foreign one
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_name("bookie cookie", "bookie", self.bookie)
+        _check_name("bookie cookie", "cluster", self.cluster)
+        check_incarnation("bookie cookie", self.incarnation)
+        _check_count("bookie cookie", "boot epoch", self.boot_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """A broker that serves; ephemeral."""
+
+    broker: BrokerId
+    incarnation: str  # of this run of the process
+    grpc_url: str
+    pulsar_url: str  # "": not served
+    http_url: str  # "": not served
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_name("broker registration", "broker", self.broker)
+        _check_name("broker registration", "gRPC URL", self.grpc_url)
+        check_incarnation("broker registration", self.incarnation)
+
+
+# ---- topics --------------------------------------------------------------------------------------
+
+HASH_SPACE: Final = 1 << 32
+"""Topics are placed by CRC32 of their full name: 0 .. 2^32 - 1."""
+
+BUNDLES_DEFAULT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Which broker serves a bundle; persistent, taken over by compare-and-set."""
+
+    owner: BrokerId
+    incarnation: str
+    epoch: int  # grows with each change of owner
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_name("ownership", "owner", self.owner)
+        check_incarnation("ownership", self.incarnation)
+        _check_count("ownership", "epoch", self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceBundles:
+    """How a namespace's hash space is cut: bundle i is [boundaries[i], boundaries[i + 1])."""
+
+    boundaries: tuple[int, ...] = tuple(
+        HASH_SPACE // BUNDLES_DEFAULT * number for number in range(BUNDLES_DEFAULT + 1)
+    )
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        kind = "namespace bundles"
+        if len(self.boundaries) < 2 or self.boundaries[0] != 0:
+            raise InvalidRecord(kind, f"the first boundary is not 0: {self.boundaries}")
+        if self.boundaries[-1] != HASH_SPACE:
+            raise InvalidRecord(kind, f"the last boundary is not 2^32: {self.boundaries}")
+        if any(after <= before for before, after in pairwise(self.boundaries)):
+            raise InvalidRecord(kind, f"boundaries do not increase: {self.boundaries}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Pulsar's names of the bundles, "0x00000000_0x40000000"; the last one ends 0xffffffff."""
+        return tuple(
+            f"0x{start:08x}_0x{min(end, HASH_SPACE - 1):08x}"
+            for start, end in pairwise(self.boundaries)
+        )
+
+    def bundle_of(self, topic_hash: int) -> str:
+        """Name of the bundle that holds the topics with this CRC32."""
+        assert 0 <= topic_hash < HASH_SPACE, topic_hash
+        index = sum(boundary <= topic_hash for boundary in self.boundaries) - 1
+        return self.names[index]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLedger:
+    """A data ledger of a topic. entries, length and closed_ms are 0 while it is open."""
+
+    ledger: LedgerId
+    first_index: int  # index of the first message that goes into it
+    entries: int = 0
+    length: int = 0
+    closed_ms: int = 0
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("ledger", "first_index", "entries", "length", "closed_ms"):
+            _check_count("topic ledger", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    properties: Mapping[str, str] = field(default_factory=dict)
+    inline: bytes = b""  # the cursor's own snapshot; b"": its state is in the cursor ledger
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """All that the store knows of one topic, changed by compare-and-set only.
+
+    Whoever takes the topic over bumps `epoch` first; a broker that finds another epoch than its own
+    has lost the topic. Positions order by ledger id, so the ledgers strictly increase.
+    """
+
+    epoch: int
+    ledgers: tuple[TopicLedger, ...] = ()
+    cursor_ledgers: tuple[LedgerId, ...] = ()
+    subscriptions: Mapping[str, SubscriptionRecord] = field(default_factory=dict)
+    deleting: tuple[
+        LedgerId, ...
+    ] = ()  # no longer the topic's; their metadata is still to be deleted
+    properties: Mapping[str, str] = field(default_factory=dict)
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        kind = "topic record"
+        _check_count(kind, "epoch", self.epoch)
+        for before, after in pairwise(self.ledgers):
+            if before.ledger >= after.ledger:
+                raise InvalidRecord(kind, f"ledger {after.ledger} follows {before.ledger}")
+            if before.first_index > after.first_index:
+                raise InvalidRecord(kind, f"message indexes go backwards at ledger {after.ledger}")
+        used = [part.ledger for part in self.ledgers] + list(self.cursor_ledgers)
+        both = set(used) & set(self.deleting)
+        if both:
+            raise InvalidRecord(kind, f"ledgers {sorted(both)} are in use and being deleted")
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check_incarnation(kind: str, incarnation: str) -> None:
+    """Raises InvalidRecord unless it is 32 lower-case hex digits."""
+    if len(incarnation) != _INCARNATION_DIGITS or not set(incarnation) <= set("0123456789abcdef"):
+        raise InvalidRecord(kind, f"incarnation {incarnation!r} is not 32 hex digits")
+
+
+def _check_name(kind: str, what: str, name: str) -> None:
+    if not name:
+        raise InvalidRecord(kind, f"empty {what}")
+
+
+def _check_count(kind: str, what: str, number: int) -> None:
+    if number < 0:
+        raise InvalidRecord(kind, f"negative {what}: {number}")
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise InvalidLedgerMetadata(reason)

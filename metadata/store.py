@@ -1,0 +1,212 @@
+"""MetadataStore: the seam between Magnetar and wherever its metadata lives.
+
+A tree of small versioned values, after ZooKeeper's model, which is also its strictest user:
+
+- A node has a value and a version. The version is 0 when the node is made and grows by one with
+  each change. A node that was deleted and made again starts at 0 again.
+- Every change is conditional on the version. A lost reply is therefore harmless: read again,
+  compare, go on (`update` does that).
+- An ephemeral node lives as long as the session that made it, and has no children.
+- Within one store, calls take effect in the order in which they were made. Reads may be stale with
+  respect to *other* sessions until `sync`; after a change by this session, even a refused one,
+  reads are at least as new as what the change was compared with.
+- A session is CONNECTED, or SUSPENDED (no connection; the session and its ephemerals may well be
+  alive), or LOST (its ephemerals are gone; a new session follows by itself, with a new
+  `session_id`), or CLOSED (by us, for good). SUSPENDED is not LOST.
+
+Implementations: `memory` (tests and simulation), `embedded` (RocksDB, one process), `zookeeper`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Final, Protocol
+
+from magnetar.metadata.errors import (
+    BadVersion,
+    Contended,
+    NoNode,
+    OutcomeUnknown,
+    Unavailable,
+    ValueTooLarge,
+)
+
+ABSENT: Final = -1
+"""As `expected`: the node must not exist."""
+
+VALUE_BYTES_MAX: Final = 1_000 * 1024
+"""ZooKeeper refuses packets over 0xfffff bytes; this leaves 24,575 for the path and the headers."""
+
+PATH_BYTES_MAX: Final = 16 * 1024
+"""What a path may take of those 24,575 bytes; the rest is for headers and access lists."""
+
+UPDATE_ATTEMPTS_MAX: Final = 1_000
+"""Lost races before `update` gives up: someone else succeeded each time, so this is starvation."""
+
+UPDATE_PAUSE_S: Final = 0.05
+"""Pause of `update` while the store is away: 20 looks per second are cheap and soon enough."""
+
+
+class SessionState(StrEnum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    value: bytes
+    version: int
+    ephemeral_session: int = 0  # 0: the node is persistent
+
+
+class MetadataStore(Protocol):
+    """Calls raise `Unavailable` (not sent), `OutcomeUnknown` (sent, reply lost; includes
+    `SessionLost`), `StoreClosed`, besides what each names. Callbacks run on the event loop."""
+
+    @property
+    def session_id(self) -> int: ...  # never 0; changes when a lost session is replaced
+
+    @property
+    def session_state(self) -> SessionState: ...
+
+    async def get(self, path: str) -> Versioned | None:
+        """None: the node does not exist."""
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        """Create (`expected=ABSENT`, missing parents are made with empty values) or replace the
+        value at version `expected`. Returns the new version. Raises BadVersion, NodeExists,
+        ValueTooLarge."""
+
+    async def delete(self, path: str, *, expected: int) -> None:
+        """Raises BadVersion, NoNode, NotEmpty."""
+
+    async def children(self, path: str) -> list[str]:
+        """Names (not paths), sorted; [] when the node does not exist."""
+
+    async def create_ephemeral(self, path: str, value: bytes) -> int:
+        """A node bound to the present session; missing parents are made, persistent. Returns the
+        version, 0. Raises NodeExists, ValueTooLarge."""
+
+    async def create_sequential(self, path_prefix: str, value: bytes, *, ephemeral: bool) -> str:
+        """Create `path_prefix` + a number of ten digits that only grows within the parent, for as
+        long as the parent exists. Returns the path. A lost reply may leave a node behind."""
+
+    async def sync(self, path: str) -> None:
+        """Later reads of this store see everything that was committed before this call."""
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back whenever value, existence or the set of children of `path` may have changed,
+        and after each reconnect; spurious calls are allowed, lost ones are not. The callback reads
+        again. Stays until the returned function is called (idempotent; no call comes after it)."""
+
+    def watch_session(self, callback: Callable[[SessionState], None]) -> Callable[[], None]:
+        """Call back with each new session state, in order. Returns the function that ends it."""
+
+    async def close(self) -> None:
+        """End the session; its ephemeral nodes go. Idempotent, bounded in time."""
+
+
+class Verdict(Enum):
+    """What a change function may answer instead of a new value."""
+
+    KEEP = "keep"  # the change is done already, or no longer wanted
+    DELETE = "delete"
+
+
+KEEP: Final = Verdict.KEEP
+DELETE: Final = Verdict.DELETE
+
+Change = Callable[[bytes | None], bytes | Verdict]
+
+
+async def update(
+    store: MetadataStore, path: str, change: Change, *, deadline: float
+) -> Versioned | None:
+    """Change a value by compare-and-set until it is done; returns what is stored then (None:
+    absent).
+
+    `change` gets the stored value (None: absent) and answers with the value that should stand
+    there, or KEEP when nothing needs doing (any more), or DELETE. It is asked anew after each lost
+    race and each lost reply, so it must recognise its own work; it may raise to give up. It must
+    not await, and a value that it read may be stale when it answers KEEP: call `store.sync(path)`
+    before when the decision must be fresh.
+
+    `deadline` is in loop time. When it passes: OutcomeUnknown if a change may have been applied,
+    else Unavailable. Contended after UPDATE_ATTEMPTS_MAX lost races.
+    """
+    pending = False  # a change of ours may have been applied, and nothing was read since
+    lost_races = 0
+    trouble = "the deadline passed"
+    try:
+        async with asyncio.timeout_at(deadline):
+            while lost_races < UPDATE_ATTEMPTS_MAX:
+                try:
+                    if pending:
+                        # The server behind the next connection may lag behind our own change.
+                        await store.sync(path)
+                    current = await store.get(path)
+                    pending = False
+                    answer = change(current.value if current is not None else None)
+                    if answer is KEEP or (answer is DELETE and current is None):
+                        return current
+                    pending = True
+                    try:
+                        return await _apply(store, path, current, answer)
+                    except (BadVersion, Unavailable):
+                        pending = False  # refused, or not sent
+                        raise
+                except BadVersion:
+                    lost_races += 1
+                except (OutcomeUnknown, Unavailable) as error:
+                    trouble = str(error)
+                    await asyncio.sleep(UPDATE_PAUSE_S)
+    except TimeoutError:
+        if pending:
+            raise OutcomeUnknown(path, trouble) from None
+        raise Unavailable(f"{path}: {trouble}") from None
+    raise Contended(path, lost_races)
+
+
+async def _apply(
+    store: MetadataStore, path: str, current: Versioned | None, answer: bytes | Verdict
+) -> Versioned | None:
+    expected = ABSENT if current is None else current.version
+    if isinstance(answer, bytes):
+        version = await store.put(path, answer, expected=expected)
+        session = 0 if current is None else current.ephemeral_session
+        return Versioned(answer, version, session)
+    assert answer is DELETE
+    with suppress(NoNode):  # someone else, or a request of ours whose reply was lost, did it
+        await store.delete(path, expected=expected)
+    return None
+
+
+def check_path(path: str) -> None:
+    """Paths come from `paths.py`, which quotes what users named: a malformed one is a bug."""
+    assert path.startswith("/"), path
+    assert path == "/" or not path.endswith("/"), path
+    assert len(path.encode()) <= PATH_BYTES_MAX, f"path of {len(path)} characters"
+    parts = path.split("/")[1:]
+    assert path == "/" or all(part not in ("", ".", "..") for part in parts), path
+    assert path.isprintable(), path
+
+
+def check_value(path: str, value: bytes) -> None:
+    """Raises ValueTooLarge. The same limit for every store, so that what works in one process works
+    in a cluster."""
+    if len(value) > VALUE_BYTES_MAX:
+        raise ValueTooLarge(path, len(value), VALUE_BYTES_MAX)
+
+
+def parent_of(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def parents_of(path: str) -> list[str]:
+    """Every proper ancestor but the root, outermost first."""
+    parts = path.split("/")[1:-1]
+    return ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]

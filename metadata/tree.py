@@ -1,0 +1,137 @@
+"""The rules of a tree of versioned nodes, as a machine over any map of nodes.
+
+Memory and embedded stores share it, so that they agree by construction; ZooKeeper is held to the
+same rules by the conformance suite. Every method either raises and changes nothing, or changes the
+nodes and adds what may interest a watcher to `touched` (for the owner to take): the paths whose
+value or existence changed, and the parents whose set of children did.
+
+1. Every node but the root has a parent. 2. An ephemeral node has no children.
+3. A node's version is 0 when made and grows by one with each change of its value.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from magnetar.metadata.errors import BadVersion, NodeExists, NoNode, NotEmpty, ParentIsEphemeral
+from magnetar.metadata.store import (
+    ABSENT,
+    Versioned,
+    check_path,
+    check_value,
+    parent_of,
+    parents_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    value: bytes
+    version: int = 0
+    session: int = 0  # 0: persistent
+    next_sequence: int = 0
+
+
+class Nodes(Protocol):
+    """A map from path to node that also knows who is whose child. The root is always there."""
+
+    def get(self, path: str) -> Node | None: ...
+    def set(self, path: str, node: Node) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def child_names(self, path: str) -> Iterable[str]: ...  # in any order; of an absent node: none
+    def has_children(self, path: str) -> bool: ...
+    def of_session(self, session: int) -> list[str]: ...
+
+
+class Tree:
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.touched: set[str] = set()
+
+    def get(self, path: str) -> Versioned | None:
+        node = self.nodes.get(path)
+        return None if node is None else Versioned(node.value, node.version, node.session)
+
+    def children(self, path: str) -> list[str]:
+        return sorted(self.nodes.child_names(path))
+
+    def put(self, path: str, value: bytes, expected: int) -> int:
+        if expected == ABSENT:
+            self.create(path, value, session=0)
+            return 0
+        node = self.nodes.get(path)
+        if node is None or node.version != expected:
+            raise BadVersion(path, expected)
+        self.nodes.set(path, replace(node, value=value, version=expected + 1))
+        self.touched.add(path)
+        return expected + 1
+
+    def create(self, path: str, value: bytes, session: int) -> None:
+        if self.nodes.get(path) is not None:
+            raise NodeExists(path)
+        self._make_parents(path)
+        self.nodes.set(path, Node(value, session=session))
+        self.touched |= {path, parent_of(path)}
+
+    def create_sequential(self, prefix: str, value: bytes, session: int) -> str:
+        self._make_parents(prefix)
+        parent = parent_of(prefix)
+        node = self.nodes.get(parent)
+        assert node is not None, parent
+        path = f"{prefix}{node.next_sequence:010}"
+        self.nodes.set(parent, replace(node, next_sequence=node.next_sequence + 1))
+        self.create(path, value, session)
+        return path
+
+    def delete(self, path: str, expected: int) -> None:
+        node = self.nodes.get(path)
+        if node is None:
+            raise NoNode(path)
+        if node.version != expected:
+            raise BadVersion(path, expected)
+        if self.nodes.has_children(path):
+            raise NotEmpty(path)
+        self._remove(path)
+
+    def end_session(self, session: int) -> None:
+        for path in self.nodes.of_session(session):
+            self._remove(path)
+
+    def take_touched(self) -> set[str]:
+        touched, self.touched = self.touched, set()
+        return touched
+
+    def _remove(self, path: str) -> None:
+        self.nodes.remove(path)
+        self.touched |= {path, parent_of(path)}
+
+    def _make_parents(self, path: str) -> None:
+        missing = []
+        for parent in parents_of(path):
+            node = self.nodes.get(parent)
+            if node is None:
+                missing.append(parent)
+            elif node.session != 0:
+                raise ParentIsEphemeral(path)
+        for parent in missing:
+            self.nodes.set(parent, Node(b""))
+            self.touched |= {parent, parent_of(parent)}
+
+
+def check_change(path: str, value: bytes, expected: int) -> None:
+    """What every store checks before it sends a `put`. Raises ValueTooLarge."""
+    check_path(path)
+    check_value(path, value)
+    assert path != "/", "the root holds no value"
+    assert expected >= ABSENT, expected
+
+
+def check_delete(path: str, expected: int) -> None:
+    check_path(path)
+    assert path != "/", "the root cannot be deleted"
+    assert expected >= 0, f"delete compares with a version that was read, not {expected}"
+
+
+def check_prefix(path_prefix: str, value: bytes) -> None:
+    check_path(path_prefix + "0" * 10)
+    check_value(path_prefix, value)

@@ -1,0 +1,46 @@
+"""The operating errors of this package.
+
+`definite` says of each whether what failed has certainly had no effect.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StreamClosed(Exception):
+    """A frame stream is over.
+
+    `clean` is true when one of the two ends closed it on purpose, false when it broke: connection
+    lost, peer gone, peer's handler failed, malformed frame. Frames that were sent may or may not
+    have arrived.
+    """
+
+    definite: ClassVar[bool] = False
+
+    def __init__(self, reason: str, *, clean: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.clean = clean
+
+
+class CallFailed(Exception):
+    """An ordinary call ended without an answer; the peer may have acted on it all the same."""
+
+    definite: ClassVar[bool] = False
+
+    def __init__(self, method: str, reason: str) -> None:
+        super().__init__(f"{method}: {reason}")
+        self.method = method
+        self.reason = reason
+
+
+class PortInUse(Exception):
+    """Somebody else listens on the port that was asked for."""
+
+    definite: ClassVar[bool] = True
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"port {port} on {host} is in use by another process")
+        self.host = host
+        self.port = port

@@ -1,0 +1,450 @@
+"""Frame streams over gRPC, and the few other shapes of call that the servers use.
+
+On the wire a frame is a protobuf message with one `bytes` field, number 1 (`message Frame { bytes
+data = 1; }`), so that any gRPC stack can speak it; but it is written by one join and read as a
+slice, never through protobuf, whose object per frame would copy it twice.
+
+How a stream ends. The client says goodbye with an empty frame and half-closes; the server's handler
+returns, and the call ends with status OK. Every other end is unclean: gRPC gives the server no way
+to tell a half-close from a lost client in time, hence the goodbye.
+
+What grpc.aio makes of cancellation: cancelling a read or write cancels the whole call; a call that
+is cancelled here (also by closing its channel) raises CancelledError in a reader that nobody
+cancelled. `_cancelled_by_call` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Never
+
+import grpc
+from grpc import aio
+
+from magnetar.runtime.errors import CallFailed, PortInUse, StreamClosed
+from magnetar.runtime.frames import Buffer, FrameStream, is_stream_end, size_of
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.supervise import is_bug, is_operating_error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    Context = aio.ServicerContext[bytes, bytes]
+    MethodHandler = grpc.RpcMethodHandler[bytes, bytes]
+    FrameCall = aio.StreamStreamCall[bytes, bytes]
+
+log = get_logger(__name__)
+
+FRAME_LIMIT_BYTES = 16 << 20
+"""The largest frame: one item that travels alone (a stored entry is little more than 5 MiB, and an
+add or a delivery puts a header before it) with room to spare. gRPC refuses a larger message before
+it takes memory for it."""
+
+CLOSE_S = 1.0
+"""How long a close waits for the peer before it breaks the stream."""
+
+_GOODBYE = b"\x0a\x00"  # an empty frame
+
+_MESSAGE_LIMIT_BYTES = FRAME_LIMIT_BYTES + 16  # tag and length before the frame
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", _MESSAGE_LIMIT_BYTES),
+    ("grpc.max_receive_message_length", _MESSAGE_LIMIT_BYTES),
+    # A peer that vanished without a word (power cut, partition) is noticed after 15 s at most.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    # After a peer's restart the next attempt must not wait gRPC's usual second and more: our own
+    # backoff decides when to try.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),  # else a second server on the same port is silently accepted
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keepalive
+]
+
+
+def open_frame_stream(
+    channel: aio.Channel,
+    method: str,
+    *,
+    peer: str,
+    metadata: Sequence[tuple[str, str]] = (),
+) -> FrameStream:
+    """Begin a stream to `method` ("/package.Service/Method") over `channel`.
+
+    `peer` is the name for logs. Returns at once: that the peer cannot be reached shows as
+    StreamClosed at the first send or receive. Whoever opens it must close it.
+    """
+    call: FrameCall = channel.stream_stream(method)(metadata=tuple(metadata))
+    return _ClientStream(call, peer)
+
+
+def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> MethodHandler:
+    """A server's side of frame streams: `handler` is run for each one; its return ends the stream.
+
+    StreamClosed of this stream may leave the handler. When the client vanishes, the handler is
+    cancelled or `receive` raises an unclean StreamClosed, whichever it meets first. Any other error
+    breaks the stream with its text; a bug also goes to the loop's exception handler.
+    """
+
+    async def serve(_: object, context: Context) -> None:
+        stream = _ServerStream(context)
+        try:
+            await handler(stream)
+        except Exception as error:
+            if not (stream.ended and is_stream_end(error)):
+                await _fail(context, error)
+        finally:
+            stream.end("the handler ended", clean=True)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def frame_reply_handler(
+    handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]],
+) -> MethodHandler:
+    """A server's side of `read_frames`: one request, answered by frames (each given as its parts).
+
+    Errors as for `frame_stream_handler`. The generator is closed when the client goes.
+    """
+
+    async def serve(request: bytes, context: Context) -> None:
+        try:
+            async with aclosing(handler(request)) as frames:  # type: ignore[type-var]
+                async for parts in frames:
+                    await context.write(encode_frame(parts))
+        except aio.BaseError:
+            return  # the client is gone
+        except Exception as error:
+            await _fail(context, error)
+
+    return grpc.unary_stream_rpc_method_handler(serve)
+
+
+async def read_frames(
+    channel: aio.Channel, method: str, request: bytes
+) -> AsyncIterator[memoryview]:
+    """Ask `method` and yield the frames of the answer. Raises StreamClosed when it breaks off.
+
+    May be cancelled, or left early inside `contextlib.aclosing`.
+    """
+    ask: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+    call = ask(request)
+    try:
+        async for message in call:
+            yield decode_frame(message)
+    except aio.AioRpcError as error:
+        raise StreamClosed(_status(error), clean=False) from error
+    except asyncio.CancelledError:
+        if not _cancelled_by_call():
+            raise
+        raise StreamClosed("the channel was closed here", clean=False) from None
+    finally:
+        call.cancel()
+
+
+def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler:
+    """A server's side of `call_unary`: bytes of one message to bytes of another. Errors as for
+    `frame_stream_handler`."""
+
+    async def serve(request: bytes, context: Context) -> bytes:
+        try:
+            return await handler(request)
+        except Exception as error:
+            await _fail(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes:
+    """One request, one answer. Raises CallFailed. May be cancelled: a deadline is the caller's."""
+    ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+    try:
+        return await ask(request)
+    except aio.AioRpcError as error:
+        raise CallFailed(method, _status(error)) from error
+    except asyncio.CancelledError:
+        if not _cancelled_by_call():
+            raise
+        raise CallFailed(method, "the channel was closed here") from None
+
+
+def open_channel(address: str) -> aio.Channel:
+    """A channel to "host:port". It connects by itself, at the first call. Close it."""
+    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+@asynccontextmanager
+async def grpc_server(
+    services: Mapping[str, Mapping[str, MethodHandler]],
+    *,
+    host: str,
+    port: int,
+    grace_s: float = CLOSE_S,
+) -> AsyncIterator[int]:
+    """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
+
+    Port 0 asks for any free one. Raises PortInUse. On leaving no new call is taken; calls under way
+    have `grace_s` to end before they are cancelled: close long-lived streams first.
+    """
+    server = aio.server(options=SERVER_OPTIONS)
+    for name, methods in services.items():
+        handler = grpc.method_handlers_generic_handler(name, dict(methods))
+        server.add_generic_rpc_handlers((handler,))
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise PortInUse(host, port) from error
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace_s)
+
+
+def encode_frame(parts: Sequence[Buffer]) -> bytes:
+    """The gRPC message that carries the concatenation of `parts`: one join."""
+    size = size_of(parts)
+    assert 0 < size <= FRAME_LIMIT_BYTES, f"a frame of {size} bytes"
+    header = bytearray(b"\x0a")
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
+    return b"".join((header, *parts))
+
+
+def decode_frame(message: bytes) -> memoryview:
+    """The frame inside a gRPC message, without copying. Raises StreamClosed if it is malformed."""
+    if not message:
+        return memoryview(message)  # what protobuf makes of an empty field
+    size = shift = 0
+    at = 1
+    for byte in message[1:6]:
+        at += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if message[0] != 0x0A or len(message) != at + size:
+        raise StreamClosed("malformed frame: not a message of one bytes field", clean=False)
+    return memoryview(message)[at:]
+
+
+class _ServerStream:
+    """The server's end of a call. Its handler's return is what ends the call."""
+
+    def __init__(self, context: Context) -> None:
+        self.peer = context.peer()
+        self._context = context
+        self._end: tuple[str, bool] | None = None  # None: open
+        self._sending: asyncio.Timeout | None = None  # the scope of the send under way
+        self._receiving: asyncio.Timeout | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        assert self._sending is None, "two tasks send on one stream"
+        self._check_open()
+        message = encode_frame(parts)
+        try:
+            async with asyncio.timeout(None) as self._sending:
+                await self._context.write(message)
+        except TimeoutError:
+            self._check_open()
+            raise
+        except aio.BaseError as error:
+            self.end("the client went away", clean=False)
+            raise self._closed() from error
+        finally:
+            self._sending = None
+
+    async def receive(self) -> memoryview:
+        assert self._receiving is None, "two tasks receive on one stream"
+        self._check_open()
+        read: Callable[[], Awaitable[object]] = self._context.read
+        try:
+            async with asyncio.timeout(None) as self._receiving:
+                message = await read()
+        except TimeoutError:
+            self._check_open()
+            raise
+        except aio.BaseError as error:
+            self.end("the client went away", clean=False)
+            raise self._closed() from error
+        finally:
+            self._receiving = None
+        if message is aio.EOF:
+            self.end("the client went away", clean=False)
+            raise self._closed()
+        assert isinstance(message, bytes)
+        return self._frame(message)
+
+    def _frame(self, message: bytes) -> memoryview:
+        try:
+            frame = decode_frame(message)
+        except StreamClosed as error:
+            self.end(error.reason, clean=False)
+            raise
+        if not frame:
+            self.end("closed by the peer", clean=True)
+            raise self._closed()
+        return frame
+
+    async def close(self) -> None:
+        self.end("closed here", clean=True)
+        now_s = asyncio.get_running_loop().time()
+        for scope in (self._sending, self._receiving):
+            if scope is not None:
+                scope.reschedule(now_s)  # the call under way raises TimeoutError
+
+    def end(self, reason: str, *, clean: bool) -> None:
+        """The first end counts."""
+        if self._end is None:
+            self._end = reason, clean
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            raise self._closed()
+
+    def _closed(self) -> StreamClosed:
+        assert self._end is not None
+        reason, clean = self._end
+        return StreamClosed(reason, clean=clean)
+
+
+class _ClientStream:
+    """The client's end of a call."""
+
+    def __init__(self, call: FrameCall, peer: str) -> None:
+        self.peer = peer
+        self._call = call
+        # Not `call.read()`: that forgets frames which arrived before the status did.
+        self._messages = aiter(call)
+        self._end: tuple[str, bool] | None = None  # None: open
+        self._sending = False
+        self._receiving = False
+        self._idle = asyncio.Event()  # no send is under way
+        self._idle.set()
+        self._drained = asyncio.Event()  # the reader has seen the end
+        self._closing = False
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        assert not self._sending, "two tasks send on one stream"
+        if self._end is not None or self._closing:
+            raise self._closed()
+        message = encode_frame(parts)
+        self._sending = True
+        self._idle.clear()
+        try:
+            await self._call.write(message)
+        except (aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise StreamClosed("the peer has ended the stream", clean=False) from error
+        except asyncio.CancelledError:
+            if not _cancelled_by_call():
+                raise
+            raise self._closed() from None
+        finally:
+            self._sending = False
+            self._idle.set()
+
+    async def receive(self) -> memoryview:
+        assert not self._receiving, "two tasks receive on one stream"
+        if self._end is not None or self._closing:
+            raise self._closed()
+        self._receiving = True
+        try:
+            while True:
+                frame = await self._next()
+                if not self._closing:
+                    return frame
+        finally:
+            self._receiving = False
+
+    async def _next(self) -> memoryview:
+        try:
+            return decode_frame(await anext(self._messages))
+        except StopAsyncIteration:
+            self._finish("closed by the peer", clean=True)
+        except aio.AioRpcError as error:
+            self._finish(_status(error), clean=False)
+        except StreamClosed as error:
+            self._finish(error.reason, clean=False)
+            self._call.cancel()
+        except asyncio.CancelledError:
+            self._finish("cancelled here", clean=False)
+            if not _cancelled_by_call():
+                raise
+        raise self._closed()
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._say_goodbye()
+        except (TimeoutError, StreamClosed):
+            pass  # broken instead: the finally
+        finally:
+            self._call.cancel()  # does nothing to a call that has ended
+
+    async def _say_goodbye(self) -> None:
+        await self._idle.wait()
+        if self._call.done():
+            return
+        try:
+            await self._call.write(_GOODBYE)
+            await self._call.done_writing()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return
+        if self._receiving:
+            await self._drained.wait()
+        while self._end is None:
+            await self._next()
+
+    def _finish(self, reason: str, *, clean: bool) -> None:
+        if self._end is None:
+            self._end = reason, clean
+            self._drained.set()
+
+    def _closed(self) -> StreamClosed:
+        if self._closing:
+            return StreamClosed("closed here", clean=True)
+        assert self._end is not None
+        reason, clean = self._end
+        return StreamClosed(reason, clean=clean)
+
+
+def _cancelled_by_call() -> bool:
+    """Whether a CancelledError just caught came from the gRPC call and not to this task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() == 0
+
+
+def _status(error: aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
+
+
+async def _fail(context: Context, error: Exception) -> Never:
+    """The transport's edge: log a handler's failure, let a bug out, end the call with its text."""
+    if is_bug(error):
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a bug in a gRPC handler", "exception": error}
+        )
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+    if is_operating_error(error):
+        log.warning("call failed", peer=context.peer(), error=repr(error))
+        await context.abort(grpc.StatusCode.ABORTED, f"{type(error).__name__}: {error}")
+    log.error("call failed", peer=context.peer(), exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, "internal error")

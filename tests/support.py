@@ -1,0 +1,69 @@
+"""What many tests need: a loop with a deadline, waiting without blind sleeps, a clock to move."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.002
+
+
+def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 20.0) -> T:
+    """Run a test's coroutine on a loop of its own.
+
+    Fails when it takes longer than `deadline_s`, and when something failed where nobody looks: a
+    callback, a task that nobody awaited, a bug in a server's handler.
+    """
+    stray: list[dict[str, Any]] = []
+
+    async def guarded() -> T:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: stray.append(context))
+        async with asyncio.timeout(deadline_s):
+            return await main
+
+    result = asyncio.run(guarded())
+    assert not stray, stray
+    return result
+
+
+async def wait_until(
+    predicate: Callable[[], object], *, deadline_s: float = 5.0, what: str = "the condition"
+) -> None:
+    """Let the loop run until `predicate()` is true."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + deadline_s
+    while not predicate():
+        assert loop.time() < end_s, f"{what} did not come true within {deadline_s} s"
+        await asyncio.sleep(POLL_S)
+
+
+async def settle(turns: int = 20) -> None:
+    """Give every ready task some turns: for asserting that something does *not* happen."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that was free a moment ago; prefer binding port 0 where possible."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ManualClock:
+    """A wall clock that stands still until it is moved."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def advance_ms(self, by_ms: int) -> None:
+        self._now_ms += by_ms

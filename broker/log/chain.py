@@ -1,0 +1,210 @@
+"""A log as arithmetic: which ledgers it consists of, and how many entries each has.
+
+All questions of the kind "what comes next", "how many between" are answered here, from the counts
+alone, without reading anything. Pure; changed only by the log as ledgers grow, close and come.
+
+Invariants (`check`):
+    1. Ledger ids strictly increase; so do the first indexes, weakly.
+    2. Every ledger but the last has entries: empty ones are dropped when they close.
+    3. Only the last one may be open (it has no closing time in its record, the others do).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.metadata.model import TopicLedger
+
+
+class Chain:
+    """`ledgers` are closed ones with entries; `next_index` is the index of the next message."""
+
+    def __init__(self, ledgers: Iterable[TopicLedger] = (), *, next_index: int = 0) -> None:
+        self._records: list[TopicLedger] = []  # as in the topic's record
+        self._ids: list[int] = []
+        self._counts: list[int] = []  # confirmed entries
+        self._starts: list[int] = []  # entries in all ledgers before this one
+        self._at: dict[int, int] = {}  # ledger id -> place in the lists
+        self.next_index = next_index
+        for record in ledgers:
+            self._append(record)
+
+    # ---- questions -------------------------------------------------------------------------------
+
+    @property
+    def confirmed(self) -> Position:
+        """The last confirmed entry; before the first one when there is none."""
+        for ledger, count in zip(reversed(self._ids), reversed(self._counts), strict=True):
+            if count > 0:
+                return Position(ledger, count - 1)
+        return Position(self._ids[0], -1) if self._ids else EARLIEST
+
+    @property
+    def first(self) -> Position:
+        """The first entry; the place of the next one when there is none."""
+        return Position(self._ids[0], 0) if self._ids else self.end
+
+    @property
+    def end(self) -> Position:
+        """The place right after `confirmed`. When the next entry opens a new ledger it will stand
+        elsewhere; `ceiling` of this place finds it."""
+        return self.next_position(self.confirmed)
+
+    @property
+    def records(self) -> tuple[TopicLedger, ...]:
+        return tuple(self._records)
+
+    @property
+    def newest(self) -> int:
+        """Id of the last ledger; -1 when there is none."""
+        return self._ids[-1] if self._ids else -1
+
+    @property
+    def entry_count(self) -> int:
+        return self._starts[-1] + self._counts[-1] if self._ids else 0
+
+    @property
+    def first_index(self) -> int:
+        """Index of the first message; of the next one when there is none."""
+        return self._records[0].first_index if self._records else self.next_index
+
+    @property
+    def messages(self) -> int:
+        return self.next_index - self.first_index
+
+    def count(self, ledger: int) -> int:
+        """Confirmed entries of a ledger; 0 when it is not part of the log."""
+        place = self._at.get(ledger)
+        return 0 if place is None else self._counts[place]
+
+    def next_ledger(self, ledger: int) -> int | None:
+        """The ledger that follows; None: it is the last, or not part of the log."""
+        place = self._at.get(ledger)
+        return None if place is None or place + 1 == len(self._ids) else self._ids[place + 1]
+
+    def index_bounds(self, ledger: int) -> tuple[int, int]:
+        """Index of the first message in this ledger, and of the first one after it."""
+        place = self._at[ledger]
+        following = place + 1 < len(self._ids)
+        end = self._records[place + 1].first_index if following else self.next_index
+        return self._records[place].first_index, end
+
+    def is_entry(self, position: Position) -> bool:
+        return 0 <= position.entry < self.count(position.ledger)
+
+    def is_valid(self, position: Position) -> bool:
+        """An existing entry, or the place after the last one."""
+        return self.is_entry(position) or (position == self.end and position.entry >= 0)
+
+    def next_position(self, position: Position) -> Position:
+        place = self._at.get(position.ledger)
+        if place is None:
+            place = bisect_right(self._ids, position.ledger)
+            if place < len(self._ids):
+                return Position(self._ids[place], 0)
+            last = self.confirmed
+            return Position(last.ledger, last.entry + 1)
+        if position.entry + 1 >= self._counts[place]:
+            if place + 1 < len(self._ids):
+                return Position(self._ids[place + 1], 0)
+            return Position(position.ledger, self._counts[place])
+        return Position(position.ledger, max(position.entry, -1) + 1)
+
+    def previous_position(self, position: Position) -> Position:
+        """`(L, -1)` for what stands at or before the first entry."""
+        place = self._at.get(position.ledger)
+        if place is not None and position.entry > 0 and self._counts[place] > 0:
+            return Position(position.ledger, min(position.entry, self._counts[place]) - 1)
+        if place is None:
+            place = bisect_left(self._ids, position.ledger)
+        if place == 0:
+            return Position(position.ledger, -1)
+        return Position(self._ids[place - 1], self._counts[place - 1] - 1)
+
+    def ceiling(self, position: Position) -> Position:
+        """The first entry at or after `position`; `end` when there is none."""
+        if position == LATEST:
+            return self.end
+        place = self._at.get(position.ledger)
+        if place is None:
+            place = bisect_right(self._ids, position.ledger)
+        elif position.entry < self._counts[place]:
+            return Position(position.ledger, max(position.entry, 0))
+        else:
+            place += 1
+        return Position(self._ids[place], 0) if place < len(self._ids) else self.end
+
+    def rank(self, position: Position) -> int:
+        """How many entries stand at or before `position`."""
+        place = self._at.get(position.ledger)
+        if place is None:
+            place = bisect_right(self._ids, position.ledger)
+            return self._starts[place] if place < len(self._ids) else self.entry_count
+        return self._starts[place] + min(max(position.entry + 1, 0), self._counts[place])
+
+    def at_rank(self, rank: int) -> Position:
+        """The entry with this rank; ranks count from 1."""
+        assert 1 <= rank <= self.entry_count, rank
+        place = bisect_left(self._starts, rank) - 1
+        return Position(self._ids[place], rank - 1 - self._starts[place])
+
+    def entries(self, *, after: Position, through: Position) -> int:
+        """How many entries stand after the one and not after the other."""
+        return max(self.rank(through) - self.rank(after), 0)
+
+    def position_after(self, position: Position, entries: int) -> Position:
+        """The entry that many entries further on, `confirmed` at most."""
+        assert entries >= 0, entries
+        rank = min(self.rank(position) + entries, self.entry_count)
+        return self.at_rank(rank) if rank > 0 else self.confirmed
+
+    # ---- changes, by the log ---------------------------------------------------------------------
+
+    def open_ledger(self, record: TopicLedger) -> None:
+        """A new, empty ledger takes the entries from here on."""
+        assert record.entries == 0, record
+        assert record.closed_ms == 0, record
+        self._append(record)
+
+    def grow(self, entries: int, *, next_index: int) -> None:
+        """The last ledger has this many confirmed entries now."""
+        assert entries >= self._counts[-1], "confirmed entries do not vanish"
+        assert next_index >= self.next_index, "indexes do not go backwards"
+        self._counts[-1] = entries
+        self.next_index = next_index
+
+    def close_ledger(self, *, length: int, closed_ms: int) -> TopicLedger | None:
+        """The last ledger takes no more. Returns its record; None: it was empty and is dropped."""
+        assert self._records[-1].closed_ms == 0, "closed already"
+        if self._counts[-1] == 0:
+            for parts in (self._records, self._ids, self._counts, self._starts):
+                parts.pop()
+            self._at = {ledger: place for place, ledger in enumerate(self._ids)}
+            return None
+        closed = replace(
+            self._records[-1], entries=self._counts[-1], length=length, closed_ms=closed_ms
+        )
+        self._records[-1] = closed
+        return closed
+
+    def _append(self, record: TopicLedger) -> None:
+        assert record.ledger > self.newest, "an id handed to a topic exceeds its newest ledger"
+        assert not self._counts or self._counts[-1] > 0, "an empty ledger was left in the chain"
+        self._at[record.ledger] = len(self._ids)
+        self._starts.append(self.entry_count)
+        self._ids.append(record.ledger)
+        self._counts.append(record.entries)
+        self._records.append(record)
+
+    def check(self) -> None:
+        for before, after in pairwise(self._records):
+            assert before.ledger < after.ledger, "1: ids"
+            assert before.first_index <= after.first_index, "1: indexes"
+            assert before.closed_ms > 0, "3: only the last may be open"
+        assert all(count > 0 for count in self._counts[:-1]), "2: an empty ledger inside"
+        assert self._ids == [record.ledger for record in self._records]
+        assert self._at == {ledger: place for place, ledger in enumerate(self._ids)}
+        assert self._starts == [sum(self._counts[:place]) for place in range(len(self._ids))]
+        assert self.next_index >= self.first_index

@@ -1,0 +1,83 @@
+"""What a log needs of ledgers: the part of `magnetar.bookie.ledger` that is used here, as a seam.
+
+Every call may raise LedgerError and MetadataError, besides what it names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from magnetar.bookie.ledger.errors import LedgerError
+    from magnetar.metadata.model import EntryId, LedgerId, LedgerMetadata
+
+    Buffer = bytes | bytearray | memoryview
+
+
+class ReadEntry(Protocol):
+    """One entry as it was appended; the payload is memory of its own."""
+
+    @property
+    def entry(self) -> EntryId: ...
+
+    @property
+    def payload(self) -> memoryview: ...
+
+
+class Appender(Protocol):
+    """The writing end of an open ledger."""
+
+    progress: Callable[[], None]
+    """Called on the loop after `confirmed` moved or `failure` was set, never from
+    `append_nowait`."""
+
+    @property
+    def ledger(self) -> LedgerId: ...
+
+    @property
+    def confirmed(self) -> EntryId: ...  # -1: none yet
+
+    @property
+    def appended(self) -> EntryId: ...
+
+    @property
+    def failure(self) -> LedgerError | None: ...
+
+    @property
+    def degraded(self) -> bool: ...  # on fewer bookies than it should be
+
+    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId: ...
+
+    async def wait_room(self) -> None: ...
+
+    async def read(
+        self, first: EntryId, last: EntryId, *, bytes_max: int
+    ) -> Sequence[ReadEntry]: ...
+
+    async def close(self) -> LedgerMetadata: ...
+
+    def abandon(self) -> None: ...
+
+
+class Reader(Protocol):
+    """The reading end of a closed ledger."""
+
+    async def read(
+        self, first: EntryId, last: EntryId, *, bytes_max: int
+    ) -> Sequence[ReadEntry]: ...
+
+
+class LedgerStore(Protocol):
+    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> Appender: ...
+
+    async def recover(self, ledger: LedgerId) -> LedgerMetadata: ...
+
+    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None: ...
+
+    def reader(self, metadata: LedgerMetadata) -> Reader: ...
+
+    async def delete(self, ledger: LedgerId) -> None: ...
+
+    def full_ensemble_possible(self) -> bool: ...

@@ -1,0 +1,24 @@
+"""Where an entry stands in a topic's log.
+
+Positions order by ledger, then by entry: a topic's ledgers have increasing ids, and entries are
+dense within a ledger. Never add to `entry` across a ledger's end; `Chain` does the arithmetic.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Position(NamedTuple):
+    """`(L, -1)` stands before the first entry of ledger L."""
+
+    ledger: int
+    entry: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger}:{self.entry}"
+
+
+EARLIEST: Final = Position(-1, -1)
+"""Before every entry there is or was. On the wire both ids are 2^64 - 1."""
+
+LATEST: Final = Position((1 << 63) - 1, (1 << 63) - 1)
+"""After every entry there will ever be."""

@@ -1,0 +1,344 @@
+"""Ledgers in memory, with fencing: what `magnetar.bookie.ledger` promises a broker, and its
+failures.
+
+One `LedgerWorld` is the bookies and the ledgers' metadata; each broker has a `FakeLedgers` on it.
+Entries are stored and confirmed in the next turn of the loop, all that gathered at once, unless the
+test takes the acknowledgements into its own hands (`hold`, `release`) or breaks something (`fail`,
+`bookies`, `unreadable`). `Steps` kills a broker at its n-th call, before or after it took effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import (
+    EntryTooLarge,
+    EntryUnreadable,
+    LedgerClosed,
+    LedgerError,
+    LedgerFenced,
+    LedgerNotFound,
+    NotEnoughBookies,
+    RecoveryIncomplete,
+)
+from magnetar.metadata.model import (
+    BookieId,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Member,
+    Segment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Buffer = bytes | bytearray | memoryview
+
+ENTRY_BYTES_MAX: Final = 5_253_120
+
+
+class BrokerDied(Exception):
+    """Raised out of every call of a broker that `Steps` has killed."""
+
+
+class Steps:
+    """Counts a broker's calls to the outside. The broker dies at number `die_at` (from 0), before
+    the call takes effect or after it did but before the broker learnt of it. Dead brokers do
+    nothing."""
+
+    def __init__(self, die_at: int | None = None, *, after: bool = False) -> None:
+        self.die_at = die_at
+        self.after = after
+        self.taken: list[str] = []
+        self.dead = False
+
+    def before(self, what: str) -> bool:
+        """Raises when the broker is dead or dies here; returns whether it will die after this."""
+        if self.dead:
+            raise BrokerDied(what)
+        self.taken.append(what)
+        if self.die_at is None or len(self.taken) - 1 != self.die_at:
+            return False
+        if self.after:
+            return True
+        self.dead = True
+        raise BrokerDied(what)
+
+    def die(self, what: str) -> None:
+        self.dead = True
+        raise BrokerDied(what)
+
+
+@dataclass(slots=True)
+class StoredLedger:
+    metadata: LedgerMetadata
+    entries: list[bytes] = field(default_factory=list)  # what the bookies hold
+    confirmed: int = -1
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FakeEntry:
+    entry: EntryId
+    payload: memoryview
+
+
+class LedgerWorld:
+    """The bookies, and the metadata of ledgers."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, StoredLedger] = {}
+        self.deleted: list[int] = []
+        self.appenders: list[FakeAppender] = []
+        self.reads: list[tuple[int, int, int]] = []  # ledger, first, last; ranges read from bookies
+        self.unreadable: set[tuple[int, int]] = set()
+        self.bookies = True  # False: no ledger can be created, recovered or closed
+        self.full_ensemble = True  # False: new ledgers are degraded
+        self.held = False
+        self._next = 0
+
+    def hold(self) -> None:
+        """From now on nothing is stored or confirmed until `release`."""
+        self.held = True
+
+    def release(self) -> None:
+        self.held = False
+        for appender in self.appenders:
+            appender.flush_soon()
+
+    def next_id(self, newer_than: int) -> LedgerId:
+        self._next = max(self._next, newer_than) + 1
+        return LedgerId(self._next)
+
+    def stored(self, ledger: int) -> StoredLedger:
+        if ledger not in self.ledgers:
+            raise LedgerNotFound(ledger)
+        return self.ledgers[ledger]
+
+    def live_appender(self) -> FakeAppender:
+        """The newest appender that still writes."""
+        return next(a for a in reversed(self.appenders) if a.failure is None and not a.closed)
+
+    def close(self, ledger: int, last: int) -> LedgerMetadata:
+        stored = self.stored(ledger)
+        if stored.metadata.state is not LedgerState.CLOSED:
+            stored.fenced = True
+            assert last >= stored.confirmed, "closed below what was confirmed"
+            del stored.entries[last + 1 :]
+            length = sum(len(entry) for entry in stored.entries)
+            stored.metadata = replace(
+                stored.metadata,
+                state=LedgerState.CLOSED,
+                last_entry=EntryId(last),
+                length=length,
+            )
+        return stored.metadata
+
+    def read(self, ledger: int, first: int, last: int, bytes_max: int) -> list[FakeEntry]:
+        stored = self.stored(ledger)
+        assert 0 <= first <= last < len(stored.entries), (ledger, first, last)
+        self.reads.append((ledger, first, last))
+        found: list[FakeEntry] = []
+        size = 0
+        for entry in range(first, last + 1):
+            if (ledger, entry) in self.unreadable:
+                break
+            payload = stored.entries[entry]
+            size += len(payload)
+            if found and size > bytes_max:
+                break
+            found.append(FakeEntry(EntryId(entry), memoryview(payload)))
+        if not found:
+            raise EntryUnreadable(ledger, first, {})
+        return found
+
+
+class FakeAppender:
+    def __init__(
+        self, world: LedgerWorld, ledger: LedgerId, steps: Steps, *, degraded: bool
+    ) -> None:
+        self.ledger = ledger
+        self.confirmed = EntryId(-1)
+        self.appended = EntryId(-1)
+        self.length = 0
+        self.failure: LedgerError | None = None
+        self.degraded = degraded
+        self.closed = False
+        self.progress: Callable[[], None] = lambda: None
+        self._world = world
+        self._steps = steps
+        self._pending: list[bytes] = []
+        self._scheduled = False
+        self._moved = asyncio.Event()
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(len(payload) for payload in self._pending)
+
+    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise LedgerClosed(self.ledger)
+        if size > ENTRY_BYTES_MAX:
+            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
+        payload = b"".join(parts)
+        assert len(payload) == size, "the stated size is not that of the parts"
+        self._pending.append(payload)
+        self.appended = EntryId(self.appended + 1)
+        self.flush_soon()
+        return self.appended
+
+    async def wait_room(self) -> None:
+        await asyncio.sleep(0)
+
+    async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
+        await asyncio.sleep(0)
+        assert last <= self.confirmed, "reads stop at what is confirmed"
+        return self._world.read(self.ledger, first, last, bytes_max)
+
+    async def close(self) -> LedgerMetadata:
+        dies = self._steps.before("appender.close")
+        while self.failure is None and self._pending:
+            self._moved.clear()
+            await self._moved.wait()
+        self.closed = True
+        if isinstance(self.failure, LedgerFenced):
+            raise self.failure
+        if not self._world.bookies:
+            raise RecoveryIncomplete(self.ledger, "no bookies")
+        stored = self._world.stored(self.ledger)
+        if stored.fenced and stored.metadata.last_entry != self.confirmed:
+            raise LedgerFenced(self.ledger, "closed by somebody else")
+        metadata = self._world.close(self.ledger, self.confirmed)
+        if dies:
+            self._steps.die("appender.close")
+        return metadata
+
+    def abandon(self) -> None:
+        self.closed = True
+        self._pending.clear()
+
+    def fail(self, error: LedgerError, *, stored: int = 0) -> None:
+        """The ledger fails now. The first `stored` entries in flight reached the bookies all the
+        same: they are unconfirmed, and recovery finds them."""
+        kept = self._world.stored(self.ledger)
+        kept.entries.extend(self._pending[:stored])
+        self._pending.clear()
+        self.failure = error
+        asyncio.get_running_loop().call_soon(self._moving)
+
+    def flush_soon(self) -> None:
+        if self._pending and not self._scheduled and not self._world.held:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._world.held or self.failure is not None or not self._pending:
+            return
+        try:
+            dies = self._steps.before("bookies.write")
+        except BrokerDied:
+            return
+        stored = self._world.ledgers.get(self.ledger)
+        if stored is None or stored.fenced:
+            self.failure = LedgerFenced(self.ledger, "fenced by a bookie")
+            self._pending.clear()
+        else:
+            stored.entries.extend(self._pending)
+            if dies:
+                self._steps.dead = True
+                return
+            self.length += sum(len(payload) for payload in self._pending)
+            self._pending.clear()
+            self.confirmed = EntryId(len(stored.entries) - 1)
+            stored.confirmed = self.confirmed
+        self._moving()
+
+    def _moving(self) -> None:
+        self._moved.set()
+        self.progress()
+
+
+class FakeReader:
+    def __init__(self, world: LedgerWorld, metadata: LedgerMetadata) -> None:
+        assert metadata.state is LedgerState.CLOSED
+        self._world = world
+        self._ledger = metadata.ledger
+
+    async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
+        await asyncio.sleep(0)
+        return self._world.read(self._ledger, first, last, bytes_max)
+
+
+class FakeLedgers:
+    """A broker's door to the world."""
+
+    def __init__(self, world: LedgerWorld, steps: Steps | None = None) -> None:
+        self.world = world
+        self.steps = steps if steps is not None else Steps()
+
+    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> FakeAppender:
+        dies = self.steps.before("ledgers.create")
+        await asyncio.sleep(0)
+        if not self.world.bookies:
+            raise NotEnoughBookies(needed=1, writable=0)
+        ledger = self.world.next_id(newer_than)
+        member = Member(BookieId("b1"), "0" * 32)
+        self.world.ledgers[ledger] = StoredLedger(
+            LedgerMetadata(
+                ledger=ledger,
+                state=LedgerState.OPEN,
+                ensemble_size=1,
+                write_quorum=1,
+                ack_quorum=1,
+                segments=(Segment(EntryId(0), (member,)),),
+                master_key=0,
+                creator_token=0,
+                created_ms=0,
+                custom=custom,
+            )
+        )
+        if dies:
+            self.steps.die("ledgers.create")
+        degraded = not self.world.full_ensemble
+        appender = FakeAppender(self.world, ledger, self.steps, degraded=degraded)
+        self.world.appenders.append(appender)
+        return appender
+
+    async def recover(self, ledger: LedgerId) -> LedgerMetadata:
+        dies = self.steps.before("ledgers.recover")
+        await asyncio.sleep(0)
+        stored = self.world.stored(ledger)
+        stored.fenced = True
+        if not self.world.bookies and stored.metadata.state is not LedgerState.CLOSED:
+            raise RecoveryIncomplete(ledger, "no bookies")
+        metadata = self.world.close(ledger, len(stored.entries) - 1)
+        if dies:
+            self.steps.die("ledgers.recover")
+        return metadata
+
+    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
+        self.steps.before("ledgers.metadata")
+        await asyncio.sleep(0)
+        stored = self.world.ledgers.get(ledger)
+        return None if stored is None else stored.metadata
+
+    def reader(self, metadata: LedgerMetadata) -> FakeReader:
+        return FakeReader(self.world, metadata)
+
+    async def delete(self, ledger: LedgerId) -> None:
+        dies = self.steps.before("ledgers.delete")
+        await asyncio.sleep(0)
+        if self.world.ledgers.pop(ledger, None) is not None:
+            self.world.deleted.append(ledger)
+        if dies:
+            self.steps.die("ledgers.delete")
+
+    def full_ensemble_possible(self) -> bool:
+        return self.world.full_ensemble

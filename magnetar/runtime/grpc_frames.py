@@ -260,12 +260,8 @@ class _ServerStream:
         try:
             async with asyncio.timeout(None) as self._sending:
                 await self._context.write(message)
-        except TimeoutError:
-            self._check_open()
-            raise
-        except aio.BaseError as error:
-            self.end("the client went away", clean=False)
-            raise self._closed() from error
+        except (TimeoutError, aio.BaseError, asyncio.CancelledError) as error:
+            raise self._broken_off(error) from None
         finally:
             self._sending = None
 
@@ -276,12 +272,8 @@ class _ServerStream:
         try:
             async with asyncio.timeout(None) as self._receiving:
                 message = await read()
-        except TimeoutError:
-            self._check_open()
-            raise
-        except aio.BaseError as error:
-            self.end("the client went away", clean=False)
-            raise self._closed() from error
+        except (TimeoutError, aio.BaseError, asyncio.CancelledError) as error:
+            raise self._broken_off(error) from None
         finally:
             self._receiving = None
         if message is aio.EOF:
@@ -312,6 +304,15 @@ class _ServerStream:
         """The first end counts."""
         if self._end is None:
             self._end = reason, clean
+
+    def _broken_off(self, error: BaseException) -> BaseException:
+        """What a call that ended with `error` raises."""
+        if isinstance(error, asyncio.CancelledError):
+            self.end("cancelled here", clean=False)
+            return error
+        if not isinstance(error, TimeoutError):  # which comes from close() alone
+            self.end("the client went away", clean=False)
+        return self._closed()
 
     def _check_open(self) -> None:
         if self._end is not None:

@@ -36,6 +36,9 @@ class MemoryStream:
             frame = b"".join(parts)
             assert frame, "a frame is never empty"
             await self._outgoing.put(frame)
+        except asyncio.CancelledError:
+            self.abort("cancelled by the peer")  # as over a network
+            raise
         finally:
             self._sending = False
 
@@ -44,6 +47,9 @@ class MemoryStream:
         self._receiving = True
         try:
             return memoryview(await self._incoming.get())
+        except asyncio.CancelledError:
+            self.abort("cancelled by the peer")
+            raise
         finally:
             self._receiving = False
 
@@ -121,8 +127,7 @@ def memory_stream_pair(
 ) -> tuple[MemoryStream, MemoryStream]:
     """The two ends of a new stream; the end of `name_a` has `name_b` as its peer.
 
-    At most `frames_max` frames wait in each direction. Unlike over a network, cancelling a `send`
-    or `receive` here does no harm; do not rely on it.
+    At most `frames_max` frames wait in each direction.
     """
     a_to_b, b_to_a = _Pipe(frames_max), _Pipe(frames_max)
     return MemoryStream(name_b, b_to_a, a_to_b), MemoryStream(name_a, a_to_b, b_to_a)

@@ -55,7 +55,7 @@ class MemoryNodes:
     def get(self, path: str) -> Node | None:
         return self._nodes.get(path)
 
-    def set(self, path: str, node: Node) -> None:
+    def put(self, path: str, node: Node) -> None:
         if path not in self._nodes:
             parent, _, name = path.rpartition("/")
             self._children[parent or "/"][name] = None

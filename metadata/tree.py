@@ -36,7 +36,7 @@ class Nodes(Protocol):
     """A map from path to node that also knows who is whose child. The root is always there."""
 
     def get(self, path: str) -> Node | None: ...
-    def set(self, path: str, node: Node) -> None: ...
+    def put(self, path: str, node: Node) -> None: ...
     def remove(self, path: str) -> None: ...
     def child_names(self, path: str) -> Iterable[str]: ...  # in any order; of an absent node: none
     def has_children(self, path: str) -> bool: ...
@@ -62,7 +62,7 @@ class Tree:
         node = self.nodes.get(path)
         if node is None or node.version != expected:
             raise BadVersion(path, expected)
-        self.nodes.set(path, replace(node, value=value, version=expected + 1))
+        self.nodes.put(path, replace(node, value=value, version=expected + 1))
         self.touched.add(path)
         return expected + 1
 
@@ -70,7 +70,7 @@ class Tree:
         if self.nodes.get(path) is not None:
             raise NodeExists(path)
         self._make_parents(path)
-        self.nodes.set(path, Node(value, session=session))
+        self.nodes.put(path, Node(value, session=session))
         self.touched |= {path, parent_of(path)}
 
     def create_sequential(self, prefix: str, value: bytes, session: int) -> str:
@@ -78,8 +78,10 @@ class Tree:
         parent = parent_of(prefix)
         node = self.nodes.get(parent)
         assert node is not None, parent
-        path = f"{prefix}{node.next_sequence:010}"
-        self.nodes.set(parent, replace(node, next_sequence=node.next_sequence + 1))
+        number = node.next_sequence
+        while self.nodes.get(path := f"{prefix}{number:010}") is not None:
+            number += 1  # someone made that node by hand
+        self.nodes.put(parent, replace(node, next_sequence=number + 1))
         self.create(path, value, session)
         return path
 
@@ -114,7 +116,7 @@ class Tree:
             elif node.session != 0:
                 raise ParentIsEphemeral(path)
         for parent in missing:
-            self.nodes.set(parent, Node(b""))
+            self.nodes.put(parent, Node(b""))
             self.touched |= {parent, parent_of(parent)}
 
 

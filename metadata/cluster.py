@@ -1,0 +1,20 @@
+"""The cluster's own id: made once by whoever starts first, compared by everyone who joins."""
+
+import random
+
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_cluster, encode_cluster
+from magnetar.metadata.store import KEEP, MetadataStore, Verdict, update
+
+
+async def cluster_id(store: MetadataStore, *, chance: random.Random, deadline: float) -> str:
+    """The id of the cluster that this store belongs to, 32 hex digits. Raises what `update`
+    does."""
+    candidate = encode_cluster(f"{chance.getrandbits(128):032x}")
+
+    def create_if_absent(stored: bytes | None) -> bytes | Verdict:
+        return candidate if stored is None else KEEP
+
+    stored = await update(store, paths.CLUSTER, create_if_absent, deadline=deadline)
+    assert stored is not None, "only an absent record is replaced, and none is deleted"
+    return decode_cluster(stored.value)

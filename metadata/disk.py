@@ -1,0 +1,234 @@
+"""The nodes of an embedded store on disk: RocksDB behind one door, used from one thread.
+
+What a directory holds:
+
+    format      one line, "magnetar metadata 1"; written first, so that nothing else is taken for
+    ours store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a
+    node lie
+                side by side), its value version u64 | next sequence u64 | the node's value.
+                "Mboots" counts the openings, which are also the sessions.
+    watermark   sequence number of the last synced change, u64, and its CRC32, u32
+
+RocksDB can open after damage to its log "successfully", with synced changes missing; the watermark
+tells. It is written after each sync without a sync of its own, so it never claims too much.
+
+Ephemeral nodes are kept in memory only: the one session ends with the process.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
+
+from magnetar.metadata.errors import StoreBusy, StoreDamaged, StoreFailed, StoreForeign
+from magnetar.metadata.store import parent_of
+from magnetar.metadata.tree import Node
+
+T = TypeVar("T")
+
+_FORMAT_LINE: Final = "magnetar metadata 1\n"
+_NODE: Final = struct.Struct(">QQ")
+_WATERMARK: Final = struct.Struct(">QI")
+_BOOTS: Final = b"Mboots"
+_COUNT: Final = struct.Struct(">Q")
+
+_WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
+"""About 20,000 changes of 400 bytes between flushes; two buffers at most, so 16 MiB of memory."""
+
+
+class DiskNodes:
+    """`tree.Nodes` over a directory. Changes are seen at once and are durable after `commit`."""
+
+    def __init__(self, directory: Path, db: Rdict, watermark: int, session: int) -> None:
+        self._directory = directory
+        self._db = db
+        self._watermark = watermark  # file descriptor
+        self.session = session
+        self._changed: dict[str, Node | None] = {}  # not yet committed; None: removed
+        self._ephemeral: dict[str, Node] = {}
+
+    @classmethod
+    def open(cls, directory: Path) -> "DiskNodes":
+        """Make or open the directory. Raises StoreBusy, StoreDamaged, StoreForeign, StoreFailed."""
+        _claim(directory)
+        durable = _read_watermark(directory)
+        db = _open_rocksdb(directory, fresh=durable is None)
+        try:
+            present = db.latest_sequence_number()
+            if durable is not None and present < durable:
+                missing = f"{present + 1} to {durable}"
+                raise StoreDamaged(str(directory), f"synced changes {missing} are missing")
+            stored = db.get(_BOOTS)
+            boots = 1 if stored is None else _COUNT.unpack(stored)[0] + 1
+            db.put(_BOOTS, _COUNT.pack(boots))
+            db.flush_wal(True)
+            return cls(directory, db, _open_watermark(directory, db), boots)
+        except BaseException:
+            db.close()
+            raise
+
+    def get(self, path: str) -> Node | None:
+        if path in self._ephemeral:
+            return self._ephemeral[path]
+        if path in self._changed:
+            return self._changed[path]
+        stored = self._door(lambda: self._db.get(_key(path)))
+        if stored is None:
+            return Node(b"") if path == "/" else None
+        version, next_sequence = _NODE.unpack_from(stored)
+        return Node(stored[_NODE.size :], version, next_sequence=next_sequence)
+
+    def put(self, path: str, node: Node) -> None:
+        if node.session != 0:
+            self._ephemeral[path] = node
+        else:
+            self._changed[path] = node
+
+    def remove(self, path: str) -> None:
+        if self._ephemeral.pop(path, None) is None:
+            self._changed[path] = None
+
+    def child_names(self, path: str) -> set[str]:
+        return self._door(lambda: set(self._names(path)))
+
+    def has_children(self, path: str) -> bool:
+        return self._door(lambda: any(True for _ in self._names(path)))
+
+    def of_session(self, session: int) -> list[str]:
+        return [path for path, node in self._ephemeral.items() if node.session == session]
+
+    def commit(self) -> None:
+        """Write and sync what was changed, all of it or nothing. Raises StoreFailed, after which
+        nobody knows what is on the disk: the store must not be used any more."""
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, {}
+        batch = WriteBatch(raw_mode=True)
+        for path, node in changed.items():
+            if node is None:
+                batch.delete(_key(path))
+            else:
+                head = _NODE.pack(node.version, node.next_sequence)
+                batch.put(_key(path), head + node.value)
+        self._door(lambda: self._write(batch))
+
+    def close(self) -> None:
+        os.close(self._watermark)
+        self._door(self._db.close)
+
+    def _write(self, batch: WriteBatch) -> None:
+        self._db.write(batch)
+        self._db.flush_wal(True)
+        os.pwrite(self._watermark, _watermark_record(self._db.latest_sequence_number()), 0)
+
+    def _names(self, path: str) -> Iterator[str]:
+        """Of the children; one may come twice."""
+        removed = {changed for changed, node in self._changed.items() if node is None}
+        prefix = _key("" if path == "/" else path, name="")
+        for key in self._db.keys(from_key=prefix):
+            assert isinstance(key, bytes)
+            if not key.startswith(prefix):
+                break
+            name = key[len(prefix) :].decode()
+            # The root's own key is where its children's names begin.
+            if name and f"{'' if path == '/' else path}/{name}" not in removed:
+                yield name
+        for added in (self._changed.keys() - removed) | self._ephemeral.keys():
+            if parent_of(added) == path and added != "/":
+                yield added.rpartition("/")[2]
+
+    def _door(self, call: Callable[[], T]) -> T:
+        """rocksdict raises plain `Exception`; whatever it says, this store is finished."""
+        try:
+            return call()
+        except Exception as error:
+            raise StoreFailed(str(self._directory), str(error)) from error
+
+
+def _key(path: str, name: str | None = None) -> bytes:
+    """Of a node; or, with a name, of that child of `path` ("": where its children begin)."""
+    parent = path
+    if name is None:
+        parent, _, name = path.rpartition("/")
+    return f"N{parent}\0{name}".encode()
+
+
+# ---- opening -------------------------------------------------------------------------------------
+
+
+def _claim(directory: Path) -> None:
+    """Make sure that the directory is ours, or make it ours when there is nothing in it."""
+    mark = directory / "format"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if mark.exists():
+            found = mark.read_bytes()[:100]
+            if found != _FORMAT_LINE.encode():
+                raise StoreForeign(str(directory), f"its format is {found!r}")
+        elif any(directory.iterdir()):
+            raise StoreForeign(str(directory), "it is not empty and has no metadata in it")
+        else:
+            mark.write_text(_FORMAT_LINE)
+            _sync(mark)
+            _sync(directory)
+    except OSError as error:
+        raise StoreFailed(str(directory), str(error)) from error
+
+
+def _open_rocksdb(directory: Path, *, fresh: bool) -> Rdict:
+    options = Options(raw_mode=True)
+    options.create_if_missing(fresh)
+    options.set_paranoid_checks(True)
+    options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_max_write_buffer_number(2)
+    options.set_keep_log_file_num(2)
+    try:
+        return Rdict(str(directory / "store"), options)
+    except Exception as error:
+        reason = str(error)
+        if "LOCK" in reason and ("lock" in reason or "unavailable" in reason):
+            raise StoreBusy(str(directory)) from error
+        if reason.startswith(("IO error", "Permission denied", "No space", "Read-only")):
+            raise StoreFailed(str(directory), reason) from error
+        raise StoreDamaged(str(directory), reason) from error
+
+
+def _watermark_record(sequence: int) -> bytes:
+    return _WATERMARK.pack(sequence, zlib.crc32(sequence.to_bytes(8)))
+
+
+def _read_watermark(directory: Path) -> int | None:
+    """None: nothing has ever been synced here."""
+    path = directory / "watermark"
+    if not path.exists():
+        return None
+    record = path.read_bytes()
+    sequence: int = _WATERMARK.unpack(record)[0] if len(record) == _WATERMARK.size else -1
+    if sequence < 0 or record != _watermark_record(sequence):
+        raise StoreDamaged(str(directory), "the watermark file cannot be read")
+    return sequence
+
+
+def _open_watermark(directory: Path, db: Rdict) -> int:
+    """Durable once: from then on the directory is known to have held something."""
+    path = directory / "watermark"
+    existed = path.exists()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.pwrite(descriptor, _watermark_record(db.latest_sequence_number()), 0)
+    if not existed:
+        os.fsync(descriptor)
+        _sync(directory)
+    return descriptor
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

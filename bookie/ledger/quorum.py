@@ -1,0 +1,114 @@
+"""Quorum arithmetic: who holds an entry, how many answers prove what.
+
+A ledger's ensemble has `ensemble_size` (E) *seats*, numbered from 0; metadata says which bookie
+sits on which. An entry is striped over the `write_quorum` (Qw) seats that follow each other from
+seat `entry % E`, around the table: its *write set*. It may be confirmed once `ack_quorum` (Qa) of
+them hold it durably.
+
+From that follow two proofs, both by counting who could still be the odd ones:
+
+- *Absence*: an entry was never confirmed if Qw - Qa + 1 seats of its write set say that they do not
+  have it: the others are fewer than Qa.
+- *Coverage*: nobody else can confirm anything any more once in each window of Qw neighbouring seats
+  (each is some entry's write set) at least Qw - Qa + 1 are fenced: the others are fewer than Qa.
+
+Sets of seats are integers with one bit per seat: they are copied, compared and counted in the path
+of every entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ENSEMBLE_SIZE_MAX = 32
+"""No use is known for wide ensembles: E beyond Qw only spreads one ledger's load."""
+
+Seats = int
+"""A set of seats: bit i stands for seat i."""
+
+
+def seats(numbers: Iterable[int]) -> Seats:
+    """The set of these seats."""
+    mask = 0
+    for number in numbers:
+        mask |= 1 << number
+    return mask
+
+
+def seat_numbers(mask: Seats) -> tuple[int, ...]:
+    """The seats of a set, ascending."""
+    return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The three sizes of a ledger, for its life: 1 <= Qa <= Qw <= E. Raises ValueError."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    windows: tuple[Seats, ...] = field(init=False, repr=False, compare=False)
+    """The write set of entry e is `windows[e % ensemble_size]`."""
+
+    def __post_init__(self) -> None:
+        ordered = 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size
+        if not ordered or self.ensemble_size > ENSEMBLE_SIZE_MAX:
+            raise ValueError(
+                f"quorums E/Qw/Qa = {self} must satisfy 1 <= Qa <= Qw <= E <= {ENSEMBLE_SIZE_MAX}"
+            )
+        windows = (
+            seats((start + step) % self.ensemble_size for step in range(self.write_quorum))
+            for start in range(self.ensemble_size)
+        )
+        object.__setattr__(self, "windows", tuple(windows))
+
+    def __str__(self) -> str:
+        return f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"
+
+    @property
+    def absence_quorum(self) -> int:
+        """How many explicit negatives from one write set prove that the entry was not confirmed."""
+        return self.write_quorum - self.ack_quorum + 1
+
+    def write_set(self, entry: int) -> Seats:
+        assert entry >= 0, entry
+        return self.windows[entry % self.ensemble_size]
+
+    def write_order(self, entry: int) -> tuple[int, ...]:
+        """The write set as seat numbers, beginning with the entry's own seat."""
+        first = entry % self.ensemble_size
+        return tuple((first + step) % self.ensemble_size for step in range(self.write_quorum))
+
+    def confirmable(self, acked: Seats, entry: int) -> bool:
+        """Whether acks from these seats make the entry durable."""
+        return (acked & self.write_set(entry)).bit_count() >= self.ack_quorum
+
+    def absent(self, negatives: Seats, entry: int) -> bool:
+        """Whether explicit negatives from these seats prove that the entry was never confirmed."""
+        return (negatives & self.write_set(entry)).bit_count() >= self.absence_quorum
+
+    def covered(self, fenced: Seats) -> bool:
+        """Whether no entry can be confirmed without the help of one of these seats."""
+        return all((window & fenced).bit_count() >= self.absence_quorum for window in self.windows)
+
+    def writable(self, gone: Seats) -> bool:
+        """Whether every entry can be confirmed without these seats."""
+        return all((window & ~gone).bit_count() >= self.ack_quorum for window in self.windows)
+
+    def run_of(self, seat: int, entry: int) -> range:
+        """The first run of consecutive entries from `entry` on that this seat holds.
+
+        With E = Qw every seat holds everything: the run has no end (it is cut at 2^62).
+        """
+        if self.write_quorum == self.ensemble_size:
+            return range(entry, 1 << 62)
+        # Entry e lies on seats e, e+1, … e+Qw-1 (mod E): this seat is `lag` steps after its first.
+        lag = (seat - entry) % self.ensemble_size
+        if lag < self.write_quorum:
+            return range(entry, entry + lag + 1)
+        begin = entry + lag - self.write_quorum + 1
+        return range(begin, begin + self.write_quorum)

@@ -1,0 +1,441 @@
+"""Closing a ledger whose writer is gone, as arithmetic: whom to ask, what the answers prove.
+
+No I/O, no clock, no tasks: feed events in, carry out the actions that come back, in order.
+
+Theory. The metadata store says IN_RECOVERY already, so the former writer can change neither the
+ensemble nor the end. Its last ensemble, as stored at that moment, is frozen and is the one that is
+asked. (1) *Fence* it, until no Qa members of any write set can be unfenced: from then on nobody can
+confirm anything. The answers name the highest entry known to be confirmed; everything before the
+last segment was, too. (2) From the entry after that on, *read*, fencing with each read as well. One
+valid copy: the entry is written back to a whole write set and counts once Qa hold it. Explicit
+negatives from so many that the others are fewer than Qa: it was never confirmed, the ledger ends
+before it. Neither: *abort*; nothing is lost by trying again later, but a wrong end loses data. (3)
+*Close* at that end, with the length that the last entry itself carries.
+
+What makes it repeatable, also by several at once: an entry is written back as the very bytes that
+were found, so all its copies are equal for ever, and the "confirmed" inside never says more than
+the writer knew; members that fail meanwhile are replaced in a private copy of the last segment,
+which nobody sees before the close.
+
+Invariants (see `check`):
+
+1. Nothing is concluded about entries before enough seats are fenced.
+2. Conclusions are drawn in order: an entry is written back, or the end decided, only when all
+   entries before it are known.
+3. The end is never below `start`, and `start` never below the last segment's first entry - 1.
+4. The close is asked for once, when every entry up to the end has its ack quorum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.quorum import Quorum, Seats, seat_numbers
+from magnetar.bookie.ledger.reader import NEGATIVE
+from magnetar.bookie.ledger.writer import (
+    Action as WriterAction,
+)
+from magnetar.bookie.ledger.writer import (
+    Confirm,
+    Fail,
+    LedgerWriter,
+    ReplaceMembers,
+    SendAdd,
+    WriterLimits,
+)
+from magnetar.metadata.model import EntryId, LedgerMetadata, LedgerState, Member, Segment
+from magnetar.protos.envelope import (
+    ADD,
+    ENVELOPE,
+    RECOVERY,
+    BookieCode,
+    EnvelopeDamaged,
+    ReadAnswer,
+    decode_envelope,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+READ_AHEAD_ENTRIES: Final = 2_048
+"""How far beyond the last conclusion a seat is asked. A writer leaves at most what it had in
+flight: 16 MiB, 16,000 entries of 1 KB, eight rounds."""
+
+WRITE_BACK_BYTES_MAX: Final = 16 << 20
+"""In flight to bookies, beyond which nothing more is read; recoveries of a whole broker's topics
+run side by side, some hundred of them would still fit into memory."""
+
+_FENCED: Final = NEGATIVE | {BookieCode.OK}
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Ask this seat of the frozen ensemble, fencing it, for the last confirmed entry it knows."""
+
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """Read these entries from this seat of the frozen ensemble, fencing it: `on_answers`, then
+    `on_read_end`. One at a time for each seat."""
+
+    seat: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLength:
+    """Read this entry, which is confirmed, from any replica, for its length: `on_length`."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Record the end: last entry (-1: empty), payload bytes of all entries, and `segments` from
+    the frozen last one on."""
+
+    last: int
+    length: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Leave the ledger IN_RECOVERY and try again later."""
+
+    why: str
+
+
+Action = Fence | ReadRange | ReadLength | SendAdd | ReplaceMembers | Close | Abort
+"""SendAdd and ReplaceMembers mean seats of `LedgerRecovery.ensemble`; a replacement is not
+recorded in the metadata store."""
+
+
+class RecoveryState(Enum):
+    FENCING = "fencing"
+    READING = "reading"  # and writing back
+    MEASURING = "measuring"  # the end is known and its length is not
+    DECIDED = "decided"  # Close was given out
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True)
+class _SeatReads:
+    """What one seat of the frozen ensemble has been asked."""
+
+    due: int  # the first entry that it has not answered for
+    asked: int | None = None  # first entry of the read that is under way; None: none is
+    refused: int = -1  # the last entry that it did not give
+
+
+class LedgerRecovery:
+    """One attempt to close one ledger. `metadata`: as stored, IN_RECOVERY."""
+
+    def __init__(self, metadata: LedgerMetadata, *, limits: WriterLimits) -> None:
+        assert metadata.state is LedgerState.IN_RECOVERY
+        self.state = RecoveryState.FENCING
+        self.metadata = metadata
+        self.quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self.asked = metadata.last_segment.members  # frozen: who is fenced and read
+        self.start = metadata.last_segment.first_entry - 1  # known to be confirmed
+        self.next = self.start + 1  # the first entry without a conclusion
+        self.end: int | None = None  # None: not decided yet
+        self.fenced: Seats = 0
+        self._limits = limits
+        self._fence_answers: Seats = 0
+        self._reads = [_SeatReads(0) for _ in self.asked]
+        self._found: dict[int, tuple[bytes, int]] = {}  # envelope, length; from `next` on
+        self._negatives: dict[int, Seats] = {}
+        self._answers: dict[int, Seats] = {}  # of any kind
+        self._trouble: dict[Member, BookieCode] = {}  # the last answer that was of no use
+        self._length: int | None = None  # of the last entry written back; None: there is none
+        self._segments = [metadata.last_segment]  # the private continuation of the stored ones
+        self._writer: LedgerWriter | None = None  # None: still fencing
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def begin(self) -> list[Action]:
+        return [Fence(seat) for seat in range(len(self.asked))]
+
+    def on_fence_answer(
+        self, seat: int, code: BookieCode, confirmed: int, now: float
+    ) -> list[Action]:
+        """`confirmed` counts if the code is OK. Anything but OK and the two negatives is unknown:
+        it does not count as fenced."""
+        if self.state is not RecoveryState.FENCING:
+            return []
+        self._fence_answers |= 1 << seat
+        if code in _FENCED:
+            self.fenced |= 1 << seat
+        else:
+            self._trouble[self.asked[seat]] = code
+        if code is BookieCode.OK:
+            self.start = max(self.start, confirmed)
+        if self.quorum.covered(self.fenced):
+            return self._begin_reading(now)
+        if self._fence_answers.bit_count() == len(self.asked):
+            return self._abort("too few bookies could be fenced")
+        return []
+
+    def on_answers(self, seat: int, answers: Iterable[ReadAnswer], now: float) -> list[Action]:
+        """Part of what the seat answers to its ReadRange."""
+        if self.state is not RecoveryState.READING:
+            return []
+        for answer in answers:
+            self._note(seat, answer)
+        return self._go_on(now)
+
+    def on_read_end(self, seat: int, code: BookieCode, now: float) -> list[Action]:
+        """The seat's read is over: OK, or why it broke off."""
+        if self.state is not RecoveryState.READING:
+            return []
+        reads = self._reads[seat]
+        if code is BookieCode.OK and reads.due == reads.asked:
+            code = BookieCode.CORRUPT  # an answer has one entry at least
+        reads.asked = None
+        if code is not BookieCode.OK:
+            self._note(seat, ReadAnswer(reads.due, code, b""))
+        return self._go_on(now)
+
+    def on_length(self, length: int | None) -> list[Action]:
+        """The length that the entry of ReadLength carries; None: no replica could be read."""
+        if self.state is not RecoveryState.MEASURING:
+            return []
+        if length is None:
+            return self._abort(f"no replica of entry {self.end}, the last one, can be read")
+        self._length = length
+        return self._close()
+
+    def on_acks(self, seat: int, entries: Iterable[int], now: float) -> list[Action]:
+        writer = self._writer
+        return [] if writer is None else self._go_on(now, writer.on_acks(seat, entries, now))
+
+    def on_add_failed(self, seat: int, code: BookieCode, now: float) -> list[Action]:
+        self._trouble[self.ensemble[seat]] = code
+        writer = self._writer
+        return [] if writer is None else self._go_on(now, writer.on_add_failed(seat, code))
+
+    def on_replaced(self, ensemble: Sequence[Member], now: float) -> list[Action]:
+        """The working ensemble from the first entry on that is not written back; private."""
+        assert self._writer is not None
+        if self.state is not RecoveryState.READING:
+            return []
+        first = EntryId(self._writer.confirmed + 1)
+        if self._segments[-1].first_entry == first:
+            self._segments.pop()
+        self._segments.append(Segment(first, tuple(ensemble)))
+        return self._go_on(now, self._writer.on_replaced(ensemble, now))
+
+    def on_unchanged(self, now: float) -> list[Action]:
+        assert self._writer is not None
+        if self.state is not RecoveryState.READING:
+            return []
+        return self._go_on(now, self._writer.on_unchanged())
+
+    def on_tick(self, now: float) -> list[Action]:
+        if self._writer is None:
+            return []
+        return self._go_on(now, self._writer.on_tick(now))
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def ensemble(self) -> tuple[Member, ...]:
+        """Who is written to."""
+        return self.asked if self._writer is None else self._writer.ensemble
+
+    @property
+    def failed(self) -> Seats:
+        """The seats of `ensemble` that are not written to."""
+        return 0 if self._writer is None else self._writer.failed
+
+    @property
+    def recovered(self) -> int:
+        """How many entries were written back."""
+        return self.next - self.start - 1
+
+    def parts(self, entry: int) -> tuple[bytes, bytes] | None:
+        """What to send for SendAdd; None: let go."""
+        return None if self._writer is None else self._writer.parts(entry)
+
+    def close_metadata(self, stored: LedgerMetadata, close: Close) -> LedgerMetadata:
+        """What to store instead of `stored`, which is IN_RECOVERY still: sealed segments as they
+        are now (replicas may have been moved meanwhile), the private ones from the last one on."""
+        assert stored.state is LedgerState.IN_RECOVERY
+        assert stored.last_segment == self.metadata.last_segment, "the last segment was changed"
+        return replace(
+            stored,
+            state=LedgerState.CLOSED,
+            segments=(*stored.segments[:-1], *close.segments),
+            last_entry=EntryId(close.last),
+            length=close.length,
+        )
+
+    def describe(self) -> str:
+        lines = [
+            f"{self.state.value}: start {self.start}, next {self.next}, end {self.end},"
+            f" fenced seats {list(seat_numbers(self.fenced))}"
+        ]
+        if self._writer is not None:
+            lines.append(self._writer.describe())
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        assert self.start >= self.metadata.last_segment.first_entry - 1
+        assert self.next >= self.start + 1 or self._writer is None
+        if self._writer is None:
+            assert self.state in (RecoveryState.FENCING, RecoveryState.ABORTED)
+            return
+        self._writer.check()
+        assert self.quorum.covered(self.fenced)
+        assert self.end is None or self.end == self.next - 1
+        assert self._writer.appended == self.next - 1
+        assert all(entry >= self.next for entry in self._found)
+        if self.state in (RecoveryState.MEASURING, RecoveryState.DECIDED):
+            assert self.end == self._writer.confirmed
+
+    # -- mechanics -------------------------------------------------------------------------------
+
+    def _is_reading(self) -> bool:
+        return self.state is RecoveryState.READING
+
+    def _begin_reading(self, now: float) -> list[Action]:
+        self.state = RecoveryState.READING
+        self.next = self.start + 1
+        self._reads = [_SeatReads(self.next) for _ in self.asked]
+        self._writer = LedgerWriter(
+            self.quorum,
+            self.asked,
+            limits=self._limits,
+            segment_first=self.metadata.last_segment.first_entry,
+            confirmed=self.start,
+            now=now,
+        )
+        return self._go_on(now)
+
+    def _note(self, seat: int, answer: ReadAnswer) -> None:
+        """One answer, about the entry that is due from this seat."""
+        reads = self._reads[seat]
+        entry = reads.due
+        reads.due = entry + 1
+        if entry < self.next:
+            return  # concluded meanwhile
+        code, length = self._verify(entry, answer)
+        self._answers[entry] = self._answers.get(entry, 0) | 1 << seat
+        if code is BookieCode.OK:
+            self._found.setdefault(entry, (answer.envelope, length))
+            return
+        reads.refused = entry
+        if code in NEGATIVE:
+            self._negatives[entry] = self._negatives.get(entry, 0) | 1 << seat
+        else:
+            self._trouble[self.asked[seat]] = code
+
+    def _verify(self, entry: int, answer: ReadAnswer) -> tuple[BookieCode, int]:
+        """The code, or CORRUPT for anything but a sound envelope of just this entry; and the
+        envelope's length."""
+        if answer.entry == entry and answer.code is not BookieCode.OK:
+            return answer.code, 0
+        try:
+            envelope = decode_envelope(answer.envelope)
+        except EnvelopeDamaged:
+            return BookieCode.CORRUPT, 0
+        if (envelope.ledger, envelope.entry) != (self.metadata.ledger, entry):
+            return BookieCode.CORRUPT, 0
+        return BookieCode.OK, envelope.length
+
+    def _go_on(self, now: float, actions: Sequence[WriterAction] = ()) -> list[Action]:
+        """Whatever follows from what is known now, after the writer has asked for `actions`."""
+        if not self._is_reading():
+            return []
+        assert self._writer is not None
+        result: list[Action] = []
+        for action in actions:
+            match action:
+                case Fail(code):
+                    return self._abort(f"entries cannot be written back: {code.name}")
+                case Confirm():
+                    pass  # `_maybe_close` looks at the writer
+                case SendAdd() | ReplaceMembers():
+                    result.append(action)
+        result += self._conclude(now)
+        if self._is_reading() and self._writer.stuck:
+            return self._abort("too few bookies take what has to be written back")
+        result += self._maybe_close() or self._ask()
+        return result
+
+    def _conclude(self, now: float) -> list[Action]:
+        """Conclusions in order, as far as the answers go."""
+        sends: list[Action] = []
+        while self.end is None:
+            entry = self.next
+            found = self._found.pop(entry, None)
+            negatives, answers = self._negatives.get(entry, 0), self._answers.get(entry, 0)
+            if found is not None:
+                sends += self._write_back(entry, *found, now)
+                self._negatives.pop(entry, None)
+                self._answers.pop(entry, None)
+                self.next = entry + 1
+            elif self.quorum.absent(negatives, entry):
+                self.end = entry - 1
+                self._found.clear()
+            elif not self.quorum.write_set(entry) & ~answers:
+                return self._abort(f"entry {entry} is neither found nor proven absent")
+            else:
+                break
+        return sends
+
+    def _write_back(self, entry: int, envelope: bytes, length: int, now: float) -> list[Action]:
+        """The very bytes that were found, to the whole write set of the working ensemble."""
+        assert self._writer is not None
+        size = len(envelope) - ENVELOPE.size
+        head = ADD.pack(RECOVERY, len(envelope), self.metadata.master_key)
+        targets = self._writer.append(size, (head, envelope), now)
+        assert self._writer.appended == entry
+        self._length = length
+        return [SendAdd(entry, seat) for seat in targets]
+
+    def _ask(self) -> list[Action]:
+        """A read for each seat that has none under way and may know more."""
+        assert self._writer is not None
+        asks: list[Action] = []
+        if self.end is not None or not self._is_reading():
+            return asks
+        if self._writer.in_flight_bytes >= WRITE_BACK_BYTES_MAX:
+            return asks
+        for seat, reads in enumerate(self._reads):
+            if reads.asked is not None or reads.refused >= self.next:
+                continue  # whoever lacks an entry is asked on when others have given it
+            run = self.quorum.run_of(seat, max(reads.due, self.next))
+            limit = self.next + READ_AHEAD_ENTRIES
+            if run.start < limit:
+                reads.asked = reads.due = run.start
+                asks.append(ReadRange(seat, run.start, min(run.stop, limit) - 1))
+        return asks
+
+    def _maybe_close(self) -> list[Action]:
+        assert self._writer is not None
+        if not self._is_reading() or self.end != self._writer.confirmed:
+            return []
+        if self.end == -1:
+            self._length = 0
+        if self._length is None:
+            self.state = RecoveryState.MEASURING
+            return [ReadLength(self.end)]
+        return self._close()
+
+    def _close(self) -> list[Action]:
+        assert self.end is not None
+        assert self._length is not None
+        self.state = RecoveryState.DECIDED
+        return [Close(self.end, self._length, tuple(self._segments))]
+
+    def _abort(self, why: str) -> list[Action]:
+        self.state = RecoveryState.ABORTED
+        told = [f"{member.bookie}: {code.name}" for member, code in self._trouble.items()]
+        return [Abort(f"{why} ({', '.join(told)})" if told else why)]

@@ -1,0 +1,463 @@
+"""Appending to one ledger, as arithmetic: whom to send to, what is durable, whom to replace.
+
+No I/O, no clock, no tasks: feed events in, carry out the actions that come back, in order. Recovery
+uses the same machine for its write-backs.
+
+Theory. Each seat of the ensemble gets each entry whose write set includes it. An entry that is
+pending knows which seats *acked* it and which are still *awaited*. It is confirmed, strictly in
+order, when enough seats acked it; it is let go when nobody is awaited any more. A seat that answers
+with an error, or too late, is *failed*: not awaited, not sent to, and its replacement is asked for
+(`ReplaceMembers`). While that goes on nothing is confirmed: the segment that is being recorded
+begins right after the last confirmed entry, and an entry confirmed meanwhile by the old members
+would be looked for among the new ones. The answer is `on_replaced`, when the metadata store has the
+new ensemble, or `on_unchanged`, when there is no spare: then the ledger goes on without the failed
+seats, for as long as enough others answer, and takes a seat back when it answers again.
+
+Invariants (see `check`):
+
+1. Entries are confirmed in order and without gaps, and only in state OPEN.
+2. An entry is confirmed only when `ack_quorum` seats of its write set acked it, all of them acks of
+   the members that durable metadata lists for it (rule W4).
+3. Every pending entry above `confirmed` was acked by, or is awaited from, or was refused by, each
+   seat of its write set. A seat's acks count for the member that sits there now, and for no earlier
+   one (W3, W5).
+4. Entries up to `confirmed` are never sent again (W10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.quorum import Quorum, Seats, seat_numbers, seats
+from magnetar.protos.envelope import BookieCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from magnetar.metadata.model import Member
+
+ENTRY_OVERHEAD_BYTES: Final = 512
+"""What a pending entry costs besides its payload: two bytes objects (36 + 17 bytes of headers, 33
+each for Python), the record of it (96), its place in the dict (~100), references in outboxes."""
+
+Parts = tuple[bytes, bytes]
+"""An encoded add: what `magnetar.protos.envelope.encode_add` returns."""
+
+
+class AddVerdict(Enum):
+    """What a bookie's refusal of an add is taken for."""
+
+    LEDGER_LOST = "somebody else owns or removed the ledger: fail everything pending"
+    LEDGER_REFUSED = "no bookie will take this: fail everything pending"
+    BOOKIE_FAILED = "this bookie is of no use for this ledger: replace it"
+
+
+ADD_VERDICTS: Final[Mapping[BookieCode, AddVerdict]] = MappingProxyType(
+    {
+        BookieCode.FENCED: AddVerdict.LEDGER_LOST,
+        BookieCode.UNAUTHORIZED: AddVerdict.LEDGER_LOST,
+        BookieCode.CONFLICT: AddVerdict.LEDGER_LOST,  # another writer used our id
+        BookieCode.DELETED: AddVerdict.LEDGER_LOST,
+        BookieCode.NO_SUCH_LEDGER: AddVerdict.LEDGER_LOST,  # bookies verify with the store first
+        BookieCode.BAD_REQUEST: AddVerdict.LEDGER_REFUSED,
+        BookieCode.TOO_LARGE: AddVerdict.LEDGER_REFUSED,
+        BookieCode.NO_SUCH_ENTRY: AddVerdict.LEDGER_REFUSED,  # no answer to an add
+        BookieCode.READ_ONLY: AddVerdict.BOOKIE_FAILED,
+        BookieCode.WRONG_INCARNATION: AddVerdict.BOOKIE_FAILED,
+        BookieCode.OVERLOADED: AddVerdict.BOOKIE_FAILED,
+        BookieCode.IO_ERROR: AddVerdict.BOOKIE_FAILED,
+        BookieCode.LIMBO: AddVerdict.BOOKIE_FAILED,
+        BookieCode.STARTING: AddVerdict.BOOKIE_FAILED,
+        BookieCode.STOPPING: AddVerdict.BOOKIE_FAILED,
+        BookieCode.TIMEOUT: AddVerdict.BOOKIE_FAILED,
+        BookieCode.CONNECTION_LOST: AddVerdict.BOOKIE_FAILED,
+        BookieCode.CORRUPT: AddVerdict.BOOKIE_FAILED,  # damaged on the way there
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdd:
+    """Send the entry (`LedgerWriter.parts`) to the member that sits there now."""
+
+    entry: int
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Every entry up to and including this one is durable. W4 is to be asserted against the
+    metadata that the shell holds."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceMembers:
+    """Choose new members for these seats and record them from entry `first` on in metadata; then,
+    and only then (W1), `on_replaced`. Or `on_unchanged`."""
+
+    first: int
+    seats: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The ledger takes no more entries and confirms none. TIMEOUT: the quorum's."""
+
+    code: BookieCode
+
+
+Action = SendAdd | Confirm | ReplaceMembers | Fail
+
+
+class WriterState(Enum):
+    OPEN = "open"
+    CHANGING = "changing"  # a ReplaceMembers is being carried out: nothing is confirmed
+    FAILED = "failed"
+    SEALED = "sealed"  # being closed: its end is decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterLimits:
+    add_timeout_s: float  # a bookie that does not answer an add for this long has failed
+    quorum_timeout_s: float  # an entry that is not confirmed by then fails the ledger
+    changes_max: int  # ensemble changes of one ledger; beyond, failed seats stay (W8)
+
+
+@dataclass(slots=True)
+class _Pending:
+    end: int  # payload bytes of all entries up to this one
+    parts: Parts
+    appended_at: float
+    awaited: Seats
+    acked: Seats = 0
+
+
+class LedgerWriter:
+    """One ledger that is being written, from entry `confirmed + 1` on.
+
+    `now` is in seconds of any clock that does not go backwards.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        ensemble: Sequence[Member],
+        *,
+        limits: WriterLimits,
+        segment_first: int = 0,
+        confirmed: int = -1,
+        now: float,
+    ) -> None:
+        assert len(ensemble) == quorum.ensemble_size
+        assert segment_first <= confirmed + 1
+        self.quorum = quorum
+        self.ensemble = tuple(ensemble)
+        self.segment_first = segment_first  # of the segment in which `ensemble` is recorded
+        self.state = WriterState.OPEN
+        self.confirmed = confirmed
+        self.appended = confirmed
+        self.length = 0  # payload bytes appended here
+        self.confirmed_length = 0  # payload bytes of the confirmed ones among them
+        self.failed: Seats = 0
+        self.changes = 0
+        self._limits = limits
+        self._pending: dict[int, _Pending] = {}  # released + 1 .. appended, in this order
+        self._released = confirmed
+        self._released_length = 0
+        self._requested: Seats = 0  # being replaced; only in state CHANGING
+        self._declined: Seats = 0  # failed seats for which there was no spare
+        self._seated_at = [now] * quorum.ensemble_size
+        self._targets = self._compute_targets()
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def append(self, size: int, parts: Parts, now: float) -> tuple[int, ...]:
+        """The next entry, `appended + 1`, of `size` payload bytes. Returns the seats to send it to.
+
+        May be called while members are being replaced. The caller bounds what is in flight.
+        """
+        assert self.state is WriterState.OPEN or self.state is WriterState.CHANGING
+        entry = self.appended + 1
+        awaited, numbers = self._targets[entry % self.quorum.ensemble_size]
+        self.appended = entry
+        self.length += size
+        self._pending[entry] = _Pending(self.length, parts, now, awaited)
+        return numbers
+
+    def on_acks(self, seat: int, entries: Iterable[int], now: float) -> list[Action]:
+        """The member on this seat holds these entries durably. Late and repeated acks are fine.
+
+        What the seat says is true even if it counts as failed; a failed seat that has no
+        replacement and answers is taken back.
+        """
+        bit = 1 << seat
+        others = ~bit
+        pending = self._pending
+        for entry in entries:
+            add = pending.get(entry)
+            if add is not None:
+                add.acked |= bit
+                add.awaited &= others
+        if self.failed & self._declined & bit:
+            return self.on_rejoin(seat, now)
+        return self._advance()
+
+    def on_add_failed(self, seat: int, code: BookieCode) -> list[Action]:
+        """The member on this seat refused an add, or its connection was lost."""
+        if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
+            return self._fail_seats(1 << seat)
+        return self._fail(code)
+
+    def on_lagging(self, laggards: Seats) -> list[Action]:
+        """Too much is kept for these seats alone: they count as failed, as far as every entry can
+        still be confirmed without them."""
+        gone = self.failed
+        for number in seat_numbers(laggards & ~gone):
+            if self.quorum.writable(gone | 1 << number):
+                gone |= 1 << number
+        return self._fail_seats(gone)
+
+    def on_tick(self, now: float) -> list[Action]:
+        """To be called every now and then; a timeout is noticed at the first tick after it."""
+        head = self._pending.get(self.confirmed + 1)
+        if head is not None and now - head.appended_at >= self._limits.quorum_timeout_s:
+            return self._fail(BookieCode.TIMEOUT)
+        add_timeout_s = self._limits.add_timeout_s
+        due = ~self.failed & seats(
+            number for number, at in enumerate(self._seated_at) if now - at >= add_timeout_s
+        )
+        late = 0
+        for add in self._pending.values():
+            if late == due or now - add.appended_at < add_timeout_s:
+                break
+            late |= add.awaited & due
+        return self._fail_seats(late)
+
+    def on_replaced(self, ensemble: Sequence[Member], now: float) -> list[Action]:
+        """Durable metadata lists `ensemble` from the first unconfirmed entry on.
+
+        One step without an await, for all pending entries (W3): acks and awaits of the seats that
+        changed hands are dropped, what is missing is sent, then comes one pass of confirmations.
+        """
+        if self.state is WriterState.FAILED:
+            return []
+        assert self.state is WriterState.CHANGING
+        assert len(ensemble) == self.quorum.ensemble_size
+        new = seats(
+            number for number, member in enumerate(ensemble) if member != self.ensemble[number]
+        )
+        assert new, "the ensemble was recorded without a change"
+        for number in seat_numbers(new):
+            self._seated_at[number] = now
+        for add in self._pending.values():
+            add.acked &= ~new
+            add.awaited &= ~new
+        self.ensemble = tuple(ensemble)
+        self.segment_first = self.confirmed + 1
+        self.changes += 1
+        self.failed &= ~new
+        self._declined = self._requested & self.failed
+        self._requested = 0
+        self.state = WriterState.OPEN
+        self._targets = self._compute_targets()
+        return [*self._send_missing(), *self._advance(), *self._maybe_replace()]
+
+    def on_unchanged(self) -> list[Action]:
+        """The members asked for could not be replaced, and metadata is certainly as it was. The
+        ledger goes on without them until `on_spares` or `on_rejoin`."""
+        if self.state is WriterState.FAILED:
+            return []
+        assert self.state is WriterState.CHANGING
+        self.state = WriterState.OPEN
+        self._declined = self._requested & self.failed
+        self._requested = 0
+        return [*self._advance(), *self._maybe_replace()]
+
+    def on_spares(self) -> list[Action]:
+        """There may be bookies now that there were not: ask again for replacements."""
+        self._declined = 0
+        return self._maybe_replace()
+
+    def on_rejoin(self, seat: int, now: float) -> list[Action]:
+        """A failed member can be written to again: it gets what is not confirmed yet. What was
+        confirmed meanwhile it may lack for good; others hold that."""
+        bit = 1 << seat
+        if not self.failed & bit or not self.writing:
+            return self._advance()
+        self.failed &= ~bit
+        self._declined &= ~bit
+        self._seated_at[seat] = now
+        self._targets = self._compute_targets()
+        return [*self._send_missing(), *self._advance()]
+
+    def seal(self) -> tuple[int, int]:
+        """Decide the end: (last entry, its cumulative payload bytes). Nothing may be in flight, or
+        the ledger has failed: then what was in flight is given up."""
+        if self.state is not WriterState.FAILED:
+            assert self.state is WriterState.OPEN
+            assert self.idle
+        self.state = WriterState.SEALED
+        self._drop_pending()
+        return self.confirmed, self.confirmed_length
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def writing(self) -> bool:
+        return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for a confirmation."""
+        return self.confirmed == self.appended
+
+    @property
+    def stuck(self) -> bool:
+        """Some pending entry cannot be confirmed without a failed seat, and nobody is at it."""
+        return (
+            self.state is WriterState.OPEN
+            and not self.idle
+            and not self.quorum.writable(self.failed)
+        )
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Appended and not confirmed."""
+        if not self.writing:
+            return 0
+        entries = self.appended - self.confirmed
+        return self.length - self.confirmed_length + entries * ENTRY_OVERHEAD_BYTES
+
+    @property
+    def lag_bytes(self) -> int:
+        """Confirmed, and kept only for bookies that have not answered yet (`laggards`)."""
+        if not self._pending:
+            return 0
+        entries = self.confirmed - self._released
+        return self.confirmed_length - self._released_length + entries * ENTRY_OVERHEAD_BYTES
+
+    @property
+    def laggards(self) -> Seats:
+        """The seats that the oldest confirmed entry is kept for."""
+        if self._released == self.confirmed or not self._pending:
+            return 0
+        return self._pending[self._released + 1].awaited
+
+    def parts(self, entry: int) -> Parts | None:
+        """None: let go, all its seats have answered or failed."""
+        add = self._pending.get(entry)
+        return None if add is None else add.parts
+
+    def describe(self) -> str:
+        """The state for people: who has acked what is pending."""
+        lines = [
+            f"{self.state.value}: confirmed {self.confirmed}, appended {self.appended},"
+            f" failed seats {list(seat_numbers(self.failed))}, {self.changes} changes"
+        ]
+        for entry, add in self._pending.items():
+            acked, awaited = list(seat_numbers(add.acked)), list(seat_numbers(add.awaited))
+            lines.append(f"  entry {entry}: acked by {acked}, awaited from {awaited}")
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        assert self.segment_first <= self.confirmed + 1
+        assert self.confirmed <= self.appended
+        assert self.confirmed_length <= self.length
+        assert (self._requested != 0) == (self.state is WriterState.CHANGING)
+        assert not self._declined & ~self.failed
+        assert len({member.bookie for member in self.ensemble}) == len(self.ensemble)
+        if not self.writing:
+            assert not self._pending
+            return
+        assert self._released <= self.confirmed
+        assert list(self._pending) == list(range(self._released + 1, self.appended + 1))
+        for entry, add in self._pending.items():
+            write_set = self.quorum.write_set(entry)
+            assert not add.awaited & ~write_set
+            assert not add.awaited & (add.acked | self.failed)
+            if entry > self.confirmed:
+                assert not write_set & ~(add.acked | add.awaited | self.failed)
+        head = self._pending.get(self.confirmed + 1)
+        if self.state is WriterState.OPEN and head is not None:
+            assert not self.quorum.confirmable(head.acked, self.confirmed + 1)
+        if self.confirmed > self._released:
+            assert self._pending[self._released + 1].awaited
+
+    # -- mechanics -------------------------------------------------------------------------------
+
+    def _advance(self) -> list[Action]:
+        """One pass of confirmations (W2: none during a change), then let go of the confirmed
+        entries for which nobody is awaited."""
+        if not self.writing:
+            return []
+        pending = self._pending
+        before = confirmed = self.confirmed
+        if self.state is WriterState.OPEN:
+            windows, ack_quorum = self.quorum.windows, self.quorum.ack_quorum
+            size = len(windows)
+            while (add := pending.get(confirmed + 1)) is not None:
+                if (add.acked & windows[(confirmed + 1) % size]).bit_count() < ack_quorum:
+                    break
+                confirmed += 1
+                self.confirmed_length = add.end
+            self.confirmed = confirmed
+        released = self._released
+        while released < confirmed and not (add := pending[released + 1]).awaited:
+            released += 1
+            self._released_length = add.end
+            del pending[released]
+        self._released = released
+        return [Confirm(confirmed)] if confirmed > before else []
+
+    def _fail_seats(self, gone: Seats) -> list[Action]:
+        gone &= ~self.failed
+        if not gone or not self.writing:
+            return []
+        self.failed |= gone
+        for add in self._pending.values():
+            add.awaited &= ~gone
+        self._targets = self._compute_targets()
+        return [*self._advance(), *self._maybe_replace()]
+
+    def _maybe_replace(self) -> list[Action]:
+        if self.state is not WriterState.OPEN or self.changes >= self._limits.changes_max:
+            return []
+        if not self.failed & ~self._declined:
+            return []
+        self.state = WriterState.CHANGING
+        self._requested = self.failed
+        self._declined = 0
+        return [ReplaceMembers(self.confirmed + 1, seat_numbers(self._requested))]
+
+    def _send_missing(self) -> list[Action]:
+        """From each entry's own facts, not from what has just changed: whoever of its write set
+        neither acked it nor is awaited nor failed gets it (W5)."""
+        sends: list[Action] = []
+        for entry in range(self.confirmed + 1, self.appended + 1):
+            add = self._pending[entry]
+            missing = self.quorum.write_set(entry) & ~(add.acked | add.awaited | self.failed)
+            add.awaited |= missing
+            sends += [SendAdd(entry, number) for number in seat_numbers(missing)]
+        return sends
+
+    def _fail(self, code: BookieCode) -> list[Action]:
+        if not self.writing:
+            return []
+        self.state = WriterState.FAILED
+        self._requested = 0
+        self._drop_pending()
+        return [Fail(code)]
+
+    def _drop_pending(self) -> None:
+        self._pending.clear()
+        self._released, self._released_length = self.appended, self.length
+
+    def _compute_targets(self) -> tuple[tuple[Seats, tuple[int, ...]], ...]:
+        """For each window: the seats an entry goes to, as a set and as numbers."""
+        live = (window & ~self.failed for window in self.quorum.windows)
+        return tuple((mask, seat_numbers(mask)) for mask in live)

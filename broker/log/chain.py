@@ -24,9 +24,9 @@ class Chain:
     def __init__(self, ledgers: Iterable[TopicLedger] = (), *, next_index: int = 0) -> None:
         self._records: list[TopicLedger] = []  # as in the topic's record
         self._ids: list[int] = []
-        self._counts: list[int] = []  # confirmed entries
         self._starts: list[int] = []  # entries in all ledgers before this one
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; the same dict for ever
         self.next_index = next_index
         for record in ledgers:
             self._append(record)
@@ -36,9 +36,9 @@ class Chain:
     @property
     def confirmed(self) -> Position:
         """The last confirmed entry; before the first one when there is none."""
-        for ledger, count in zip(reversed(self._ids), reversed(self._counts), strict=True):
-            if count > 0:
-                return Position(ledger, count - 1)
+        for ledger in reversed(self._ids):  # at most the last one is empty
+            if self.counts[ledger] > 0:
+                return Position(ledger, self.counts[ledger] - 1)
         return Position(self._ids[0], -1) if self._ids else EARLIEST
 
     @property
@@ -63,7 +63,7 @@ class Chain:
 
     @property
     def entry_count(self) -> int:
-        return self._starts[-1] + self._counts[-1] if self._ids else 0
+        return self._starts[-1] + self.counts[self._ids[-1]] if self._ids else 0
 
     @property
     def first_index(self) -> int:
@@ -73,11 +73,6 @@ class Chain:
     @property
     def messages(self) -> int:
         return self.next_index - self.first_index
-
-    def count(self, ledger: int) -> int:
-        """Confirmed entries of a ledger; 0 when it is not part of the log."""
-        place = self._at.get(ledger)
-        return 0 if place is None else self._counts[place]
 
     def next_ledger(self, ledger: int) -> int | None:
         """The ledger that follows; None: it is the last, or not part of the log."""
@@ -92,7 +87,7 @@ class Chain:
         return self._records[place].first_index, end
 
     def is_entry(self, position: Position) -> bool:
-        return 0 <= position.entry < self.count(position.ledger)
+        return 0 <= position.entry < self.counts.get(position.ledger, 0)
 
     def is_valid(self, position: Position) -> bool:
         """An existing entry, or the place after the last one."""
@@ -106,22 +101,27 @@ class Chain:
                 return Position(self._ids[place], 0)
             last = self.confirmed
             return Position(last.ledger, last.entry + 1)
-        if position.entry + 1 >= self._counts[place]:
+        count = self.counts[position.ledger]
+        if position.entry + 1 >= count:
             if place + 1 < len(self._ids):
                 return Position(self._ids[place + 1], 0)
-            return Position(position.ledger, self._counts[place])
+            return Position(position.ledger, count)
         return Position(position.ledger, max(position.entry, -1) + 1)
 
     def previous_position(self, position: Position) -> Position:
         """`(L, -1)` for what stands at or before the first entry."""
         place = self._at.get(position.ledger)
-        if place is not None and position.entry > 0 and self._counts[place] > 0:
-            return Position(position.ledger, min(position.entry, self._counts[place]) - 1)
+        count = self.counts.get(position.ledger, 0)
+        if position.entry > 0 and count > 0:
+            return Position(position.ledger, min(position.entry, count) - 1)
         if place is None:
             place = bisect_left(self._ids, position.ledger)
+        if place > 0 and self.counts[self._ids[place - 1]] == 0:
+            place -= 1
         if place == 0:
             return Position(position.ledger, -1)
-        return Position(self._ids[place - 1], self._counts[place - 1] - 1)
+        before = self._ids[place - 1]
+        return Position(before, self.counts[before] - 1)
 
     def ceiling(self, position: Position) -> Position:
         """The first entry at or after `position`; `end` when there is none."""
@@ -130,7 +130,7 @@ class Chain:
         place = self._at.get(position.ledger)
         if place is None:
             place = bisect_right(self._ids, position.ledger)
-        elif position.entry < self._counts[place]:
+        elif position.entry < self.counts[position.ledger]:
             return Position(position.ledger, max(position.entry, 0))
         else:
             place += 1
@@ -142,7 +142,7 @@ class Chain:
         if place is None:
             place = bisect_right(self._ids, position.ledger)
             return self._starts[place] if place < len(self._ids) else self.entry_count
-        return self._starts[place] + min(max(position.entry + 1, 0), self._counts[place])
+        return self._starts[place] + min(max(position.entry + 1, 0), self.counts[position.ledger])
 
     def at_rank(self, rank: int) -> Position:
         """The entry with this rank; ranks count from 1."""
@@ -170,32 +170,32 @@ class Chain:
 
     def grow(self, entries: int, *, next_index: int) -> None:
         """The last ledger has this many confirmed entries now."""
-        assert entries >= self._counts[-1], "confirmed entries do not vanish"
+        assert entries >= self.counts[self._ids[-1]], "confirmed entries do not vanish"
         assert next_index >= self.next_index, "indexes do not go backwards"
-        self._counts[-1] = entries
+        self.counts[self._ids[-1]] = entries
         self.next_index = next_index
 
     def close_ledger(self, *, length: int, closed_ms: int) -> TopicLedger | None:
         """The last ledger takes no more. Returns its record; None: it was empty and is dropped."""
         assert self._records[-1].closed_ms == 0, "closed already"
-        if self._counts[-1] == 0:
-            for parts in (self._records, self._ids, self._counts, self._starts):
+        ledger = self._ids[-1]
+        entries = self.counts[ledger]
+        if entries == 0:
+            for parts in (self._records, self._ids, self._starts):
                 parts.pop()
-            self._at = {ledger: place for place, ledger in enumerate(self._ids)}
+            del self._at[ledger], self.counts[ledger]
             return None
-        closed = replace(
-            self._records[-1], entries=self._counts[-1], length=length, closed_ms=closed_ms
-        )
+        closed = replace(self._records[-1], entries=entries, length=length, closed_ms=closed_ms)
         self._records[-1] = closed
         return closed
 
     def _append(self, record: TopicLedger) -> None:
         assert record.ledger > self.newest, "an id handed to a topic exceeds its newest ledger"
-        assert not self._counts or self._counts[-1] > 0, "an empty ledger was left in the chain"
+        assert not self._ids or self.counts[self._ids[-1]] > 0, "an empty ledger was left inside"
         self._at[record.ledger] = len(self._ids)
         self._starts.append(self.entry_count)
         self._ids.append(record.ledger)
-        self._counts.append(record.entries)
+        self.counts[record.ledger] = record.entries
         self._records.append(record)
 
     def check(self) -> None:
@@ -203,8 +203,10 @@ class Chain:
             assert before.ledger < after.ledger, "1: ids"
             assert before.first_index <= after.first_index, "1: indexes"
             assert before.closed_ms > 0, "3: only the last may be open"
-        assert all(count > 0 for count in self._counts[:-1]), "2: an empty ledger inside"
+        counts = [self.counts[ledger] for ledger in self._ids]
+        assert all(count > 0 for count in counts[:-1]), "2: an empty ledger inside"
         assert self._ids == [record.ledger for record in self._records]
         assert self._at == {ledger: place for place, ledger in enumerate(self._ids)}
-        assert self._starts == [sum(self._counts[:place]) for place in range(len(self._ids))]
+        assert self._starts == [sum(counts[:place]) for place in range(len(self._ids))]
+        assert len(self.counts) == len(self._ids)
         assert self.next_index >= self.first_index

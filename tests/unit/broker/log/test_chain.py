@@ -37,7 +37,7 @@ def all_entries(chain: Chain) -> list[Position]:
     return [
         Position(record.ledger, entry)
         for record in chain.records
-        for entry in range(chain.count(record.ledger))
+        for entry in range(chain.counts[record.ledger])
     ]
 
 

@@ -1,0 +1,114 @@
+"""Which entries of one ledger are acknowledged: a bit each, bit `e & 7` of byte `e >> 3`.
+
+A bit costs the same whether the acknowledgements come in order or at random, which sorted ranges do
+not: a million random holes take 0.3 MB instead of 96, and an insertion does not search. Ranges are
+derived when somebody wants to see or store them. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NOT_FULL: Final = re.compile(rb"[^\xff]")
+_RUN_OF_ONES: Final = re.compile(r"1+")
+_TRAILING_ONES: Final = bytes(
+    next(bit for bit in range(9) if not byte >> bit & 1) for byte in range(256)
+)
+
+
+class Bitmap:
+    __slots__ = ("_bytes", "count")
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self.count = 0  # bits that are set
+
+    def __contains__(self, entry: int) -> bool:
+        place = entry >> 3
+        return place < len(self._bytes) and bool(self._bytes[place] >> (entry & 7) & 1)
+
+    def add(self, entry: int) -> bool:
+        """Returns False when it was there already."""
+        place = entry >> 3
+        bit = 1 << (entry & 7)
+        held = self._bytes
+        try:
+            byte = held[place]
+        except IndexError:
+            # Grow by a quarter more than needed, so that ascending bits do not copy each time.
+            held.extend(bytes(place + 1 - len(held) + (place >> 2)))
+            byte = held[place]
+        if byte & bit:
+            return False
+        held[place] = byte | bit
+        self.count += 1
+        return True
+
+    def add_range(self, first: int, last: int) -> None:
+        """Both ends included."""
+        assert 0 <= first <= last, (first, last)
+        ones = (1 << (last - first + 1)) - 1
+        self.merge(
+            first >> 3 << 3,
+            (ones << (first & 7)).to_bytes((last >> 3) - (first >> 3) + 1, "little"),
+        )
+
+    def merge(self, first: int, bits: bytes) -> None:
+        """Add every entry whose bit is set; bit 0 of `bits` is entry `first`, a multiple of 8."""
+        assert first % 8 == 0, first
+        start = first >> 3
+        end = start + len(bits)
+        if len(self._bytes) < end:
+            self._bytes.extend(bytes(end - len(self._bytes)))
+        before = int.from_bytes(self._bytes[start:end], "little")
+        after = before | int.from_bytes(bits, "little")
+        self._bytes[start:end] = after.to_bytes(len(bits), "little")
+        self.count += after.bit_count() - before.bit_count()
+
+    def count_after(self, entry: int) -> int:
+        """How many entries greater than this one are set."""
+        start = entry + 1
+        if start >> 3 >= len(self._bytes):
+            return 0
+        return (int.from_bytes(self._bytes[start >> 3 :], "little") >> (start & 7)).bit_count()
+
+    def first_clear(self, entry: int) -> int:
+        """The first entry at or after this one whose bit is not set."""
+        held = self._bytes
+        place = entry >> 3
+        if place >= len(held):
+            return entry
+        byte = held[place] | ((1 << (entry & 7)) - 1)
+        if byte == 0xFF:
+            found = _NOT_FULL.search(held, place + 1)
+            if found is None:
+                return len(held) << 3
+            place = found.start()
+            byte = held[place]
+        return (place << 3) + _TRAILING_ONES[byte]
+
+    def ranges(self, *, after: int = -1) -> Iterator[tuple[int, int]]:
+        """Runs of set bits beyond `after`, in order, both ends included."""
+        start = after + 1
+        bits = int.from_bytes(self._bytes[start >> 3 :], "little") >> (start & 7)
+        for run in _RUN_OF_ONES.finditer(format(bits, "b")[::-1]):
+            yield start + run.start(), start + run.end() - 1
+
+    def slice_after(self, entry: int) -> tuple[int, bytes]:
+        """The bits beyond `entry` as `merge` takes them: (first, bytes), without zero bytes at the
+        ends; bits up to `entry` are cleared. Empty when nothing is set there."""
+        start = (entry + 1) >> 3
+        bits = int.from_bytes(self._bytes[start:], "little")
+        bits = bits >> (entry + 1 & 7) << (entry + 1 & 7)
+        if bits == 0:
+            return 0, b""
+        skipped = ((bits & -bits).bit_length() - 1) >> 3
+        bits >>= skipped << 3
+        return (start + skipped) << 3, bits.to_bytes((bits.bit_length() + 7) >> 3, "little")
+
+    def check(self) -> None:
+        assert self.count == int.from_bytes(self._bytes, "little").bit_count()

@@ -73,8 +73,8 @@ class BrokerServicer(object):
     def ReadRange(self, request, context):
         """Stored entries of one range, in order, as they are in the ledger (broker entry metadata included).
         A frame is a concatenation of records: i64 ledger | i64 entry | u32 size | stored entry (big-endian).
-        Ends after `last`; fails with FAILED_PRECONDITION where this broker does not own the topic, with
-        OUT_OF_RANGE where `last` was never confirmed, and with NOT_FOUND for a topic that does not exist.
+        Ends after `last_entry`. Fails with ABORTED and the name of the error: NotOwner, TopicNotFound, or
+        RangeNotConfirmed where `last_entry` was never confirmed in that ledger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

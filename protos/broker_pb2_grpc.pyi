@@ -124,8 +124,8 @@ class BrokerStub(typing.Generic[_BrokerSessionType, _BrokerPlanRangeType, _Broke
     ReadRange: _BrokerReadRangeType
     """Stored entries of one range, in order, as they are in the ledger (broker entry metadata included).
     A frame is a concatenation of records: i64 ledger | i64 entry | u32 size | stored entry (big-endian).
-    Ends after `last`; fails with FAILED_PRECONDITION where this broker does not own the topic, with
-    OUT_OF_RANGE where `last` was never confirmed, and with NOT_FOUND for a topic that does not exist.
+    Ends after `last_entry`. Fails with ABORTED and the name of the error: NotOwner, TopicNotFound, or
+    RangeNotConfirmed where `last_entry` was never confirmed in that ledger.
     """
 
 BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
@@ -172,8 +172,8 @@ class BrokerServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[magnetar.protos.broker_pb2.Frame], collections.abc.AsyncIterator[magnetar.protos.broker_pb2.Frame]]:
         """Stored entries of one range, in order, as they are in the ledger (broker entry metadata included).
         A frame is a concatenation of records: i64 ledger | i64 entry | u32 size | stored entry (big-endian).
-        Ends after `last`; fails with FAILED_PRECONDITION where this broker does not own the topic, with
-        OUT_OF_RANGE where `last` was never confirmed, and with NOT_FOUND for a topic that does not exist.
+        Ends after `last_entry`. Fails with ABORTED and the name of the error: NotOwner, TopicNotFound, or
+        RangeNotConfirmed where `last_entry` was never confirmed in that ledger.
         """
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

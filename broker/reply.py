@@ -1,0 +1,199 @@
+"""The commands that a broker sends, as bytes. The edge where values become Pulsar's protobuf."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.protos.framing import Command
+
+NO_REQUEST: Final = 2**64 - 1  # request id of what the broker sends unasked
+_U64: Final = 2**64 - 1
+
+Type = pb.BaseCommand.Type
+
+
+def connected(server_version: str, protocol_version: int, max_message_bytes: int) -> bytes:
+    body = pb.CommandConnected(
+        server_version=server_version,
+        protocol_version=protocol_version,
+        max_message_size=max_message_bytes,
+    )
+    return framing.encode_command(body)
+
+
+def success(request_id: int) -> bytes:
+    body = pb.CommandSuccess(request_id=request_id)
+    return framing.encode_command(body)
+
+
+def error(request_id: int, code: pb.ServerError.ValueType, message: str) -> bytes:
+    body = pb.CommandError(request_id=request_id, error=code, message=message)
+    return framing.encode_command(body)
+
+
+def error_for(command: Command, code: pb.ServerError.ValueType, message: str) -> bytes:
+    """The failure of `command` in the form that its sender waits for."""
+    request_id: int = getattr(command.body, "request_id")  # noqa: B009
+    match command.type:
+        case Type.LOOKUP:
+            return _lookup(
+                pb.CommandLookupTopicResponse(
+                    request_id=request_id,
+                    response=pb.CommandLookupTopicResponse.Failed,
+                    error=code,
+                    message=message,
+                )
+            )
+        case Type.PARTITIONED_METADATA:
+            return partitions_failed(request_id, code, message)
+        case Type.CONSUMER_STATS:
+            answer = pb.CommandConsumerStatsResponse(
+                request_id=request_id, error_code=code, error_message=message
+            )
+            return framing.encode_command(answer)
+        case Type.GET_SCHEMA:
+            schema = pb.CommandGetSchemaResponse(
+                request_id=request_id, error_code=code, error_message=message
+            )
+            return framing.encode_command(schema)
+    return error(request_id, code, message)
+
+
+def partitions(request_id: int, count: int) -> bytes:
+    body = pb.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id,
+        partitions=count,
+        response=pb.CommandPartitionedTopicMetadataResponse.Success,
+    )
+    return framing.encode_command(body)
+
+
+def partitions_failed(request_id: int, code: pb.ServerError.ValueType, message: str) -> bytes:
+    body = pb.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id,
+        response=pb.CommandPartitionedTopicMetadataResponse.Failed,
+        error=code,
+        message=message,
+    )
+    return framing.encode_command(body)
+
+
+def lookup(request_id: int, url: str, *, connect: bool, authoritative: bool) -> bytes:
+    """Served by `url` (connect), or to be asked there (not connect)."""
+    kinds = pb.CommandLookupTopicResponse
+    return _lookup(
+        pb.CommandLookupTopicResponse(
+            request_id=request_id,
+            brokerServiceUrl=url,
+            response=kinds.Connect if connect else kinds.Redirect,
+            authoritative=authoritative,
+        )
+    )
+
+
+def _lookup(body: pb.CommandLookupTopicResponse) -> bytes:
+    return framing.encode_command(body)
+
+
+def producer_success(
+    request_id: int, name: str, last_sequence_id: int, topic_epoch: int | None
+) -> bytes:
+    body = pb.CommandProducerSuccess(
+        request_id=request_id,
+        producer_name=name,
+        last_sequence_id=last_sequence_id,
+        schema_version=b"",
+        producer_ready=True,
+    )
+    if topic_epoch is not None:
+        body.topic_epoch = topic_epoch
+    return framing.encode_command(body)
+
+
+def send_error(
+    producer_id: int, sequence_id: int, code: pb.ServerError.ValueType, message: str
+) -> bytes:
+    body = pb.CommandSendError(
+        producer_id=producer_id, sequence_id=sequence_id, error=code, message=message
+    )
+    return framing.encode_command(body)
+
+
+def close_producer(producer_id: int, assigned_url: str = "") -> bytes:
+    body = pb.CommandCloseProducer(producer_id=producer_id, request_id=NO_REQUEST)
+    if assigned_url:
+        body.assignedBrokerServiceUrl = assigned_url
+    return framing.encode_command(body)
+
+
+def close_consumer(consumer_id: int, assigned_url: str = "") -> bytes:
+    body = pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=NO_REQUEST)
+    if assigned_url:
+        body.assignedBrokerServiceUrl = assigned_url
+    return framing.encode_command(body)
+
+
+def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
+    body = pb.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
+    return framing.encode_command(body)
+
+
+def ack_response(
+    consumer_id: int, request_id: int, failure: tuple[pb.ServerError.ValueType, str] | None
+) -> bytes:
+    body = pb.CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
+    if failure is not None:
+        body.error, body.message = failure
+    return framing.encode_command(body)
+
+
+def message_id(ledger: int, entry: int, batch_index: int = -1) -> pb.MessageIdData:
+    """Ids are unsigned on the wire and signed by meaning: -1 travels as 2**64 - 1."""
+    return pb.MessageIdData(
+        ledgerId=ledger & _U64, entryId=entry & _U64, partition=-1, batch_index=batch_index
+    )
+
+
+def last_message_id(request_id: int, last: pb.MessageIdData, mark_delete: tuple[int, int]) -> bytes:
+    body = pb.CommandGetLastMessageIdResponse(
+        request_id=request_id,
+        last_message_id=last,
+        consumer_mark_delete_position=message_id(*mark_delete),
+    )
+    return framing.encode_command(body)
+
+
+def consumer_stats(request_id: int, stats: Mapping[str, Any]) -> bytes:
+    """`stats` has the names of Pulsar's ConsumerStats, which are the command's too."""
+    body = pb.CommandConsumerStatsResponse(
+        request_id=request_id,
+        msgRateOut=stats["msgRateOut"],
+        msgThroughputOut=stats["msgThroughputOut"],
+        msgRateRedeliver=stats["msgRateRedeliver"],
+        consumerName=stats["consumerName"],
+        availablePermits=max(0, stats["availablePermits"]),
+        unackedMessages=stats["unackedMessages"],
+        blockedConsumerOnUnackedMsgs=stats["blockedConsumerOnUnackedMsgs"],
+        address=stats["address"],
+        connectedSince=stats["connectedSince"],
+        type=stats["type"],
+        messageAckRate=stats["messageAckRate"],
+    )
+    return framing.encode_command(body)
+
+
+def topics_of_namespace(request_id: int, topics: Sequence[str]) -> bytes:
+    body = pb.CommandGetTopicsOfNamespaceResponse(
+        request_id=request_id, topics=topics, filtered=False, changed=True
+    )
+    return framing.encode_command(body)
+
+
+PING: Final = framing.encode_command(pb.CommandPing())
+PONG: Final = framing.encode_command(pb.CommandPong())

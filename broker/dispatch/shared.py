@@ -1,0 +1,329 @@
+"""Dispatch to the consumers of a Shared subscription: each entry to one of them, in turns.
+
+Theory of operation. An entry that was read is in exactly one place until it is acknowledged:
+
+    held      read and not given to anybody yet; nothing more is read meanwhile
+    pending   given to one consumer, which has not acknowledged it
+    replay    to be given out (again), after its consumer left or gave it back; lowest first
+    in flight being read for the second time, after it was in replay
+
+A turn gives one consumer up to `turn_messages`; whose turn it is says the rotation. What is to be
+replayed is read before anything new. What is acknowledged leaves `pending` at once; from the other
+places it is left out when its turn comes. When the last consumer leaves, everything stays where it
+can be found again (held goes to replay), so that redelivery counts survive a reconnect.
+
+Redelivery counts are kept for entries that were given out before and are not acknowledged.
+
+Invariants (see `check`):
+    1. An entry is in at most one of the four places, and pending at most one consumer.
+    2. What was never given out stands at or behind `read_position`, or is held or in replay.
+    3. While a read is outstanding nothing is held; nothing is held without a consumer.
+    4. Redeliveries are counted only of entries that are not acknowledged.
+    5. Every number of unacknowledged messages is the sum of what is pending.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.dispatch.dispatcher import (
+    Deliver,
+    Mark,
+    Read,
+    Replay,
+    after,
+    unacked_in,
+    unacked_messages,
+)
+from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
+from magnetar.broker.dispatch.rotation import Rotation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from magnetar.broker.dispatch.dispatcher import Acks, Action
+    from magnetar.broker.dispatch.permits import Consumer, Limits
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+
+
+class Shared:
+    """A `Dispatcher`."""
+
+    def __init__(self, acks: Acks, confirmed: Callable[[], Position], limits: Limits) -> None:
+        self.read_position = after(acks.mark_delete)
+        self._acks = acks
+        self._confirmed = confirmed
+        self._limits = limits
+        self._consumers = Rotation()
+        self._held: list[StoredEntry] = []
+        self._replay = ReplaySet()
+        self._reading: Read | Replay | None = None  # None: nothing is outstanding
+        self._redeliveries = PositionMap()  # how often an entry has come back
+        self._full = False  # from the subscription's limit of unacknowledged messages to half of it
+
+    @property
+    def unacked(self) -> int:
+        """Messages given out and not acknowledged."""
+        return sum(consumer.unacked for consumer in self._consumers)
+
+    @property
+    def replays(self) -> int:
+        """Entries waiting to be given out again, those acknowledged meanwhile included."""
+        return len(self._replay)
+
+    def add_consumer(self, consumer: Consumer) -> list[Action]:
+        self._consumers.add(consumer)
+        return []
+
+    def remove_consumer(self, consumer: Consumer) -> list[Action]:
+        self._consumers.remove(consumer)
+        consumer.on_unacked(-consumer.unacked)
+        for ledger, entries in consumer.pending.drain().items():
+            self._count_redeliveries(ledger, entries)
+            self._replay.add_all(ledger, entries)
+        self._release()
+        return self.advance()
+
+    def on_flow(self, consumer: Consumer, permits: int) -> list[Action]:
+        consumer.permits += permits
+        return self.advance()
+
+    def on_redeliver(
+        self, consumer: Consumer, positions: Sequence[Position] | None
+    ) -> list[Action]:
+        if positions is None:
+            positions = list(consumer.pending)
+        for position in positions:
+            messages = consumer.pending.pop(position)
+            if messages:
+                consumer.on_unacked(-messages)
+                self._count_redeliveries(position.ledger, (position.entry,))
+                self._replay.add(position)
+        return self.advance()
+
+    def on_acked(self, consumer: Consumer, positions: Sequence[Position]) -> list[Action]:
+        pending, done = consumer.pending, 0
+        for position in positions:
+            messages = pending.pop(position)
+            if messages:
+                done += messages
+            else:
+                self._acked_elsewhere(position)
+            if self._redeliveries:
+                self._redeliveries.pop(position)
+        consumer.on_unacked(-done)
+        return self.advance()
+
+    def on_partly_acked(self, consumer: Consumer, position: Position) -> list[Action]:
+        if self._acks.is_acked(position):
+            return self.on_acked(consumer, [position])
+        owner = self._owner(position, first=consumer)
+        ack_set = self._acks.batch_ack_set(position)
+        if owner is not None and ack_set is not None:
+            left = unacked_in(ack_set)
+            owner.on_unacked(left - owner.pending.get(position))
+            owner.pending.set(position, left)
+        return self.advance()
+
+    def on_entries(self, entries: list[StoredEntry]) -> list[Action]:
+        reading, self._reading = self._reading, None
+        assert isinstance(reading, Read)
+        if entries:
+            assert entries[0].position >= reading.first
+            self.read_position = after(entries[-1].position)
+            self._held = entries
+            self._release()
+        else:
+            self.read_position = max(self.read_position, after(reading.through))
+        return self.advance()
+
+    def on_replayed(self, entries: list[StoredEntry], through: Position) -> list[Action]:
+        reading, self._reading = self._reading, None
+        assert isinstance(reading, Replay)
+        wanted = set(reading.positions)
+        self._held = [entry for entry in entries if entry.position in wanted]
+        for position in reading.positions:
+            if position > through:
+                self._replay.add(position)
+        self._release()
+        return self.advance()
+
+    def on_read_failed(self) -> list[Action]:
+        reading, self._reading = self._reading, None
+        assert reading is not None
+        if isinstance(reading, Replay):
+            for position in reading.positions:
+                self._replay.add(position)
+        return self.advance()
+
+    def advance(self) -> list[Action]:
+        actions: list[Action] = []
+        if self._held:
+            actions += self._give()
+        if not self._held and self._reading is None:
+            actions += self._read()
+        return actions
+
+    def explain(self) -> list[Reason]:
+        if not self._consumers:
+            return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
+        reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
+        if self._reading is not None:
+            what = "new entries" if isinstance(self._reading, Read) else "entries to give out again"
+            return [*reasons, Reason(Why.READING, f"{what} are being read")]
+        if self._held or self._replay:
+            return reasons
+        if self._is_full():
+            half = self._limits.unacked_per_subscription // 2
+            detail = f"{self.unacked} messages are unacknowledged; new ones are read at {half}"
+            reasons.append(Reason(Why.UNACKED_BY_SUBSCRIPTION, detail))
+        if self._acks.first_unacked(self.read_position) > self._confirmed():
+            pending = sum(len(consumer.pending) for consumer in self._consumers)
+            detail = (
+                f"everything up to {self._confirmed()} was delivered or is acknowledged; "
+                f"{pending} entries wait for acknowledgement"
+            )
+            reasons.append(Reason(Why.NOTHING_TO_READ, detail))
+        return reasons
+
+    def check(self) -> None:
+        self._consumers.check()
+        places = [entry.position for entry in self._held]
+        assert places == sorted(places)
+        assert not places or self._consumers
+        assert not (places and self._reading is not None)
+        places += self._replay
+        if isinstance(self._reading, Replay):
+            places += self._reading.positions
+        for consumer in self._consumers:
+            consumer.check()
+            places += consumer.pending
+        assert len(places) == len(set(places)), "an entry is in two places"
+        assert all(position < self.read_position for position in places)
+        if isinstance(self._reading, Read):
+            assert self._reading.first == self.read_position
+        for position in self._redeliveries:
+            assert position < self.read_position
+            assert not self._acks.is_acked(position)
+
+    # ---- giving ----------------------------------------------------------------------------------
+
+    def _give(self) -> list[Action]:
+        """Turns until nothing is held or nobody can take more; one delivery for each consumer."""
+        held, acks = self._held, self._acks
+        if held[0].position <= acks.highest_acked:
+            held = [entry for entry in held if not acks.is_acked(entry.position)]
+        deliveries: dict[Consumer, Deliver] = {}
+        start = 0
+        while start < len(held):
+            consumer = self._consumers.next_available()
+            if consumer is None:
+                break
+            delivery = deliveries.get(consumer)
+            if delivery is None:
+                delivery = deliveries[consumer] = Deliver(consumer, [], {}, 0)
+            start = self._turn(held, start, delivery)
+        self._held = held[start:]
+        return list(deliveries.values())
+
+    def _turn(self, held: list[StoredEntry], start: int, delivery: Deliver) -> int:
+        """Give one consumer what its turn allows, at least one entry; where the next begins."""
+        consumer, turn_messages = delivery.consumer, self._limits.turn_messages
+        budget = min(turn_messages, consumer.message_room)
+        plain = not self._redeliveries and held[start].position > self._acks.highest_acked
+        given, end, ledger_now = 0, start, -1
+        by_entry: dict[int, int] = {}
+        ack_set: tuple[int, ...] = ()
+        while end < len(held) and given < budget:
+            entry = held[end]
+            if plain:
+                messages = entry.view.num_messages
+            else:
+                messages, ack_set = unacked_messages(entry, self._acks)
+            if given and given + messages > turn_messages:
+                break
+            if not plain:
+                self._mark(delivery, entry.position, ack_set)
+            ledger, number = entry.position
+            if ledger != ledger_now:
+                ledger_now, by_entry = ledger, consumer.pending.of_ledger(ledger)
+            by_entry[number] = messages
+            delivery.entries.append(entry)
+            given += messages
+            end += 1
+        delivery.messages += given
+        consumer.on_given(end - start, given)
+        consumer.on_unacked(given)
+        return end
+
+    def _mark(self, delivery: Deliver, position: Position, ack_set: tuple[int, ...]) -> None:
+        """Note what is special about the entry that is given next."""
+        count = self._redeliveries.get(position)
+        if count or ack_set:
+            delivery.marks[len(delivery.entries)] = Mark(count, ack_set)
+
+    def _count_redeliveries(self, ledger: int, entries: Iterable[int]) -> None:
+        counts = self._redeliveries.of_ledger(ledger)
+        for entry in entries:
+            counts[entry] = counts.get(entry, 0) + 1
+
+    def _release(self) -> None:
+        """Without a consumer nothing is held: it would keep the entries in memory."""
+        if not self._consumers and self._held:
+            for entry in self._held:
+                self._replay.add(entry.position)
+            self._held = []
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def _read(self) -> list[Action]:
+        entries_max = self._entry_room()
+        if entries_max == 0:
+            return []
+        if self._replay:
+            positions = self._replay.take(entries_max, self._acks)
+            if positions:
+                self._reading = Replay(positions)
+                return [self._reading]
+        if self._is_full():
+            return []
+        first, confirmed = self._acks.first_unacked(self.read_position), self._confirmed()
+        if first > confirmed:
+            return []
+        self.read_position = first
+        self._reading = Read(first, entries_max, confirmed, 0)
+        return [self._reading]
+
+    def _entry_room(self) -> int:
+        """How many entries to read for those who can take some now; 0: nobody can."""
+        room, limit = 0, self._limits.read_entries
+        for consumer in self._consumers:
+            if room < limit and consumer.available:
+                room += consumer.entry_room()
+        return min(room, limit)
+
+    def _is_full(self) -> bool:
+        limit = self._limits.unacked_per_subscription
+        self._full = self.unacked > limit // 2 if self._full else self.unacked >= limit
+        return self._full
+
+    # ---- whose -----------------------------------------------------------------------------------
+
+    def _owner(self, position: Position, *, first: Consumer) -> Consumer | None:
+        if first.pending.get(position):
+            return first
+        for consumer in self._consumers:
+            if consumer.pending.get(position):
+                return consumer
+        return None
+
+    def _acked_elsewhere(self, position: Position) -> None:
+        """Not pending at the consumer that acknowledged it: given to another one since, or it came
+        back, or was never given out. Whoever has it is relieved."""
+        for consumer in self._consumers:
+            messages = consumer.pending.pop(position)
+            if messages:
+                consumer.on_unacked(-messages)
+                return

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes.dispatch_world import Member, World
+
+from magnetar.broker.dispatch.dispatcher import Read
+from magnetar.broker.dispatch.exclusive import Exclusive
+from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.log.position import Position
+
+
+def world(entries: int = 0) -> World:
+    it = World(Exclusive, shared=False, limits=Limits(read_entries=5))
+    for _ in range(entries):
+        it.append()
+    return it
+
+
+def whys(it: World) -> set[Why]:
+    return {reason.why for reason in it.machine.explain()}
+
+
+def test_gives_in_order_as_far_as_permits_go() -> None:
+    it = world(12)
+    assert whys(it) == {Why.NO_CONSUMERS}
+    member = it.join()
+    assert whys(it) == {Why.NO_PERMITS}
+    it.flow(member, 7)
+    assert whys(it) == {Why.READING}
+    it.settle()
+    assert [position.entry for position in member.inbox] == list(range(7))
+    it.flow(member, 100)
+    it.settle()
+    assert [position.entry for position in member.inbox] == list(range(12))
+    assert whys(it) == {Why.NOTHING_TO_READ}
+
+
+def test_the_last_batch_may_exceed_the_permits() -> None:
+    it = world()
+    for _ in range(3):
+        it.append(10, batch=True)
+    member = it.join()
+    it.flow(member, 11)
+    it.settle()
+    assert len(member.inbox) == 2
+    assert member.machine.permits == -9
+    it.flow(member, 10)
+    it.settle()
+    assert len(member.inbox) == 3
+
+
+def test_reads_about_as_much_as_the_permits_allow() -> None:
+    it = world()
+    for _ in range(200):
+        it.append(10, batch=True)
+    member = it.join()
+    for _ in range(30):  # learns how large batches are
+        it.flow(member, 10)
+        it.settle()
+    it.flow(member, 30)
+    assert isinstance(it.outstanding, Read)
+    assert it.outstanding.entries_max <= 4
+
+
+def test_redelivery_starts_again_behind_the_mark() -> None:
+    it = world(6)
+    member = it.join()
+    it.flow(member, 100)
+    it.settle()
+    it.ack(member, Position(0, 0), Position(0, 1), Position(0, 3))
+    it.redeliver(member, [Position(0, 5)])
+    it.settle()
+    assert [position.entry for position in member.inbox[6:]] == [2, 4, 5]
+
+
+def test_a_read_from_before_a_rewind_is_dropped() -> None:
+    it = world(8)
+    member = it.join()
+    it.flow(member, 100)
+    it.answer_read()
+    assert isinstance(it.outstanding, Read)  # of entries 5 to 7
+    it.redeliver(member)
+    it.settle()
+    entries = [position.entry for position in member.inbox]
+    assert entries == [0, 1, 2, 3, 4, *range(8)]
+
+
+def test_a_successor_starts_behind_the_mark() -> None:
+    it = world(6)
+    first = it.join()
+    it.flow(first, 3)
+    it.settle()
+    it.ack(first, Position(0, 0))
+    it.leave(first)
+    second = it.join()
+    it.flow(second, 100)
+    it.settle()
+    assert [position.entry for position in second.inbox] == [1, 2, 3, 4, 5]
+
+
+def test_cumulative_acks_ahead_of_reading_move_it_on() -> None:
+    it = world(10)
+    member = it.join()
+    it.flow(member, 2)
+    it.settle()
+    it.ack_cumulative(member, Position(0, 6))
+    it.flow(member, 100)
+    it.settle()
+    assert [position.entry for position in member.inbox] == [0, 1, 7, 8, 9]
+
+
+def test_partly_acked_batches_carry_what_is_left() -> None:
+    it = world()
+    it.append(3, batch=True)
+    member = it.join()
+    it.ack_index(member, it.log[0], 1)
+    it.flow(member, 2)
+    it.settle()
+    assert member.inbox == [Position(0, 0)]
+    assert member.machine.permits == 0
+
+
+KINDS = ["append", "flow", "read"] * 2 + (
+    ["batch", "batch", "roll", "join", "leave", "short", "fail"]
+    + ["ack", "cumulative", "index", "redeliver", "full", "room"]
+)
+
+
+class Twin:
+    """What the consumer must have been given since the last rewind: all that was not acked then or
+    when its turn came, in order, without gaps."""
+
+    def __init__(self, it: World) -> None:
+        self.it = it
+        self.seen = 0  # how much of the inbox is accounted for
+        self.next = Position(-1, -1)  # everything before it was given or is acked
+
+    def rewind(self, member: Member | None) -> None:
+        self.seen = len(member.inbox) if member else 0
+        self.next = Position(-1, -1)
+
+    def check(self, member: Member) -> None:
+        for position in member.inbox[self.seen :]:
+            assert position >= self.next
+            between = [e.position for e in self.it.log if self.next <= e.position < position]
+            assert all(self.it.acks.is_acked(skipped) for skipped in between), "a gap"
+            self.next = Position(position.ledger, position.entry + 1)
+        self.seen = len(member.inbox)
+
+
+def step(it: World, twin: Twin, kind: str, a: int, b: int) -> None:
+    member = it.members[0] if it.members else None
+    match kind:
+        case "append":
+            it.append()
+        case "batch":
+            it.append(1 + b, batch=True)
+        case "roll":
+            it.append(new_ledger=True)
+        case "join" if member is None:
+            twin.rewind(it.join())
+        case "read" if it.outstanding:
+            it.answer_read()
+        case "short" if it.outstanding:
+            it.answer_read(entries_max=1 + b % 3)
+        case "fail" if it.outstanding:
+            it.answer_read(fail=True)
+    if member is None:
+        return
+    match kind:
+        case "leave" if b < 5:
+            it.leave(member)
+            return
+        case "flow":
+            it.flow(member, 1 + b)
+        case "full" | "room":
+            it.set_writable(member, kind == "room")
+        case "ack" if it.log:
+            it.ack(member, it.log[(a * 10 + b) % len(it.log)].position)
+        case "cumulative" if member.inbox:
+            it.ack_cumulative(member, member.inbox[b % len(member.inbox)])
+        case "index" if it.log:
+            entry = it.log[(a * 7 + b) % len(it.log)]
+            if entry.view.is_batch:
+                it.ack_index(member, entry, b % entry.view.num_messages)
+        case "redeliver":
+            twin.check(member)
+            twin.rewind(member)
+            it.redeliver(member)
+    twin.check(member)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_order_without_gaps(block: int) -> None:
+    for seed in range(block * 20, block * 20 + 20):
+        chance = random.Random(seed)
+        it = world()
+        twin = Twin(it)
+        for _ in range(100):
+            step(it, twin, chance.choice(KINDS), chance.randrange(10), chance.randrange(10))
+        if not it.members:
+            twin.rewind(it.join())
+        (member,) = it.members
+        it.set_writable(member, True)
+        it.flow(member, 10_000)
+        it.settle()
+        twin.check(member)
+        left = [entry.position for entry in it.log if entry.position >= twin.next]
+        assert all(it.acks.is_acked(position) for position in left), "something was not given"
+        assert whys(it) == {Why.NOTHING_TO_READ}

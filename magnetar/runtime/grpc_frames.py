@@ -226,17 +226,15 @@ def decode_frame(message: bytes) -> memoryview:
     """The frame inside a gRPC message, without copying. Raises StreamClosed if it is malformed."""
     if not message:
         return memoryview(message)  # what protobuf makes of an empty field
-    size = shift = 0
-    at = 1
-    for byte in message[1:6]:
-        at += 1
-        size |= (byte & 0x7F) << shift
-        shift += 7
+    size = 0
+    for at in range(1, min(len(message), 6)):  # five bytes of length reach beyond any limit
+        byte = message[at]
+        size |= (byte & 0x7F) << 7 * (at - 1)
         if byte < 0x80:
-            break
-    if message[0] != 0x0A or len(message) != at + size:
-        raise StreamClosed("malformed frame: not a message of one bytes field", clean=False)
-    return memoryview(message)[at:]
+            if message[0] != 0x0A or len(message) != at + 1 + size:
+                break
+            return memoryview(message)[at + 1 :]
+    raise StreamClosed("malformed frame: not a message of one bytes field", clean=False)
 
 
 class _ServerStream:

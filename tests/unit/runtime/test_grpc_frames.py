@@ -1,0 +1,390 @@
+"""What is special about frames over gRPC: the wire form, unreachable and odd peers, other calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from grpc import aio
+from hypothesis import given
+from hypothesis import strategies as st
+from support import free_port, run, settle, wait_until
+
+from magnetar.runtime.errors import CallFailed, PortInUse, StreamClosed
+from magnetar.runtime.grpc_frames import (
+    FRAME_LIMIT_BYTES,
+    call_unary,
+    decode_frame,
+    encode_frame,
+    frame_reply_handler,
+    frame_stream_handler,
+    grpc_server,
+    open_channel,
+    open_frame_stream,
+    read_frames,
+    unary_handler,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from magnetar.runtime.frames import Buffer, FrameStream
+    from magnetar.runtime.grpc_frames import MethodHandler
+
+
+@asynccontextmanager
+async def serving(**methods: MethodHandler) -> AsyncIterator[aio.Channel]:
+    async with (
+        grpc_server({"t.T": methods}, host="127.0.0.1", port=0, grace_s=0.2) as port,
+        open_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield channel
+
+
+# -- the wire form ---------------------------------------------------------------------------------
+
+
+def varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value % 128 + 128])
+        value //= 128
+    return out + bytes([value])
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1).filter(any))
+def test_a_frame_is_a_protobuf_message_of_one_bytes_field(parts: list[bytes]) -> None:
+    data = b"".join(parts)
+    message = encode_frame(parts)
+    assert message == b"\x0a" + varint(len(data)) + data
+    assert decode_frame(message) == data
+
+
+@pytest.mark.parametrize("size", [127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_the_length_grows_by_a_byte_where_protobufs_does(size: int) -> None:
+    message = encode_frame([bytes(size)])
+    assert message[: len(message) - size] == b"\x0a" + varint(size)
+    assert len(decode_frame(message)) == size
+
+
+def test_a_frame_is_read_without_a_copy() -> None:
+    message = encode_frame([b"x" * 1000])
+    assert decode_frame(message).obj is message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x12\x01a",  # another field
+        b"\x0a\x02a",  # short
+        b"\x0a\x01ab",  # long
+        b"\x0a",  # no length
+        b"\x0a\x80\x80\x80\x80\x80",  # a length without end
+        b"\x0a\x81",
+        b"\x0a\x01a\x0a\x01b",  # the field twice
+    ],
+)
+def test_a_malformed_frame_is_named(message: bytes) -> None:
+    with pytest.raises(StreamClosed, match="malformed frame"):
+        decode_frame(message)
+
+
+def test_frames_at_and_over_the_limit() -> None:
+    encode_frame([bytes(FRAME_LIMIT_BYTES)])
+    with pytest.raises(AssertionError):
+        encode_frame([bytes(FRAME_LIMIT_BYTES), b"x"])
+
+
+def test_a_frame_of_the_largest_size_passes_and_a_larger_message_is_refused_by_grpc() -> None:
+    heard: list[int] = []
+
+    async def listen(stream: FrameStream) -> None:
+        while True:
+            heard.append(len(await stream.receive()))
+
+    async def main() -> None:
+        services = {"t.T": {"S": frame_stream_handler(listen)}}
+        no_limit = [("grpc.max_send_message_length", -1)]
+        async with (
+            grpc_server(services, host="127.0.0.1", port=0) as port,
+            open_channel(f"127.0.0.1:{port}") as channel,
+            aio.insecure_channel(f"127.0.0.1:{port}", options=no_limit) as unlimited,
+        ):
+            stream = open_frame_stream(channel, "/t.T/S", peer="server")
+            await stream.send([bytes(FRAME_LIMIT_BYTES)])
+            await wait_until(lambda: heard == [FRAME_LIMIT_BYTES])
+            await stream.close()
+            raw = unlimited.stream_stream("/t.T/S")()
+            await raw.write(bytes(FRAME_LIMIT_BYTES + 100))
+            with pytest.raises(aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+                await raw.read()
+
+    run(main())
+    assert heard == [FRAME_LIMIT_BYTES]
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
+    async def main() -> None:
+        async with open_channel(f"127.0.0.1:{free_port()}") as channel:
+            stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
+            with pytest.raises(StreamClosed, match="UNAVAILABLE") as caught:
+                await stream.receive()
+            assert not caught.value.clean
+            with pytest.raises(StreamClosed):
+                await stream.send([b"x"])
+            await stream.close()
+
+    run(main())
+
+
+def test_sending_to_an_unreachable_peer_ends_too() -> None:
+    async def main() -> None:
+        async with open_channel(f"127.0.0.1:{free_port()}") as channel:
+            stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
+            with pytest.raises(StreamClosed):
+                await stream.send([b"x"])
+            await stream.close()
+
+    run(main())
+
+
+def test_closing_the_channel_ends_its_streams_without_a_false_cancellation() -> None:
+    async def hold(stream: FrameStream) -> None:
+        await stream.receive()
+
+    async def read(stream: FrameStream) -> str:
+        with pytest.raises(StreamClosed) as caught:
+            await stream.receive()
+        assert not caught.value.clean
+        return "closed"
+
+    async def main() -> None:
+        async with serving(S=frame_stream_handler(hold)) as channel:
+            stream = open_frame_stream(channel, "/t.T/S", peer="server")
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(read(stream))
+                await settle()
+                await channel.close()
+                assert await reading == "closed"
+            await stream.close()
+
+    run(main())
+
+
+def test_a_server_that_stops_ends_its_streams_within_its_grace() -> None:
+    async def hold(stream: FrameStream) -> None:
+        await stream.receive()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        handler = frame_stream_handler(hold)
+        loop = asyncio.get_running_loop()
+        async with grpc_server(
+            {"t.T": {"S": handler}}, host="127.0.0.1", port=0, grace_s=0.05
+        ) as port:
+            channel = open_channel(f"127.0.0.1:{port}")
+            stream = open_frame_stream(channel, "/t.T/S", peer="server")
+            await stream.send([b"x"])
+            begin_s = loop.time()
+        assert loop.time() - begin_s < 2
+        with pytest.raises(StreamClosed) as caught:
+            await stream.receive()
+        assert not caught.value.clean
+        await stream.close()
+        await channel.close()
+
+    run(main())
+
+
+def test_a_malformed_frame_ends_that_stream_only() -> None:
+    reasons: list[str] = []
+
+    async def echo(stream: FrameStream) -> None:
+        try:
+            while True:
+                await stream.send([await stream.receive()])
+        except StreamClosed as closed:
+            reasons.append(closed.reason)
+            raise
+
+    async def main() -> None:
+        async with serving(S=frame_stream_handler(echo)) as channel:
+            good = open_frame_stream(channel, "/t.T/S", peer="server")
+            raw = channel.stream_stream("/t.T/S")()
+            await raw.write(b"\x12\x03bad")
+            await wait_until(lambda: reasons)
+            await good.send([b"still here"])
+            assert await good.receive() == b"still here"
+            await good.close()
+            raw.cancel()
+
+    run(main())
+    assert "malformed" in reasons[0]
+
+
+def test_a_client_that_only_half_closes_has_not_said_goodbye() -> None:
+    ends: list[bool] = []
+
+    async def listen(stream: FrameStream) -> None:
+        try:
+            await stream.receive()
+        except StreamClosed as closed:
+            ends.append(closed.clean)
+
+    async def main() -> None:
+        async with serving(S=frame_stream_handler(listen)) as channel:
+            raw = channel.stream_stream("/t.T/S")()
+            await raw.done_writing()
+            await wait_until(lambda: ends)
+            raw.cancel()
+
+    run(main())
+    assert ends == [False]
+
+
+def test_a_stream_end_of_another_stream_is_the_handlers_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def other_stream_broke(stream: FrameStream) -> None:
+        await stream.receive()
+        raise StreamClosed("bookie b1 is gone", clean=False)
+
+    async def main() -> None:
+        async with serving(S=frame_stream_handler(other_stream_broke)) as channel:
+            stream = open_frame_stream(channel, "/t.T/S", peer="server")
+            await stream.send([b"x"])
+            with pytest.raises(StreamClosed, match="ABORTED: StreamClosed: bookie b1 is gone"):
+                await stream.receive()
+            await stream.close()
+
+    run(main())
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+# -- other calls -----------------------------------------------------------------------------------
+
+
+class NoSuchLedger(Exception):
+    definite = True
+
+
+def test_a_call_answers_or_fails_with_the_error_text() -> None:
+    async def answer(request: bytes) -> bytes:
+        if request == b"known":
+            return b"answer"
+        if request == b"bug":
+            raise ZeroDivisionError("details stay here")
+        raise NoSuchLedger(request.decode())
+
+    async def main() -> None:
+        async with serving(U=unary_handler(answer)) as channel:
+            assert await call_unary(channel, "/t.T/U", b"known") == b"answer"
+            with pytest.raises(CallFailed, match="ABORTED: NoSuchLedger: 7"):
+                await call_unary(channel, "/t.T/U", b"7")
+            with pytest.raises(CallFailed, match="INTERNAL: internal error"):
+                await call_unary(channel, "/t.T/U", b"bug")
+            with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
+                await call_unary(channel, "/t.T/Nothing", b"")
+
+    run(main())
+
+
+def test_a_call_may_be_cancelled_and_a_closed_channel_is_not_a_cancellation() -> None:
+    waiting = 0
+
+    async def never(request: bytes) -> bytes:
+        nonlocal waiting
+        waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            waiting -= 1
+        return request
+
+    async def fails(channel: aio.Channel) -> None:
+        with pytest.raises(CallFailed):
+            await call_unary(channel, "/t.T/U", b"")
+
+    async def main() -> None:
+        async with serving(U=unary_handler(never)) as channel:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await call_unary(channel, "/t.T/U", b"")
+            await wait_until(lambda: waiting == 0)
+            async with asyncio.TaskGroup() as group:
+                failing = group.create_task(fails(channel))
+                await wait_until(lambda: waiting == 1)
+                await channel.close()
+                await failing
+
+    run(main())
+
+
+def test_frames_in_answer_to_one_request() -> None:
+    async def count(request: bytes) -> AsyncIterator[Sequence[Buffer]]:
+        for i in range(int(request)):
+            yield [b"entry ", b"%d" % i]
+        if request == b"3":
+            raise NoSuchLedger("3")
+
+    async def main() -> None:
+        async with serving(R=frame_reply_handler(count)) as channel:
+            frames = [bytes(f) async for f in read_frames(channel, "/t.T/R", b"2")]
+            assert frames == [b"entry 0", b"entry 1"]
+            assert [f async for f in read_frames(channel, "/t.T/R", b"0")] == []
+            failing = read_frames(channel, "/t.T/R", b"3")
+            for i in range(3):
+                assert await anext(failing) == b"entry %d" % i
+            with pytest.raises(StreamClosed, match="ABORTED: NoSuchLedger: 3"):
+                await anext(failing)
+
+    run(main())
+
+
+def test_an_answer_that_is_left_early_ends_at_the_server() -> None:
+    left = asyncio.Event()
+
+    async def endless(_: bytes) -> AsyncIterator[Sequence[Buffer]]:
+        try:
+            while True:
+                yield [bytes(100_000)]
+        finally:
+            left.set()
+
+    async def main() -> None:
+        async with serving(R=frame_reply_handler(endless)) as channel:
+            async with aclosing(read_frames(channel, "/t.T/R", b"")) as frames:
+                async for _ in frames:
+                    break
+            await left.wait()
+
+    run(main())
+
+
+# -- the server ------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_named() -> None:
+    async def main() -> None:
+        async with grpc_server({}, host="127.0.0.1", port=0) as port:
+            with pytest.raises(PortInUse, match=str(port)):
+                async with grpc_server({}, host="127.0.0.1", port=port):
+                    pass
+
+    run(main())
+
+
+def test_a_port_can_be_taken_again_at_once() -> None:
+    async def main() -> None:
+        async with grpc_server({}, host="127.0.0.1", port=0) as port:
+            pass
+        async with grpc_server({}, host="127.0.0.1", port=port) as again:
+            assert again == port
+
+    run(main())

@@ -1,0 +1,317 @@
+"""The stored entry: what a ledger keeps for one message or one batch, and how a broker reads it.
+
+    [0x0e02 | u32 size | BrokerEntryMetadata]    put in front by the broker, stripped for delivery
+    [0x0e01 | u32 CRC32C]                        of everything after it; a producer may leave it out
+    u32 size | MessageMetadata                   never compressed
+    payload                                      one message, a batch or a chunk: message.py
+
+Sizes are big-endian. A broker never rewrites what the producer sent: it parses the metadata once,
+on arrival, keeps the few fields that dispatch needs (EntryView), and passes the bytes through. The
+two byte pairs cannot be taken for a metadata size, which would have to be 234 MB.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, cast
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import Compression
+from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
+
+# What a SEND may carry as payload, after compression: Pulsar's limit, announced at CONNECT.
+MESSAGE_BYTES_MAX: Final = 5 * 1024 * 1024
+# A whole stored entry: a payload, and Pulsar's 10 KiB for everything in front of it.
+ENTRY_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 10 * 1024
+# What the broker puts in front: magic and size, then twice a tag and a varint of ten bytes at most.
+BROKER_METADATA_BYTES_MAX: Final = 6 + 2 * (1 + 10)
+# So this is what a producer may send.
+ENTRY_SENT_BYTES_MAX: Final = ENTRY_BYTES_MAX - BROKER_METADATA_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Which part of a large message an entry holds."""
+
+    uuid: str  # common to all chunks of the message
+    index: int
+    count: int
+    total_bytes: int  # of all chunks together
+
+
+@dataclass(slots=True)
+class EntryView:
+    """What a broker knows of an entry without opening its payload.
+
+    A value, never changed once made; not frozen, because that alone would cost 2 us an entry.
+    """
+
+    # What was parsed, not copied: starts at the checksum, or at the metadata size if there is none.
+    data: bytes | memoryview
+    payload_bytes: int  # as sent
+    producer_name: str
+    sequence_id: int  # of the first message
+    highest_sequence_id: int  # of the last message; sequence_id when the producer does not say
+    publish_time_ms: int
+    num_messages: int
+    is_batch: bool  # the layout of the payload; a batch may hold one message
+    partition_key: str | None
+    partition_key_b64: bool  # partition_key is base64 of bytes
+    null_partition_key: bool
+    ordering_key: bytes | None
+    event_time_ms: int  # 0: none
+    deliver_at_ms: int | None  # None: at once
+    marker_type: int | None  # None: it holds messages of users
+    compression: Compression
+    uncompressed_size: int
+    chunk: Chunk | None  # None: it holds whole messages
+    null_value: bool
+
+
+def parse_entry(data: bytes | memoryview) -> EntryView:
+    """Read an entry as a producer sent it. The view keeps `data`: pass bytes that may live long.
+
+    Raises EntryTooLarge, ChecksumMismatch, and MalformedEntry also for broker entry metadata, which
+    is not a producer's to write.
+    """
+    if len(data) > ENTRY_SENT_BYTES_MAX:
+        raise EntryTooLarge("entry", len(data), ENTRY_SENT_BYTES_MAX)
+    head = _head(data)
+    _verify(data, head)
+    view = _view(data, head)
+    if view.payload_bytes > MESSAGE_BYTES_MAX:
+        raise EntryTooLarge("payload", view.payload_bytes, MESSAGE_BYTES_MAX)
+    return view
+
+
+def parse_stored_entry(data: bytes | memoryview) -> EntryView:
+    """Read an entry whose bytes are known to be whole, such as those under a ledger's digest.
+
+    As `parse_entry` without computing the checksum; `data` comes from `strip_broker_metadata`.
+    """
+    return _view(data, _head(data))
+
+
+# Broker entry metadata
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerMetadata:
+    """What the broker adds to an entry."""
+
+    broker_timestamp_ms: int  # the broker's clock when the entry was appended
+    index: int  # of the entry's last message among all messages of the topic, from 0
+
+
+def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
+    """The bytes that turn an entry as sent into an entry as stored, when put in front of it."""
+    metadata = _timestamp_field(broker_timestamp_ms) + b"\x10" + varint(index)
+    return _PREFIX.pack(_MAGIC_BROKER_METADATA, len(metadata)) + metadata
+
+
+def with_broker_metadata(entry: bytes, *, broker_timestamp_ms: int, index: int) -> bytes:
+    """The stored form of an entry."""
+    return broker_metadata_prefix(broker_timestamp_ms=broker_timestamp_ms, index=index) + entry
+
+
+def strip_broker_metadata(
+    stored: bytes | memoryview,
+) -> tuple[BrokerMetadata | None, memoryview]:
+    """The broker's part and the rest, as a view. None: there is no such part, all is the rest.
+
+    Raises MalformedEntry.
+    """
+    view = memoryview(stored)
+    magic, size, _ = _head(view)
+    if magic != _MAGIC_BROKER_METADATA:
+        return None, view
+    end = _PREFIX.size + size
+    if end > len(view):
+        raise MalformedEntry(f"the broker entry metadata of {size} bytes is truncated")
+    try:
+        parsed = _broker_metadata_from(view[_PREFIX.size : end])
+    except DecodeError as error:
+        raise MalformedEntry(f"the broker entry metadata cannot be parsed: {error}") from None
+    if not (parsed.HasField("broker_timestamp") and parsed.HasField("index")):
+        raise MalformedEntry("the broker entry metadata lacks its time or index")
+    return BrokerMetadata(parsed.broker_timestamp, parsed.index), view[end:]
+
+
+# The layers of an entry, also for message.py
+
+
+def open_entry(data: bytes | memoryview) -> tuple[pb.MessageMetadata, int]:
+    """The metadata and where the payload begins, after the CRC32C was checked, if there is one.
+
+    Raises ChecksumMismatch, and MalformedEntry as `parse_entry`.
+    """
+    head = _head(data)
+    _verify(data, head)
+    return _parse_metadata(data, head)
+
+
+def checked_text(text: str) -> str:
+    """A string of protobuf, which hands out invalid UTF-8 as bytes. Raises MalformedEntry."""
+    if type(text) is not str:
+        raise MalformedEntry("a string in the metadata is not UTF-8")
+    return text
+
+
+def chunk_of(metadata: pb.MessageMetadata) -> Chunk | None:
+    """Which chunk the entry is. None: it is whole. Raises MalformedEntry."""
+    count = metadata.num_chunks_from_msg
+    if count in (0, 1):
+        return None
+    if not 0 <= metadata.chunk_id < count or metadata.HasField("num_messages_in_batch"):
+        raise MalformedEntry(f"chunk {metadata.chunk_id} of {count} is not possible")
+    return Chunk(
+        uuid=checked_text(metadata.uuid),
+        index=metadata.chunk_id,
+        count=count,
+        total_bytes=metadata.total_chunk_msg_size,
+    )
+
+
+def batch_size_of(metadata: pb.MessageMetadata, payload_bytes: int) -> int:
+    """How many messages the batch holds. Raises MalformedEntry.
+
+    A count that cannot fit into the payload is refused, because permits, backlogs and the index of
+    every later message are computed from it.
+    """
+    count = metadata.num_messages_in_batch
+    plain_bytes = metadata.uncompressed_size if metadata.compression else payload_bytes
+    if not 1 <= count <= plain_bytes // BATCHED_MESSAGE_BYTES_MIN:
+        raise MalformedEntry(f"{count} messages cannot be in a batch of {plain_bytes} bytes")
+    return count
+
+
+def varint(number: int) -> bytes:
+    """A protobuf varint of an unsigned 64-bit number; -1 and other negative ones as 2^64 - n."""
+    number &= 0xFFFFFFFFFFFFFFFF
+    if number < 0x80:
+        return _ONE_BYTE[number]
+    if number < 0x4000:
+        return _MORE[number & 0x7F] + _ONE_BYTE[number >> 7]
+    if number < 0x200000:
+        return _MORE[number & 0x7F] + _MORE[number >> 7 & 0x7F] + _ONE_BYTE[number >> 14]
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+# Mechanics
+
+# In a batch: a u32 and a SingleMessageMetadata, of which the payload size takes two bytes at least.
+BATCHED_MESSAGE_BYTES_MIN: Final = 6
+
+_MAGIC_CHECKSUM = 0x0E01
+_MAGIC_BROKER_METADATA = 0x0E02
+_PREFIX = struct.Struct(">HI")  # magic, checksum or size
+_HEAD = struct.Struct(">HII")  # and the metadata size behind a checksum
+_ONE_BYTE = [bytes([number]) for number in range(0x80)]
+_MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
+_COMPRESSIONS = tuple(Compression)
+_COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
+
+_Head = tuple[int, int, int]
+# Looking these up costs as much as a field of the metadata does. The stubs of protobuf do not know
+# that parsing takes any buffer.
+_unpack_head = _HEAD.unpack_from
+_crc32c: Callable[[bytes], int] = google_crc32c.value
+_metadata_from: "Callable[[bytes | memoryview], pb.MessageMetadata]" = cast(
+    "Any", pb.MessageMetadata.FromString
+)
+_broker_metadata_from: "Callable[[bytes | memoryview], pb.BrokerEntryMetadata]" = cast(
+    "Any", pb.BrokerEntryMetadata.FromString
+)
+
+
+def _head(data: bytes | memoryview) -> _Head:
+    """The first ten bytes. The shortest metadata has six and its size four, so none has fewer."""
+    try:
+        return _unpack_head(data)
+    except struct.error:
+        raise MalformedEntry(f"an entry of {len(data)} bytes is truncated") from None
+
+
+def _verify(data: bytes | memoryview, head: _Head) -> None:
+    magic, expected, _ = head
+    if magic == _MAGIC_CHECKSUM:
+        actual = _crc32c(bytes(data[_PREFIX.size :]))  # it takes nothing but bytes
+        if actual != expected:
+            raise ChecksumMismatch(expected, actual)
+    elif magic == _MAGIC_BROKER_METADATA:
+        raise MalformedEntry("it begins with broker entry metadata, which only a broker writes")
+
+
+def _parse_metadata(data: bytes | memoryview, head: _Head) -> tuple[pb.MessageMetadata, int]:
+    magic, following, size = head
+    start = _HEAD.size
+    if magic != _MAGIC_CHECKSUM:
+        size = magic << 16 | following >> 16
+        start = 4
+    end = start + size
+    if end > len(data):
+        raise MalformedEntry(f"the metadata of {size} bytes is truncated")
+    encoded = data[start:end]
+    try:
+        metadata = _metadata_from(encoded)
+    except DecodeError as error:
+        raise MalformedEntry(f"the metadata cannot be parsed: {error}") from None
+    has = metadata.HasField
+    if not (has("producer_name") and has("sequence_id") and has("publish_time")):
+        raise MalformedEntry("the metadata lacks the producer's name, sequence id or publish time")
+    # protobuf reads an unknown codec as none at all. The search is cheap and seldom finds anything.
+    if _COMPRESSION_TAG in encoded and not has("compression"):
+        _refuse_unknown_compression(metadata)
+    return metadata, end
+
+
+def _view(data: bytes | memoryview, head: _Head) -> EntryView:
+    metadata, payload_at = _parse_metadata(data, head)
+    has = metadata.HasField  # bound once: a broker's hottest lines
+    sequence_id = metadata.sequence_id
+    is_batch = has("num_messages_in_batch")
+    has_key = has("partition_key")
+    payload_bytes = len(data) - payload_at
+    return EntryView(
+        data,
+        payload_bytes,
+        checked_text(metadata.producer_name),
+        sequence_id,
+        max(sequence_id, metadata.highest_sequence_id),
+        metadata.publish_time,
+        batch_size_of(metadata, payload_bytes) if is_batch else 1,
+        is_batch,
+        checked_text(metadata.partition_key) if has_key else None,
+        has_key and metadata.partition_key_b64_encoded,
+        metadata.null_partition_key,
+        metadata.ordering_key if has("ordering_key") else None,
+        metadata.event_time,
+        metadata.deliver_at_time if has("deliver_at_time") else None,
+        metadata.marker_type if has("marker_type") else None,
+        _COMPRESSIONS[metadata.compression],
+        metadata.uncompressed_size,
+        chunk_of(metadata) if metadata.num_chunks_from_msg else None,
+        metadata.null_value,
+    )
+
+
+@lru_cache(maxsize=8)  # a broker appends many entries within one millisecond
+def _timestamp_field(timestamp_ms: int) -> bytes:
+    return b"\x08" + varint(timestamp_ms)
+
+
+def _refuse_unknown_compression(metadata: pb.MessageMetadata) -> None:
+    unknown = UnknownFieldSet(metadata)
+    for index in range(len(unknown)):
+        if unknown[index].field_number == pb.MessageMetadata.COMPRESSION_FIELD_NUMBER:
+            raise MalformedEntry(f"unknown compression type {unknown[index].data}")

@@ -1,0 +1,357 @@
+"""Messages as clients make and read them: the payload of an entry.
+
+An entry (entry.py) holds one of three things:
+
+- One message: the payload is its value, the metadata describes it.
+- A batch: `num_messages_in_batch` is present, even if it is 1. The payload is, for each message,
+
+      u32 size, big-endian | SingleMessageMetadata | value of payload_size bytes
+
+- A chunk of one large message: `num_chunks_from_msg` is above 1. The payload is a piece of the
+  value after compression, so the pieces are joined before they are decompressed.
+
+Compression covers the whole payload and never the metadata; `uncompressed_size` is its size before.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import (
+    UNCOMPRESSED_BYTES_MAX,
+    Compression,
+    compress,
+    decompress,
+)
+from magnetar.protos.entry import (
+    ENTRY_SENT_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    BrokerMetadata,
+    Chunk,
+    batch_size_of,
+    checked_text,
+    chunk_of,
+    open_entry,
+    strip_broker_metadata,
+    varint,
+)
+from magnetar.protos.errors import (
+    BatchDeserializeError,
+    EntryEncrypted,
+    EntryTooLarge,
+    MalformedEntry,
+)
+
+# Writing
+
+
+@dataclass(slots=True)
+class OutgoingMessage:
+    """One message to publish. A value, never changed once made; not frozen for speed."""
+
+    payload: bytes
+    sequence_id: int
+    properties: Mapping[str, str] = field(default_factory=lambda: _NO_PROPERTIES)
+    partition_key: str | None = None
+    partition_key_b64: bool = False  # partition_key is base64 of bytes
+    ordering_key: bytes | None = None
+    event_time_ms: int = 0  # 0: none
+    deliver_at_ms: int | None = None  # None: at once; never in a batch
+    null_value: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """What the entries of a producer have in common."""
+
+    producer_name: str
+    publish_time_ms: int
+    compression: Compression = Compression.NONE
+    schema_version: bytes | None = None
+
+
+def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]:
+    """The entry for one message on its own: [everything in front, payload].
+
+    Raises EntryTooLarge.
+    """
+    metadata = _message_metadata(message, header)
+    return _entry(metadata, compress(header.compression, message.payload))
+
+
+def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> list[bytes]:
+    """The entry for a batch of one or more messages: [everything in front, payload].
+
+    Key and ordering key stand in the entry's metadata too when all messages share them, so that a
+    broker can dispatch by key without opening the batch. A delayed message does not go into one.
+    Raises EntryTooLarge.
+    """
+    payload = b"".join(_batched(messages))
+    first = messages[0]
+    metadata = _metadata(first.sequence_id, header, len(payload))
+    metadata.num_messages_in_batch = len(messages)
+    metadata.highest_sequence_id = messages[-1].sequence_id
+    key, ordering_key = first.partition_key, first.ordering_key
+    if all(m.partition_key == key and m.ordering_key == ordering_key for m in messages):
+        _set_keys(metadata, first)
+    return _entry(metadata, compress(header.compression, payload))
+
+
+def encode_chunks(
+    message: OutgoingMessage, header: EntryHeader, *, uuid: str, chunk_bytes_max: int
+) -> Iterator[list[bytes]]:
+    """The entries for a message that is too large for one, in order.
+
+    Their metadata is the message's, repeated. A message that fits becomes one ordinary entry.
+    Raises EntryTooLarge, which only the metadata can cause.
+    """
+    assert 0 < chunk_bytes_max <= MESSAGE_BYTES_MAX
+    payload = compress(header.compression, message.payload)
+    count = max(1, -(-len(payload) // chunk_bytes_max))
+    metadata = _message_metadata(message, header)
+    if count == 1:
+        yield _entry(metadata, payload)
+        return
+    metadata.uuid = uuid
+    metadata.num_chunks_from_msg = count
+    metadata.total_chunk_msg_size = len(payload)
+    for index in range(count):
+        metadata.chunk_id = index
+        yield _entry(metadata, payload[index * chunk_bytes_max : (index + 1) * chunk_bytes_max])
+
+
+# Reading
+
+
+@dataclass(slots=True)
+class ReceivedEntry:
+    """An entry as a consumer gets it. A value, never changed once made; not frozen for speed."""
+
+    producer_name: str
+    sequence_id: int
+    publish_time_ms: int
+    num_messages: int
+    is_batch: bool
+    chunk: Chunk | None  # None: it holds whole messages
+    compression: Compression
+    uncompressed_size: int
+    schema_version: bytes | None
+    deliver_at_ms: int | None
+    broker: BrokerMetadata | None  # None: the broker did not send it
+    payload: bytes  # as sent, so still compressed
+    metadata: pb.MessageMetadata  # for decode_messages
+
+
+@dataclass(slots=True)
+class ReceivedMessage:
+    """One message of an entry. A value, never changed once made; not frozen for speed."""
+
+    payload: bytes
+    properties: Mapping[str, str]
+    partition_key: str | None
+    partition_key_b64: bool  # partition_key is base64 of bytes
+    ordering_key: bytes | None
+    event_time_ms: int  # 0: none
+    sequence_id: int
+    null_value: bool
+    batch_index: int  # -1: the entry is not a batch
+
+
+def read_entry(data: bytes | memoryview) -> ReceivedEntry:
+    """Check and parse what follows a MESSAGE command; nothing of `data` is kept.
+
+    Raises ChecksumMismatch, MalformedEntry, EntryEncrypted.
+    """
+    broker, rest = strip_broker_metadata(data)
+    entry = bytes(rest)
+    metadata, payload_at = open_entry(entry)
+    if metadata.encryption_keys:
+        raise EntryEncrypted
+    has = metadata.HasField
+    is_batch = has("num_messages_in_batch")
+    return ReceivedEntry(
+        producer_name=checked_text(metadata.producer_name),
+        sequence_id=metadata.sequence_id,
+        publish_time_ms=metadata.publish_time,
+        num_messages=batch_size_of(metadata, len(entry) - payload_at) if is_batch else 1,
+        is_batch=is_batch,
+        chunk=chunk_of(metadata),
+        compression=_COMPRESSIONS[metadata.compression],
+        uncompressed_size=metadata.uncompressed_size,
+        schema_version=metadata.schema_version if has("schema_version") else None,
+        deliver_at_ms=metadata.deliver_at_time if has("deliver_at_time") else None,
+        broker=broker,
+        payload=entry[payload_at:],
+        metadata=metadata,
+    )
+
+
+def decode_messages(
+    entry: ReceivedEntry,
+    payload: bytes | None = None,
+    *,
+    bytes_max: int = UNCOMPRESSED_BYTES_MAX,
+) -> list[ReceivedMessage]:
+    """The messages of an entry, in order.
+
+    For a chunked message pass its last entry and the payloads of all its chunks, joined. Raises
+    DecompressionError, UncompressedSizeCorruption, BatchDeserializeError, MalformedEntry.
+    """
+    assert (payload is None) == (entry.chunk is None)
+    sent = entry.payload if payload is None else payload
+    plain = decompress(entry.compression, sent, entry.uncompressed_size, bytes_max=bytes_max)
+    metadata = entry.metadata
+    if not entry.is_batch:
+        return [_received(metadata, plain, entry.sequence_id, -1)]
+    return _unbatched(entry, plain)
+
+
+# Mechanics of writing
+
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+_U32 = struct.Struct(">I")
+_CHECKED_HEAD = struct.Struct(">HII")  # 0x0e01, checksum, metadata size
+
+
+def _metadata(sequence_id: int, header: EntryHeader, uncompressed_size: int) -> pb.MessageMetadata:
+    metadata = pb.MessageMetadata(
+        producer_name=header.producer_name,
+        sequence_id=sequence_id,
+        publish_time=header.publish_time_ms,
+    )
+    if header.compression:
+        metadata.compression = _WIRE_COMPRESSIONS[header.compression]
+        metadata.uncompressed_size = uncompressed_size
+    if header.schema_version is not None:
+        metadata.schema_version = header.schema_version
+    return metadata
+
+
+def _message_metadata(message: OutgoingMessage, header: EntryHeader) -> pb.MessageMetadata:
+    metadata = _metadata(message.sequence_id, header, len(message.payload))
+    _describe(metadata, message)
+    if message.deliver_at_ms is not None:
+        metadata.deliver_at_time = message.deliver_at_ms
+    return metadata
+
+
+def _describe(
+    metadata: pb.MessageMetadata | pb.SingleMessageMetadata, message: OutgoingMessage
+) -> None:
+    for key, value in message.properties.items():
+        metadata.properties.add(key=key, value=value)
+    _set_keys(metadata, message)
+    if message.event_time_ms:
+        metadata.event_time = message.event_time_ms
+    if message.null_value:
+        assert not message.payload
+        metadata.null_value = True
+
+
+def _set_keys(
+    metadata: pb.MessageMetadata | pb.SingleMessageMetadata, message: OutgoingMessage
+) -> None:
+    if message.partition_key is not None:
+        metadata.partition_key = message.partition_key
+        if message.partition_key_b64:
+            metadata.partition_key_b64_encoded = True
+    if message.ordering_key is not None:
+        metadata.ordering_key = message.ordering_key
+
+
+def _batched(messages: Sequence[OutgoingMessage]) -> Iterator[bytes]:
+    for message in messages:
+        assert message.deliver_at_ms is None
+        encoded = _single_metadata(message)
+        yield _U32.pack(len(encoded))
+        yield encoded
+        yield message.payload
+
+
+def _single_metadata(message: OutgoingMessage) -> bytes:
+    plain = not (message.properties or message.event_time_ms or message.null_value)
+    if plain and message.partition_key is None and message.ordering_key is None:
+        # The common case by hand, a third of what protobuf takes: payload_size, sequence_id.
+        return b"\x18" + varint(len(message.payload)) + b"\x40" + varint(message.sequence_id)
+    metadata = pb.SingleMessageMetadata(
+        payload_size=len(message.payload), sequence_id=message.sequence_id
+    )
+    _describe(metadata, message)
+    return metadata.SerializeToString()
+
+
+def _entry(metadata: pb.MessageMetadata, payload: bytes) -> list[bytes]:
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise EntryTooLarge("payload", len(payload), MESSAGE_BYTES_MAX)
+    encoded = metadata.SerializeToString()
+    size = _CHECKED_HEAD.size + len(encoded) + len(payload)
+    if size > ENTRY_SENT_BYTES_MAX:
+        raise EntryTooLarge("entry", size, ENTRY_SENT_BYTES_MAX)
+    checksum = google_crc32c.value(_U32.pack(len(encoded)) + encoded)
+    checksum = google_crc32c.extend(checksum, payload)
+    return [_CHECKED_HEAD.pack(0x0E01, checksum, len(encoded)) + encoded, payload]
+
+
+# Mechanics of reading
+
+_COMPRESSIONS = tuple(Compression)
+_WIRE_COMPRESSIONS = tuple(pb.CompressionType.values())
+
+
+def _unbatched(entry: ReceivedEntry, payload: bytes) -> list[ReceivedMessage]:
+    messages = []
+    parse = pb.SingleMessageMetadata.FromString
+    end = 0  # of the message before
+    for index in range(entry.num_messages):
+        try:
+            (size,) = _U32.unpack_from(payload, end)
+        except struct.error:
+            raise BatchDeserializeError(f"the batch ends before message {index}") from None
+        start = end + 4 + size
+        try:
+            metadata = parse(payload[end + 4 : start])
+        except DecodeError as error:
+            raise BatchDeserializeError(f"metadata of message {index}: {error}") from None
+        payload_size = metadata.payload_size
+        end = start + payload_size
+        if not metadata.HasField("payload_size") or payload_size < 0 or end > len(payload):
+            raise BatchDeserializeError(f"message {index} does not fit into the batch")
+        own = metadata.HasField("sequence_id")
+        sequence_id = metadata.sequence_id if own else entry.sequence_id
+        messages.append(_received(metadata, payload[start:end], sequence_id, index))
+    if end != len(payload):
+        raise BatchDeserializeError(f"{len(payload) - end} bytes follow the last message")
+    return messages
+
+
+def _received(
+    metadata: pb.MessageMetadata | pb.SingleMessageMetadata,
+    payload: bytes,
+    sequence_id: int,
+    batch_index: int,
+) -> ReceivedMessage:
+    has_key = metadata.HasField("partition_key")
+    properties = metadata.properties
+    return ReceivedMessage(
+        payload,
+        _properties(metadata) if properties else _NO_PROPERTIES,
+        checked_text(metadata.partition_key) if has_key else None,
+        has_key and metadata.partition_key_b64_encoded,
+        metadata.ordering_key if metadata.HasField("ordering_key") else None,
+        metadata.event_time,
+        sequence_id,
+        metadata.null_value,
+        batch_index,
+    )
+
+
+def _properties(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> dict[str, str]:
+    if not metadata.IsInitialized():
+        raise MalformedEntry("a property lacks its key or value")
+    return {checked_text(pair.key): checked_text(pair.value) for pair in metadata.properties}

@@ -1,0 +1,122 @@
+"""A store in memory whose disk forgets: what was not synced may be gone after a crash.
+
+For tests and simulations. It can do what the contract permits and no more: a crash keeps a prefix
+of the unsynced writes, by whole batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from sortedcontainers import SortedDict
+
+from magnetar.bookie.storage.format import (
+    ID_MAX,
+    entry_key,
+    key_after_ledger,
+    key_entry,
+    key_ledger,
+    ledger_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from magnetar.bookie.storage.store import Put
+
+
+class _Deletion(NamedTuple):
+    first: bytes
+    last: bytes  # inclusive
+
+
+class MemoryStorage:
+    """A `Storage`."""
+
+    def __init__(self) -> None:
+        self._values: SortedDict[bytes, bytes] = SortedDict()
+        self._log: list[Sequence[Put | _Deletion]] = []  # every batch ever written
+        self._durable = 0  # how many batches of the log are on the disk
+        self._sequence = 0
+
+    def crash(self, *, kept: int = 0) -> Self:
+        """The store as it opens after a power cut that let `kept` of the unsynced batches survive.
+
+        This one must not be used any more.
+        """
+        assert 0 <= kept <= self.unsynced
+        opened = type(self)()
+        for batch in self._log[: self._durable + kept]:
+            opened._append(batch)
+        opened._durable = len(opened._log)
+        return opened
+
+    @property
+    def unsynced(self) -> int:
+        """How many batches a crash could still lose."""
+        return len(self._log) - self._durable
+
+    def write(self, puts: Sequence[Put]) -> None:
+        self._append(tuple(puts))
+
+    def sync(self) -> None:
+        self._durable = len(self._log)
+
+    def sequence(self) -> int:
+        return self._sequence
+
+    def ledger_record(self, ledger: int) -> bytes | None:
+        value: bytes | None = self._values.get(ledger_key(ledger))
+        return value
+
+    def entry(self, ledger: int, entry: int) -> bytes | None:
+        value: bytes | None = self._values.get(entry_key(ledger, entry))
+        return value
+
+    def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
+        keys = self._span(entry_key(ledger, 0), entry_key(ledger, ID_MAX), reverse=True)
+        key = next(keys, None)
+        return None if key is None else (key_entry(key)[1], self._values[key])
+
+    def run(
+        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> list[bytes]:
+        found: list[bytes] = []
+        size = 0
+        while len(found) < min(entries_max, last - first + 1) and (not found or size < bytes_max):
+            value = self.entry(ledger, first + len(found))
+            if value is None:
+                break
+            found.append(value)
+            size += len(value)
+        return found
+
+    def entry_ids(self, ledger: int, first: int, *, entries_max: int) -> list[int]:
+        keys = self._span(entry_key(ledger, first), entry_key(ledger, ID_MAX))
+        return [key_entry(key)[1] for key, _ in zip(keys, range(entries_max), strict=False)]
+
+    def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
+        keys = self._span(key_after_ledger(after), ledger_key(ID_MAX))
+        return [key_ledger(key) for key, _ in zip(keys, range(ledgers_max), strict=False)]
+
+    def delete_ledger(self, ledger: int) -> None:
+        entries = _Deletion(entry_key(ledger, 0), entry_key(ledger, ID_MAX))
+        self._append((entries, _Deletion(ledger_key(ledger), ledger_key(ledger))))
+
+    def close(self) -> None:
+        self.sync()
+
+    def _span(self, first: bytes, last: bytes, *, reverse: bool = False) -> Iterator[bytes]:
+        keys: Iterator[bytes] = self._values.irange(first, last, reverse=reverse)
+        return keys
+
+    def _append(self, batch: Sequence[Put | _Deletion]) -> None:
+        self._log.append(batch)
+        self._sequence += len(batch)
+        for operation in batch:
+            if isinstance(operation, _Deletion):
+                for key in list(self._span(operation.first, operation.last)):
+                    del self._values[key]
+            else:
+                key, value = operation
+                self._values[key] = value

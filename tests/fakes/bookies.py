@@ -1,0 +1,270 @@
+"""Bookies for tests: one whose disk forgets, clients that speak the contract, images of crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from support import ManualClock
+
+from magnetar.bookie.admission import Admission
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.service import BookieService
+from magnetar.bookie.storage.commit import GroupCommit
+from magnetar.bookie.storage.format import Identity
+from magnetar.bookie.storage.memory import MemoryStorage
+from magnetar.protos.envelope import (
+    BookieCode,
+    decode_acks,
+    decode_hello_reply,
+    decode_read_answers,
+    encode_add,
+    encode_envelope,
+    encode_hello,
+)
+from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from magnetar.bookie.contract import ReadRequest
+    from magnetar.bookie.storage.store import Put
+    from magnetar.protos.envelope import HelloReply, ReadAnswer
+    from magnetar.runtime.frames import FrameStream
+
+INCARNATION = "00112233445566778899aabbccddeeff"
+IDENTITY = Identity(bookie="b1", cluster="c1", incarnation=INCARNATION, boot_epoch=3, ready=True)
+KEY = 0xA11CE  # a master key
+
+
+def crash_image(source: Path, target: Path) -> None:
+    """Copy a live data directory as a killed process leaves it.
+
+    RocksDB removes old log files in the background meanwhile; they are not missed.
+    """
+
+    def copy(name: str, to: str) -> None:
+        try:
+            shutil.copyfile(name, to)
+        except FileNotFoundError:
+            assert "/LOG.old" in name or "/OPTIONS" in name or name.endswith(".dbtmp"), name
+
+    shutil.copytree(source, target, copy_function=copy)
+
+
+def envelope(ledger: int, entry: int, payload: bytes = b"payload", *, confirmed: int = -1) -> bytes:
+    length = len(payload) * (entry + 1)
+    return encode_envelope(
+        ledger=ledger, entry=entry, confirmed=confirmed, length=length, payload=[payload]
+    )
+
+
+def add(
+    ledger: int,
+    entry: int,
+    payload: bytes = b"payload",
+    *,
+    master_key: int = KEY,
+    flags: int = 0,
+    confirmed: int = -1,
+) -> bytes:
+    """The bytes of one add, with the envelope that `envelope` gives."""
+    parts = encode_add(
+        ledger=ledger,
+        entry=entry,
+        confirmed=confirmed,
+        length=len(payload) * (entry + 1),
+        payload=[payload],
+        master_key=master_key,
+        flags=flags,
+    )
+    return b"".join(parts)
+
+
+class FaultyStorage(MemoryStorage):
+    """In memory; any operation can be made to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+        self.batches: list[Sequence[Put]] = []
+        self.failing: dict[str, StorageFailed] = {}  # by operation: write, sync, read
+
+    def write(self, puts: Sequence[Put]) -> None:
+        self._maybe_fail("write")
+        self.batches.append(list(puts))
+        super().write(puts)
+
+    def sync(self) -> None:
+        self._maybe_fail("sync")
+        self.syncs += 1
+        super().sync()
+
+    def entry(self, ledger: int, entry: int) -> bytes | None:
+        self._maybe_fail("read")
+        return super().entry(ledger, entry)
+
+    def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
+        self._maybe_fail("read")
+        return super().last_entry(ledger)
+
+    def ledger_record(self, ledger: int) -> bytes | None:
+        self._maybe_fail("read")
+        return super().ledger_record(ledger)
+
+    def run(
+        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> list[bytes]:
+        self._maybe_fail("read")
+        return super().run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max)
+
+    def _maybe_fail(self, operation: str) -> None:
+        if operation in self.failing:
+            raise self.failing[operation]
+
+
+class GatedThread(ThreadPoolExecutor):
+    """A sync thread that starts its work only while the gate is open: a disk as slow as the test
+    wants, with no real time in it."""
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self._held: list[tuple[Future[object], Callable[[], object]]] = []
+        self.open = True
+
+    def submit(self, fn, /, *args, **kwargs):
+        if self.open:
+            return super().submit(fn, *args, **kwargs)
+        future: Future[object] = Future()
+        self._held.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def release(self) -> None:
+        """Do what was held back, here and now; later work is held back again unless `open`."""
+        held, self._held = self._held, []
+        for future, work in held:
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+
+@dataclass
+class Bookie:
+    """A service on a store in memory, and what can be done to it."""
+
+    service: BookieService
+    storage: FaultyStorage
+    commit: GroupCommit
+    sync_thread: GatedThread
+    deaths: list[StorageFailed] = field(default_factory=list)
+    streams: list[FrameStream] = field(default_factory=list)
+    _group: asyncio.TaskGroup | None = None
+
+    async def connect(
+        self, *, incarnation: str = INCARNATION, name: str = "test", frames_max: int = 64
+    ) -> Writer:
+        writer = self.raw_stream(frames_max=frames_max)
+        await writer.stream.send([encode_hello(incarnation, name)])
+        writer.reply = decode_hello_reply(await writer.stream.receive())
+        return writer
+
+    def raw_stream(self, *, frames_max: int = 64) -> Writer:
+        """Connected, and nothing said yet."""
+        assert self._group is not None
+        here, there = memory_stream_pair("client", "bookie", frames_max=frames_max)
+        self._group.create_task(serve_memory_stream(there, self.service.handle_write))
+        self.streams.append(here)
+        return Writer(here)
+
+    async def read(self, request: ReadRequest) -> list[ReadAnswer]:
+        answers: list[ReadAnswer] = []
+        async for parts in self.service.read(request):
+            answers += decode_read_answers(b"".join(parts))
+        return answers
+
+
+class Writer:
+    """A client's end of a Write stream."""
+
+    def __init__(self, stream: FrameStream) -> None:
+        self.stream = stream
+        self.reply: HelloReply | None = None
+
+    async def send(self, *adds: bytes) -> None:
+        await self.stream.send(adds)
+
+    async def acks(self, count: int) -> list[tuple[int, int, BookieCode]]:
+        acks: list[tuple[int, int, BookieCode]] = []
+        while len(acks) < count:
+            acks += decode_acks(await self.stream.receive())
+        return acks
+
+    async def add(self, *adds: bytes) -> list[BookieCode]:
+        """Send as one frame; the codes in the order of the adds' ids."""
+        await self.send(*adds)
+        return [code for _, _, code in sorted(await self.acks(len(adds)))]
+
+
+@asynccontextmanager
+async def running_bookie(
+    *,
+    storage: FaultyStorage | None = None,
+    pending_bytes_max: int = 1 << 20,
+    ledgers_cached_max: int = 1000,
+    identity: Identity = IDENTITY,
+) -> AsyncIterator[Bookie]:
+    storage = FaultyStorage() if storage is None else storage
+    sync_thread, read_thread = GatedThread(), ThreadPoolExecutor(max_workers=1)
+    deaths: list[StorageFailed] = []
+    commit = GroupCommit(
+        storage,
+        note_durable=lambda _: None,
+        thread=sync_thread,
+        die=deaths.append,
+        pending_bytes_max=pending_bytes_max,
+    )
+    service = BookieService(
+        identity=identity,
+        data_dir=None,
+        storage=storage,
+        commit=commit,
+        admission=Admission(
+            storage,
+            write=commit.write,
+            clock=ManualClock(),
+            ledgers_cached_max=ledgers_cached_max,
+        ),
+        read_thread=read_thread,
+    )
+    bookie = Bookie(service, storage, commit, sync_thread, deaths)
+    try:
+        async with asyncio.TaskGroup() as group:
+            bookie._group = group
+            running = group.create_task(_run(service))
+            yield bookie
+            for stream in bookie.streams:
+                await stream.close()
+            running.cancel()
+    finally:
+        sync_thread.release()
+        sync_thread.shutdown()
+        read_thread.shutdown()
+
+
+async def _run(service: BookieService) -> None:
+    try:
+        await service.run()
+    except StorageFailed:
+        return  # `deaths` has it

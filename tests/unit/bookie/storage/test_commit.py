@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import FaultyStorage, GatedThread
+from support import run, settle, wait_until
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.storage.commit import GroupCommit
+from magnetar.bookie.storage.format import entry_key
+from magnetar.bookie.storage.store import BATCH_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+FAILURE = StorageFailed("sync", "Input/output error")
+
+
+@dataclass
+class World:
+    commit: GroupCommit
+    storage: FaultyStorage
+    thread: GatedThread
+    noted: list[int]
+    deaths: list[StorageFailed]
+    done: list[str]
+
+    def add(self, entry: int, name: str, *, size: int = 10) -> None:
+        self.commit.write([(entry_key(1, entry), bytes(size))])
+        self.commit.when_durable(lambda: self.done.append(name))
+
+
+@asynccontextmanager
+async def world(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World]:
+    storage, thread = FaultyStorage(), GatedThread()
+    noted: list[int] = []
+    deaths: list[StorageFailed] = []
+    commit = GroupCommit(
+        storage,
+        note_durable=noted.append,
+        thread=thread,
+        die=deaths.append,
+        pending_bytes_max=pending_bytes_max,
+    )
+    built = World(commit, storage, thread, noted, deaths, [])
+
+    async def commit_until_death() -> None:
+        with suppress(StorageFailed):
+            await commit.run()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(commit_until_death())
+            yield built
+            running.cancel()
+    finally:
+        thread.shutdown()
+
+
+def in_world(test: Callable[[World], object], **limits: int) -> None:
+    async def main() -> None:
+        async with world(**limits) as built:
+            await test(built)  # type: ignore[misc]
+
+    run(main())
+
+
+def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
+    async def test(world: World) -> None:
+        world.thread.open = False
+        world.add(0, "a")
+        await wait_until(lambda: world.thread.held)
+        assert world.storage.entry(1, 0) is not None  # visible at once
+        assert (world.done, world.noted) == ([], [])
+        world.thread.release()
+        await wait_until(lambda: world.done == ["a"])
+        assert world.noted == [1]
+        assert world.storage.unsynced == 0
+
+    in_world(test)
+
+
+def test_all_that_gathers_during_a_sync_is_one_group() -> None:
+    async def test(world: World) -> None:
+        world.thread.open = False
+        world.add(0, "a")
+        await wait_until(lambda: world.thread.held)
+        for entry in range(1, 100):
+            world.add(entry, "b")
+        await settle()
+        assert world.storage.syncs == 0
+        world.thread.release()
+        await wait_until(lambda: world.done == ["a"])
+        await wait_until(lambda: world.thread.held)
+        world.thread.release()
+        await wait_until(lambda: len(world.done) == 100)
+        assert world.storage.syncs == 2
+        assert world.noted == [1, 100]
+
+    in_world(test)
+
+
+def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
+    """The classic bug: acknowledging with a sync that was under way already."""
+
+    async def test(world: World) -> None:
+        world.thread.open = False
+        world.add(0, "a")
+        await wait_until(lambda: world.thread.held)
+        world.add(1, "b")
+        world.thread.release()
+        await wait_until(lambda: world.done == ["a"])
+        await settle()
+        assert world.done == ["a"]
+        assert world.noted == [1]
+
+    in_world(test)
+
+
+def test_waiting_without_having_written_waits_for_a_sync_all_the_same() -> None:
+    async def test(world: World) -> None:
+        await world.commit.wait_durable()
+        assert world.storage.syncs == 1
+
+    in_world(test)
+
+
+def test_a_large_write_goes_in_batches_and_in_order() -> None:
+    async def test(world: World) -> None:
+        puts = [(entry_key(1, entry), bytes(100_000)) for entry in range(7)]
+        puts.insert(3, (entry_key(2, 0), bytes(BATCH_BYTES_MAX * 3)))  # travels alone
+        world.commit.write(puts)
+        assert [put for batch in world.storage.batches for put in batch] == puts
+        sizes = [sum(len(k) + len(v) for k, v in batch) for batch in world.storage.batches]
+        assert [len(batch) for batch in world.storage.batches] == [2, 1, 1, 2, 2]
+        assert all(
+            size <= BATCH_BYTES_MAX or len(batch) == 1
+            for size, batch in zip(sizes, world.storage.batches, strict=True)
+        )
+        assert world.commit.pending_bytes == sum(sizes)
+        await world.commit.wait_durable()
+        assert world.commit.pending_bytes == 0
+
+    in_world(test)
+
+
+def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
+    async def test(world: World) -> None:
+        world.thread.open = False
+        world.add(0, "a", size=600)
+        await world.commit.wait_room()
+        await wait_until(lambda: world.thread.held)
+        world.add(1, "b", size=600)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(world.commit.wait_room())
+            await settle()
+            assert not waiting.done()
+            world.thread.release()  # the first group; the second is begun
+        assert world.commit.pending_bytes < 1000
+
+    in_world(test, pending_bytes_max=1000)
+
+
+def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
+    async def test(world: World) -> None:
+        world.thread.open = False
+        world.add(0, "a")
+        await wait_until(lambda: world.thread.held)
+        world.add(1, "b")
+        world.storage.failing["sync"] = FAILURE
+        world.thread.release()
+        await wait_until(lambda: world.deaths)
+        world.storage.failing.clear()  # a second sync would succeed: it must not be tried
+        world.thread.open = True
+        await settle()
+        assert world.deaths == [FAILURE]
+        assert (world.done, world.noted, world.storage.syncs) == ([], [], 0)
+        with pytest.raises(StorageFailed):
+            world.commit.write([(entry_key(1, 2), b"v")])
+        with pytest.raises(StorageFailed):
+            await world.commit.wait_durable()
+        with pytest.raises(StorageFailed):
+            await world.commit.wait_room()
+
+    in_world(test)
+
+
+def test_a_failed_write_dies() -> None:
+    async def test(world: World) -> None:
+        world.storage.failing["write"] = StorageFailed("write", "No space left on device")
+        with pytest.raises(StorageFailed, match="No space left"):
+            world.add(0, "a")
+        world.storage.failing.clear()
+        with pytest.raises(StorageFailed, match="No space left"):
+            world.add(1, "b")
+        await settle()
+        assert len(world.deaths) == 1
+        assert world.done == []
+
+    in_world(test)
+
+
+def test_a_watermark_that_cannot_be_written_is_a_failed_sync() -> None:
+    async def main() -> None:
+        def refuse(_: int) -> None:
+            raise StorageFailed("write the watermark", "Input/output error")
+
+        deaths: list[StorageFailed] = []
+        done: list[int] = []
+        thread = GatedThread()
+        commit = GroupCommit(
+            FaultyStorage(),
+            note_durable=refuse,
+            thread=thread,
+            die=deaths.append,
+            pending_bytes_max=1000,
+        )
+        commit.write([(entry_key(1, 0), b"v")])
+        commit.when_durable(lambda: done.append(1))
+        with pytest.raises(StorageFailed, match="watermark"):
+            await commit.run()
+        assert len(deaths) == 1
+        assert done == []
+        thread.shutdown()
+
+    run(main())

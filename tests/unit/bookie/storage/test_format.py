@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.bookie.storage.format import (
+    ID_MAX,
+    WATERMARK_SLOT_BYTES,
+    FormatDamaged,
+    Identity,
+    LedgerRecord,
+    Watermark,
+    decode_identity,
+    decode_ledger_record,
+    decode_watermark,
+    encode_identity,
+    encode_ledger_record,
+    encode_watermark,
+    entry_key,
+    is_name,
+    key_after_ledger,
+    key_entry,
+    key_ledger,
+    ledger_key,
+)
+
+IDS = st.integers(0, ID_MAX)
+U64 = st.integers(0, 2**64 - 1)
+IDENTITY = Identity(
+    bookie="bookie-1.example",
+    cluster="c0ffee",
+    incarnation="0123456789abcdef" * 2,
+    boot_epoch=12,
+    ready=True,
+)
+IDENTITY_TEXT = b"""\
+magnetar bookie 1
+bookie = bookie-1.example
+cluster = c0ffee
+incarnation = 0123456789abcdef0123456789abcdef
+boot_epoch = 12
+state = ready
+crc32c = 7aa7746c
+"""
+
+
+@given(st.tuples(IDS, IDS), st.tuples(IDS, IDS))
+def test_keys_sort_as_their_ids(one: tuple[int, int], other: tuple[int, int]) -> None:
+    assert (entry_key(*one) < entry_key(*other)) == (one < other)
+    assert key_entry(entry_key(*one)) == one
+    assert (ledger_key(one[0]) < ledger_key(other[0])) == (one[0] < other[0])
+    assert key_ledger(ledger_key(one[0])) == one[0]
+    assert entry_key(*one) < ledger_key(other[0])  # entries and records do not mix
+
+
+@given(st.integers(-1, ID_MAX), IDS)
+def test_the_key_after_a_ledger_lies_between_it_and_the_next(ledger: int, other: int) -> None:
+    assert (key_after_ledger(ledger) <= ledger_key(other)) == (other > ledger)
+
+
+@given(U64, st.booleans(), U64)
+def test_ledger_records_survive(master_key: int, fenced: bool, created_ms: int) -> None:
+    record = LedgerRecord(master_key, fenced, created_ms)
+    assert decode_ledger_record(encode_ledger_record(record)) == record
+
+
+def test_a_ledger_record_byte_for_byte() -> None:
+    encoded = encode_ledger_record(LedgerRecord(0xA1, True, 0xB2))
+    assert encoded[4:] == bytes.fromhex("01 01 00000000000000a1 00000000000000b2")
+
+
+def test_a_ledger_record_with_any_flipped_bit_is_damaged() -> None:
+    encoded = encode_ledger_record(LedgerRecord(1, False, 2))
+    for at in range(len(encoded) * 8):
+        flipped = bytearray(encoded)
+        flipped[at // 8] ^= 1 << at % 8
+        with pytest.raises(FormatDamaged):
+            decode_ledger_record(bytes(flipped))
+    for size in range(len(encoded)):
+        with pytest.raises(FormatDamaged):
+            decode_ledger_record(encoded[:size])
+
+
+def slots(first: bytes, second: bytes) -> bytes:
+    return first.ljust(WATERMARK_SLOT_BYTES, b"\0") + second.ljust(WATERMARK_SLOT_BYTES, b"\0")
+
+
+@given(st.tuples(U64, U64, st.booleans()), st.tuples(U64, U64, st.booleans()))
+def test_the_later_watermark_counts(
+    one: tuple[int, int, bool], other: tuple[int, int, bool]
+) -> None:
+    stored = slots(encode_watermark(Watermark(*one)), encode_watermark(Watermark(*other)))
+    assert decode_watermark(stored) == Watermark(*max(one, other))
+
+
+@pytest.mark.parametrize("torn", [b"", b"\0" * 22, b"torn", encode_watermark(Watermark(9, 9))[:21]])
+def test_a_torn_slot_leaves_the_other_one(torn: bytes) -> None:
+    whole = encode_watermark(Watermark(3, 700))
+    assert decode_watermark(slots(whole, torn)) == Watermark(3, 700)
+    assert decode_watermark(slots(torn, whole)) == Watermark(3, 700)
+    with pytest.raises(FormatDamaged, match="neither slot is whole"):
+        decode_watermark(slots(torn, torn))
+
+
+def test_an_identity_file_as_a_person_sees_it() -> None:
+    assert encode_identity(IDENTITY) == IDENTITY_TEXT
+    assert decode_identity(IDENTITY_TEXT) == IDENTITY
+
+
+@given(U64, st.booleans(), st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True))
+def test_identities_survive(boot_epoch: int, ready: bool, name: str) -> None:
+    identity = Identity(
+        bookie=name, cluster=name, incarnation="a" * 32, boot_epoch=boot_epoch, ready=ready
+    )
+    assert decode_identity(encode_identity(identity)) == identity
+
+
+def test_an_identity_file_with_any_changed_byte_is_damaged() -> None:
+    for at in range(len(IDENTITY_TEXT)):
+        for change in (0x01, 0x10):
+            changed = bytearray(IDENTITY_TEXT)
+            changed[at] ^= change
+            with pytest.raises(FormatDamaged):
+                decode_identity(bytes(changed))
+    for size in range(len(IDENTITY_TEXT)):
+        with pytest.raises(FormatDamaged):
+            decode_identity(IDENTITY_TEXT[:size])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"magnetar bookie 2\nbookie = b\n",  # a later version
+        b"magnetar bookie 1\nbookie = b\n",  # fields are missing
+        IDENTITY_TEXT[:-18].replace(b"state = ready", b"state = odd"),
+        IDENTITY_TEXT[:-18].replace(b"incarnation = 0", b"incarnation = x"),
+        IDENTITY_TEXT[:-18].replace(b"epoch = 12", b"epoch = -1"),
+    ],
+)
+def test_an_identity_file_with_a_right_checksum_and_wrong_content(body: bytes) -> None:
+    import google_crc32c
+
+    with pytest.raises(FormatDamaged):
+        decode_identity(body + b"crc32c = %08x\n" % google_crc32c.value(body))
+
+
+@pytest.mark.parametrize("name", ["a", "bookie-1", "10.0.0.1_3181", "x" * 128])
+def test_names(name: str) -> None:
+    assert is_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "-a", ".a", "a b", "a\n", "a/b", "ä", "a=b"])
+def test_no_names(name: str) -> None:
+    assert not is_name(name)

@@ -1,0 +1,344 @@
+"""What is let in, against a stupid twin that keeps every entry and thinks about each add alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from fakes.bookies import KEY, FaultyStorage, add, envelope
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ManualClock
+
+from magnetar.bookie.admission import Admission, Admitted, refusal, same_entry
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.storage.format import (
+    LedgerRecord,
+    decode_ledger_record,
+    encode_ledger_record,
+    ledger_key,
+)
+from magnetar.protos.envelope import (
+    COPY,
+    RECOVERY,
+    BookieCode,
+    EnvelopeDamaged,
+    decode_acks,
+    decode_adds,
+)
+
+OK, FENCED, UNAUTHORIZED, CONFLICT, IO_ERROR = (
+    BookieCode.OK,
+    BookieCode.FENCED,
+    BookieCode.UNAUTHORIZED,
+    BookieCode.CONFLICT,
+    BookieCode.IO_ERROR,
+)
+
+
+def make(storage: FaultyStorage, *, ledgers_cached_max: int = 100) -> Admission:
+    return Admission(
+        storage, write=storage.write, clock=ManualClock(), ledgers_cached_max=ledgers_cached_max
+    )
+
+
+def codes(admitted: Admitted) -> dict[tuple[int, int], BookieCode]:
+    for ack in admitted.stored:
+        assert all(code is OK for _, _, code in decode_acks(ack))
+    for ack in admitted.refused:
+        assert all(code is not OK for _, _, code in decode_acks(ack))
+    return {
+        (ledger, entry): code
+        for ack in admitted.stored + admitted.refused
+        for ledger, entry, code in decode_acks(ack)
+    }
+
+
+def admit(admission: Admission, *adds: bytes) -> list[BookieCode]:
+    """The code of each, admitted as one frame; the ids must differ."""
+    frame = b"".join(adds)
+    found = codes(admission.admit(decode_adds(frame)))
+    return [found[a.ledger, a.entry] for a in decode_adds(frame)]
+
+
+def record_of(storage: FaultyStorage, ledger: int) -> LedgerRecord | None:
+    value = storage.ledger_record(ledger)
+    return None if value is None else decode_ledger_record(value)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("fenced", [False, True])
+@pytest.mark.parametrize("right_key", [False, True])
+@pytest.mark.parametrize("flags", [0, RECOVERY, COPY, RECOVERY | COPY])
+def test_who_is_refused(*, known: bool, fenced: bool, right_key: bool, flags: int) -> None:
+    (offered,) = decode_adds(add(1, 0, flags=flags, master_key=KEY if right_key else KEY + 1))
+    record = LedgerRecord(KEY, fenced=fenced, created_ms=0) if known else None
+    expected = None
+    if known and not right_key:
+        expected = UNAUTHORIZED
+    elif known and fenced and not flags:
+        expected = FENCED
+    assert refusal(offered, record) is expected
+
+
+def test_the_first_add_makes_the_record_before_the_entry() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    assert admit(admission, add(7, 0), add(7, 1)) == [OK, OK]
+    keys = [key for batch in storage.batches for key, _ in batch]
+    assert keys[0] == ledger_key(7)
+    assert len(keys) == 3
+    record = record_of(storage, 7)
+    assert record is not None
+    assert (record.master_key, record.fenced) == (KEY, False)
+    assert storage.entry(7, 1) == envelope(7, 1)
+
+
+def test_a_frame_is_one_write() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(7, 0), add(8, 0))
+    storage.batches.clear()
+    admit(admission, *(add(ledger, entry) for entry in range(1, 20) for ledger in (7, 8)))
+    assert len(storage.batches) == 1
+
+
+def test_whoever_comes_first_sets_the_master_key() -> None:
+    admission = make(FaultyStorage())
+    assert admit(admission, add(1, 0, master_key=5)) == [OK]
+    assert admit(admission, add(1, 1, master_key=6)) == [UNAUTHORIZED]
+    assert admission.fence(2, 5) is OK
+    assert admit(admission, add(2, 0, master_key=6, flags=RECOVERY)) == [UNAUTHORIZED]
+    assert admission.fence(1, 6) is UNAUTHORIZED
+    assert admit(admission, add(1, 1, master_key=5)) == [OK]  # that did not fence
+
+
+def test_a_fence_stops_adds_and_lets_copies_through() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 0))
+    assert admission.fence(1, KEY) is OK
+    assert admit(admission, add(1, 1)) == [FENCED]
+    assert storage.entry(1, 1) is None
+    assert admit(admission, add(1, 1, flags=RECOVERY), add(1, 2, flags=COPY)) == [OK, OK]
+
+
+def test_fencing_an_unknown_ledger_leaves_a_record_with_its_key() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    assert admission.fence(1, KEY) is OK
+    assert admit(admission, add(1, 0)) == [FENCED]
+    again = make(storage)  # after a restart
+    assert admit(again, add(1, 0)) == [FENCED]
+    assert admit(again, add(1, 0, master_key=KEY + 1, flags=RECOVERY)) == [UNAUTHORIZED]
+
+
+def test_fencing_twice_writes_once() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admission.fence(1, KEY)
+    written = len(storage.batches)
+    admission.fence(1, KEY)
+    assert len(storage.batches) == written
+
+
+def test_a_recovery_add_fences_and_a_copy_does_not() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    assert admit(admission, add(1, 0, flags=COPY)) == [OK]
+    assert admit(admission, add(1, 1)) == [OK]
+    assert admit(admission, add(1, 2, flags=RECOVERY)) == [OK]
+    assert admit(admission, add(1, 3)) == [FENCED]
+    assert admit(make(storage), add(1, 3)) == [FENCED]
+
+
+def test_a_recovery_add_to_an_unknown_ledger_is_stored_and_fences() -> None:
+    storage = FaultyStorage()
+    assert admit(make(storage), add(1, 4, flags=RECOVERY)) == [OK]
+    assert admit(make(storage), add(1, 5)) == [FENCED]
+
+
+def test_the_same_entry_again_is_ok_and_the_stored_copy_stays() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 0), add(1, 5, confirmed=4))
+    # A recoverer wraps the payload anew: another `confirmed`, another checksum.
+    assert admit(admission, add(1, 5, confirmed=2, flags=RECOVERY)) == [OK]
+    assert storage.entry(1, 5) == envelope(1, 5, confirmed=4)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_another_payload_under_the_same_id_is_a_conflict(
+    restart: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 5))
+    admission = make(storage) if restart else admission
+    assert admit(admission, add(1, 5, b"PAYLOAD")) == [CONFLICT]
+    assert storage.entry(1, 5) == envelope(1, 5)
+    assert "entry offered again with other content" in caplog.text
+
+
+def test_another_length_under_the_same_id_is_a_conflict() -> None:
+    longer = bytearray(envelope(1, 5))
+    longer[31] += 1  # the last byte of `length`; the payload is the same
+    with pytest.raises(EnvelopeDamaged):
+        same_entry(bytes(longer), envelope(1, 5))
+    assert not same_entry(envelope(1, 5), bytes(longer))
+
+
+def test_twice_in_one_frame() -> None:
+    storage = FaultyStorage()
+    admitted = make(storage).admit(decode_adds(add(1, 0) + add(1, 0) + add(1, 0, b"PAYLOAD")))
+    assert len(admitted.stored) == 2
+    assert [code for ack in admitted.refused for _, _, code in decode_acks(ack)] == [CONFLICT]
+    assert storage.entry(1, 0) == envelope(1, 0)
+
+
+def test_a_gap_is_filled_later() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    assert admit(admission, add(1, 5), add(1, 2), add(1, 0)) == [OK, OK, OK]
+    assert storage.entry_ids(1, 0, entries_max=10) == [0, 2, 5]
+
+
+def test_an_add_with_a_fault_is_answered_with_it_and_leaves_no_trace() -> None:
+    storage = FaultyStorage()
+    broken = bytearray(add(1, 1))
+    broken[-1] ^= 1
+    assert admit(make(storage), add(1, 0), bytes(broken), add(1, 2)) == [OK, BookieCode.CORRUPT, OK]
+    assert storage.entry_ids(1, 0, entries_max=10) == [0, 2]
+
+
+def test_a_damaged_stored_copy_is_unknown_and_not_a_conflict() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 0))
+    ((key, value),) = [put for batch in storage.batches for put in batch if put[0][:1] == b"E"]
+    storage.write([(key, value[:-1] + b"?")])
+    assert admit(admission, add(1, 0)) == [IO_ERROR]
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"x" * 22, encode_ledger_record(LedgerRecord(1, True, 1))[1:]]
+)
+def test_a_damaged_ledger_record_is_unknown_for_that_ledger_only(record: bytes) -> None:
+    storage = FaultyStorage()
+    storage.write([(ledger_key(1), record)])
+    admission = make(storage)
+    assert admit(admission, add(1, 0), add(2, 0)) == [IO_ERROR, OK]
+    with pytest.raises(StorageFailed):
+        admission.fence(1, KEY)
+    with pytest.raises(StorageFailed):
+        admission.state(1)
+
+
+def test_an_unreadable_store_is_unknown() -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 0))
+    storage.failing["read"] = StorageFailed("read", "Input/output error")
+    assert admit(admission, add(1, 0), add(2, 0), add(1, 1)) == [IO_ERROR, IO_ERROR, OK]
+
+
+def test_states_that_left_the_cache_are_read_again() -> None:
+    storage = FaultyStorage()
+    admission = make(storage, ledgers_cached_max=2)
+    for ledger in range(10):
+        admit(admission, add(ledger, 3))
+    assert len(admission._states) == 2
+    assert admit(admission, *(add(ledger, 3) for ledger in range(10))) == [OK] * 10
+    assert admit(admission, add(0, 3, b"PAYLOAD")) == [CONFLICT]
+    admission.fence(5, KEY)
+    admit(admission, add(1, 4), add(2, 4))
+    assert admit(admission, add(5, 4)) == [FENCED]
+
+
+def test_an_unknown_ledger_that_is_only_asked_for_is_not_kept() -> None:
+    admission = make(FaultyStorage())
+    assert admission.state(1).record is None
+    assert not admission._states
+
+
+class Twin:
+    """Keeps everything, decides each add by looking at everything."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self.keys: dict[int, int] = {}
+        self.fenced: set[int] = set()
+
+    def fence(self, ledger: int, key: int) -> BookieCode:
+        if self.keys.setdefault(ledger, key) != key:
+            return UNAUTHORIZED
+        self.fenced.add(ledger)
+        return OK
+
+    def add(self, ledger: int, entry: int, payload: bytes, key: int, flags: int) -> BookieCode:
+        if self.keys.get(ledger, key) != key:
+            return UNAUTHORIZED
+        if ledger in self.fenced and not flags:
+            return FENCED
+        self.keys[ledger] = key
+        if flags & RECOVERY:
+            self.fenced.add(ledger)
+        if self.entries.get((ledger, entry), payload) != payload:
+            return CONFLICT
+        self.entries[ledger, entry] = payload
+        return OK
+
+
+ADDS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(0, 5),
+        st.sampled_from([b"a" * 7, b"b" * 7]),
+        st.sampled_from([KEY, KEY, KEY, 5]),
+        st.sampled_from([0, 0, 0, RECOVERY, COPY]),
+    ),
+    max_size=8,
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("frame"), ADDS),
+        st.tuples(st.just("fence"), st.integers(0, 2), st.sampled_from([KEY, KEY, 5])),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=12,
+)
+
+
+@given(steps=STEPS, cached=st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_as_the_twin(steps: list[tuple], cached: int) -> None:
+    storage, twin = FaultyStorage(), Twin()
+    admission = make(storage, ledgers_cached_max=cached)
+    for step in steps:
+        match step:
+            case ("frame", adds):
+                frame = b"".join(
+                    add(ledger, entry, payload, master_key=key, flags=flags)
+                    for ledger, entry, payload, key, flags in adds
+                )
+                admitted = admission.admit(decode_adds(frame))
+                got = sorted(
+                    ack
+                    for acks in (admitted.stored, admitted.refused)
+                    for a in acks
+                    for ack in decode_acks(a)
+                )
+                assert got == sorted((a[0], a[1], twin.add(*a)) for a in adds)
+            case ("fence", ledger, key):
+                assert admission.fence(ledger, key) is twin.fence(ledger, key)
+            case ("restart",):
+                storage.sync()
+                storage = storage.crash()
+                admission = make(storage, ledgers_cached_max=cached)
+        for ledger, entry in itertools.product(range(3), range(6)):
+            stored = storage.entry(ledger, entry)
+            assert (stored and stored[36:]) == twin.entries.get((ledger, entry))
+        for ledger in range(3):
+            record = record_of(storage, ledger)
+            assert (record and record.master_key) == twin.keys.get(ledger)
+            assert bool(record and record.fenced) == (ledger in twin.fenced)

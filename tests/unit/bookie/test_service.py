@@ -1,0 +1,640 @@
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import (
+    IDENTITY,
+    INCARNATION,
+    KEY,
+    Bookie,
+    FaultyStorage,
+    Writer,
+    add,
+    envelope,
+    running_bookie,
+)
+from support import run, settle, wait_until
+
+from magnetar.bookie.contract import EntryRun, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.service import READS_WAITING_MAX, State
+from magnetar.protos.envelope import (
+    ENTRY_BYTES_MAX,
+    RECOVERY,
+    BookieCode,
+    ReadAnswer,
+    encode_hello,
+)
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.frames import FRAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+OK = BookieCode.OK
+OTHER = "f" * 32
+
+
+def with_bookie(test: Callable[[Bookie], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        async with running_bookie(**options) as bookie:  # type: ignore[arg-type]
+            await test(bookie)
+
+    run(main())
+
+
+def read_request(
+    first: int = 0,
+    last: int = 100,
+    *,
+    ledger: int = 1,
+    incarnation: str = INCARNATION,
+    master_key: int = KEY,
+    fence: bool = False,
+    bytes_max: int | None = None,
+    entries_max: int | None = None,
+) -> ReadRequest:
+    return ReadRequest(
+        incarnation=incarnation,
+        ledger=ledger,
+        master_key=master_key,
+        first=first,
+        last=last,
+        fence=fence,
+        bytes_max=bytes_max,
+        entries_max=entries_max,
+    )
+
+
+def last_request(
+    ledger: int = 1,
+    *,
+    incarnation: str = INCARNATION,
+    master_key: int = KEY,
+    fence: bool = False,
+) -> LastConfirmedRequest:
+    return LastConfirmedRequest(
+        incarnation=incarnation, ledger=ledger, master_key=master_key, fence=fence
+    )
+
+
+def none(entry: int, code: BookieCode) -> ReadAnswer:
+    return ReadAnswer(entry, code, b"")
+
+
+def some(*entries: int, ledger: int = 1) -> list[ReadAnswer]:
+    return [ReadAnswer(entry, OK, envelope(ledger, entry)) for entry in entries]
+
+
+# -- Write streams -----------------------------------------------------------------------------
+
+
+def test_an_add_is_acknowledged_when_it_is_durable_and_not_before() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0), add(1, 1))
+        await wait_until(lambda: bookie.sync_thread.held)
+        async with asyncio.TaskGroup() as group:
+            acks = group.create_task(writer.acks(2))
+            await settle()
+            assert not acks.done()
+            bookie.sync_thread.release()
+        assert acks.result() == [(1, 0, OK), (1, 1, OK)]
+
+    with_bookie(test)
+
+
+def test_acks_of_one_group_come_in_one_frame() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.sync_thread.held)
+        for entry in range(1, 50):
+            await writer.send(add(1, entry))
+        await settle()
+        bookie.sync_thread.release()
+        assert len(await writer.acks(1)) == 1
+        await wait_until(lambda: bookie.sync_thread.held)
+        bookie.sync_thread.release()
+        assert len(await writer.acks(1)) == 49
+
+    with_bookie(test)
+
+
+def test_a_refusal_does_not_wait_for_a_sync() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await bookie.service.last_confirmed(last_request(fence=True))
+        bookie.sync_thread.open = False
+        assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
+
+    with_bookie(test)
+
+
+def test_the_hello_reply_says_who_answers() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        assert writer.reply == (OK, INCARNATION, IDENTITY.boot_epoch)
+
+    with_bookie(test)
+
+
+def test_another_incarnation_is_refused_as_unknown() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect(incarnation=OTHER)
+        assert writer.reply is not None
+        assert writer.reply.code is BookieCode.WRONG_INCARNATION
+        assert not writer.reply.code.definite
+        with pytest.raises(StreamClosed):
+            await writer.stream.receive()
+
+    with_bookie(test)
+
+
+@pytest.mark.parametrize("hello", [b"x", b"\x02" + encode_hello(INCARNATION, "n")[1:], add(1, 0)])
+def test_a_first_frame_that_is_no_hello_is_refused(hello: bytes) -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = bookie.raw_stream()
+        await writer.stream.send([hello])
+        reply = await writer.stream.receive()
+        assert reply[1] == BookieCode.BAD_REQUEST
+        with pytest.raises(StreamClosed):
+            await writer.stream.receive()
+        assert bookie.storage.sequence() == 0
+
+    with_bookie(test)
+
+
+def corrupt(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (corrupt(add(1, 1), -1), BookieCode.CORRUPT),
+        (corrupt(add(1, 1), 13), BookieCode.CORRUPT),  # the checksum itself
+        (add(1, 1, flags=4), BookieCode.BAD_REQUEST),
+        (add(1, 1, confirmed=1), BookieCode.BAD_REQUEST),
+        (add(1, 1, confirmed=-2), BookieCode.BAD_REQUEST),
+        (add(1, 1, bytes(ENTRY_BYTES_MAX + 1)), BookieCode.TOO_LARGE),
+    ],
+)
+def test_a_bad_add_is_answered_alone_and_the_stream_goes_on(bad: bytes, code: BookieCode) -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        assert await writer.add(add(1, 0), bad, add(1, 2)) == [OK, code, OK]
+        assert await writer.add(add(1, 3)) == [OK]
+        assert await bookie.read(read_request(0, 3)) == [
+            *some(0),
+            none(1, BookieCode.NO_SUCH_ENTRY),
+        ]
+
+    with_bookie(test)
+
+
+def test_the_largest_entry_is_stored_and_read() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        assert await writer.add(add(1, 0, bytes(ENTRY_BYTES_MAX))) == [OK]
+        ((entry, code, stored),) = await bookie.read(read_request(0, 0, bytes_max=1))
+        assert (entry, code) == (0, OK)
+        assert stored == envelope(1, 0, bytes(ENTRY_BYTES_MAX))
+
+    with_bookie(test)
+
+
+def oversize(data: bytes) -> bytes:
+    """The envelope's size points past the end of the frame."""
+    changed = bytearray(data)
+    struct.pack_into(">I", changed, 1, len(data))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda a: a[:-1], lambda a: a[:20], oversize, lambda a: a[:1] + bytes(4) + a[5:]]
+)
+def test_a_damaged_frame_ends_its_stream_without_effect_and_no_other(
+    damage: Callable[[bytes], bytes],
+) -> None:
+    async def test(bookie: Bookie) -> None:
+        victim, other = await bookie.connect(), await bookie.connect()
+        assert await other.add(add(1, 0)) == [OK]
+        await victim.send(add(1, 1), damage(add(1, 2)))
+        with pytest.raises(StreamClosed, match="FrameDamaged") as closed:
+            await victim.stream.receive()
+        assert not closed.value.clean
+        assert await other.add(add(1, 1)) == [OK]
+        again = await bookie.connect()
+        assert await again.add(add(1, 2)) == [OK]
+        assert await bookie.read(read_request(0, 2)) == some(0, 1, 2)
+
+    with_bookie(test)
+
+
+def test_a_writer_that_leaves_is_forgotten_and_its_entries_are_not() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.sync_thread.held)
+        await writer.stream.close()
+        await wait_until(lambda: not bookie.service._streams)
+        bookie.sync_thread.release()
+        assert await bookie.read(read_request(0, 0)) == some(0)
+
+    with_bookie(test)
+
+
+def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect(frames_max=1)
+        bookie.sync_thread.open = False
+        payload = bytes(1000)
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            for entry in range(60):
+                await writer.send(add(1, entry, payload))
+                sent += 1
+
+        async with asyncio.TaskGroup() as group:
+            acks = group.create_task(writer.acks(60))
+            group.create_task(send())
+            await settle(300)
+            # 10,000 bytes, the frame that went beyond, and what waits in the stream
+            assert 9 <= bookie.storage.sequence() - 1 <= 11
+            assert sent <= 13
+            assert bookie.commit.pending_bytes <= 10_000 + 1100
+            bookie.sync_thread.open = True
+            bookie.sync_thread.release()
+        assert [code for *_, code in acks.result()] == [OK] * 60
+
+    with_bookie(test, pending_bytes_max=10_000)
+
+
+def test_a_failed_sync_acknowledges_nothing() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.storage.failing["sync"] = StorageFailed("sync", "Input/output error")
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.deaths)
+        async with asyncio.TaskGroup() as group:
+            acks = group.create_task(writer.acks(1))
+            await settle()
+            assert not acks.done()
+            acks.cancel()
+
+    with_bookie(test)
+
+
+def test_a_failed_write_acknowledges_nothing_and_ends_the_stream() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.storage.failing["write"] = StorageFailed("write", "No space left on device")
+        await writer.send(add(1, 0))
+        with pytest.raises(StreamClosed, match="No space left on device"):
+            await writer.stream.receive()
+        assert len(bookie.deaths) == 1
+
+    with_bookie(test)
+
+
+# -- Reads -------------------------------------------------------------------------------------
+
+
+def test_a_read_gives_the_run_that_is_there_then_names_the_gap() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(*(add(1, entry) for entry in (0, 1, 2, 4)))
+        gap = none(3, BookieCode.NO_SUCH_ENTRY)
+        assert await bookie.read(read_request(0, 9)) == [*some(0, 1, 2), gap]
+        assert await bookie.read(read_request(0, 2)) == some(0, 1, 2)
+        assert await bookie.read(read_request(3, 9)) == [gap]
+        assert await bookie.read(read_request(4, 4)) == some(4)
+        assert await bookie.read(read_request(0, 9, entries_max=2)) == some(0, 1)
+        assert await bookie.read(read_request(0, 9, entries_max=3)) == some(0, 1, 2)
+        assert await bookie.read(read_request(0, 9, bytes_max=1)) == some(0)
+        assert await bookie.read(read_request(0, 9, bytes_max=44)) == some(0, 1)
+
+    with_bookie(test)
+
+
+def test_a_long_read_comes_in_several_frames() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        payload = bytes(50_000)
+        await writer.add(*(add(1, entry, payload) for entry in range(20)))
+        sizes = [sum(map(len, parts)) async for parts in bookie.service.read(read_request(0, 19))]
+        assert len(sizes) == 4
+        assert all(size < FRAME_BYTES_MAX + 51_000 for size in sizes)
+
+    with_bookie(test)
+
+
+def test_an_entry_that_is_not_synced_yet_can_be_read() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.sync_thread.held)
+        assert await bookie.read(read_request(0, 0)) == some(0)
+
+    with_bookie(test)
+
+
+def test_an_unknown_ledger_and_an_empty_one() -> None:
+    async def test(bookie: Bookie) -> None:
+        assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_LEDGER)]
+        last = await bookie.service.last_confirmed(last_request())
+        assert last.code is BookieCode.NO_SUCH_LEDGER
+        last = await bookie.service.last_confirmed(last_request(fence=True))
+        assert last.code is BookieCode.NO_SUCH_ENTRY
+        assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_ENTRY)]
+
+    with_bookie(test)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (read_request(0, 9, incarnation=OTHER), BookieCode.WRONG_INCARNATION),
+        (read_request(0, 9, incarnation=""), BookieCode.WRONG_INCARNATION),
+        (read_request(0, 9, incarnation=OTHER, fence=True), BookieCode.WRONG_INCARNATION),
+        (read_request(0, 9, master_key=KEY + 1), BookieCode.UNAUTHORIZED),
+        (read_request(0, 9, master_key=KEY + 1, fence=True), BookieCode.UNAUTHORIZED),
+        (read_request(9, 8), BookieCode.BAD_REQUEST),
+        (read_request(-1, 8), BookieCode.BAD_REQUEST),
+        (read_request(0, 9, ledger=-1), BookieCode.BAD_REQUEST),
+        (read_request(0, 9, ledger=-1, fence=True), BookieCode.BAD_REQUEST),
+    ],
+)
+def test_a_read_that_is_refused_says_why_and_fences_nothing(
+    request_: ReadRequest, code: BookieCode
+) -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 0))
+        (answer,) = await bookie.read(request_)
+        assert answer.code is code
+        assert await writer.add(add(1, 1)) == [OK]
+
+    with_bookie(test)
+
+
+def test_an_unreadable_entry_is_unknown_and_never_missing() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 0))
+        bookie.storage.failing["read"] = StorageFailed("read", "Corruption: checksum mismatch")
+        assert await bookie.read(read_request(0, 9)) == [none(0, BookieCode.IO_ERROR)]
+        assert await bookie.read(read_request(0, 9, ledger=2)) == [none(0, BookieCode.IO_ERROR)]
+        assert await bookie.read(read_request(0, 9, ledger=2, fence=True)) == [
+            none(0, BookieCode.IO_ERROR)
+        ]
+        for ledger in (1, 2):
+            last = await bookie.service.last_confirmed(last_request(ledger))
+            assert last.code is BookieCode.IO_ERROR
+        page = await bookie.service.list_entries(INCARNATION, ledger=2, first=0, entries_max=0)
+        assert page.code is BookieCode.IO_ERROR
+
+    with_bookie(test)
+
+
+def test_too_many_reads_are_turned_away_as_unknown() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 0))
+        bookie.service._read_thread = bookie.sync_thread
+        bookie.sync_thread.open = False
+        async with asyncio.TaskGroup() as group:
+            reads = [
+                group.create_task(bookie.read(read_request(0, 0)))
+                for _ in range(READS_WAITING_MAX + 1)
+            ]
+            await wait_until(lambda: bookie.sync_thread.held == READS_WAITING_MAX)
+            await settle()
+            bookie.sync_thread.release()
+        answers = [read.result() for read in reads]
+        assert answers.count(some(0)) == READS_WAITING_MAX
+        assert answers.count([none(0, BookieCode.OVERLOADED)]) == 1
+
+    with_bookie(test)
+
+
+def test_the_last_entry_and_what_it_says_is_confirmed() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 0), add(1, 4, confirmed=2), add(1, 3, confirmed=1))
+        last = await bookie.service.last_confirmed(last_request())
+        assert (last.code, last.last_entry, last.confirmed) == (OK, 4, 2)
+        assert last.length == 5 * len(b"payload")
+
+    with_bookie(test)
+
+
+# -- Fences ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_no_answer_to_a_fence_before_it_is_durable(*, stored: bool) -> None:
+    async def test(bookie: Bookie) -> None:
+        if stored:
+            writer = await bookie.connect()
+            await writer.add(add(1, 0))
+        bookie.sync_thread.open = False
+        async with asyncio.TaskGroup() as group:
+            read = group.create_task(bookie.read(read_request(0, 0, fence=True)))
+            last = group.create_task(bookie.service.last_confirmed(last_request(fence=True)))
+            await wait_until(lambda: bookie.sync_thread.held)
+            await settle()
+            assert not read.done()
+            assert not last.done()
+            bookie.sync_thread.release()
+            bookie.sync_thread.open = True
+        assert read.result() == (some(0) if stored else [none(0, BookieCode.NO_SUCH_ENTRY)])
+        restarted = bookie.storage.crash()
+        async with running_bookie(storage=restarted) as again:
+            assert await (await again.connect()).add(add(1, 1)) == [BookieCode.FENCED]
+
+    with_bookie(test)
+
+
+def test_a_second_fence_of_a_durable_one_costs_no_sync() -> None:
+    async def test(bookie: Bookie) -> None:
+        await bookie.read(read_request(0, 0, fence=True))
+        syncs = bookie.storage.syncs
+        await bookie.read(read_request(0, 0, fence=True))
+        assert bookie.storage.syncs == syncs
+
+    with_bookie(test)
+
+
+def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None:
+    async def test(bookie: Bookie) -> None:
+        bookie.sync_thread.open = False
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(bookie.read(read_request(0, 0, fence=True)))
+            await wait_until(lambda: bookie.sync_thread.held)
+            second = group.create_task(bookie.read(read_request(0, 0, fence=True)))
+            await settle()
+            bookie.sync_thread.release()
+            await first
+            await settle()
+            assert not second.done()  # it asked after that sync had begun
+            bookie.sync_thread.open = True
+            await wait_until(lambda: bookie.sync_thread.held)
+            bookie.sync_thread.release()
+
+    with_bookie(test)
+
+
+def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_fenced() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.sync_thread.held)
+        async with asyncio.TaskGroup() as group:
+            read = group.create_task(bookie.read(read_request(0, 1, fence=True)))
+            await settle()
+            await writer.send(add(1, 1))  # too late
+            assert await writer.acks(1) == [(1, 1, BookieCode.FENCED)]
+            bookie.sync_thread.open = True
+            bookie.sync_thread.release()
+        assert read.result() == [*some(0), none(1, BookieCode.NO_SUCH_ENTRY)]
+        assert await writer.acks(1) == [(1, 0, OK)]
+        assert await writer.add(add(1, 1, flags=RECOVERY)) == [OK]
+
+    with_bookie(test)
+
+
+def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see() -> None:
+    """Oracle: after any answer to a fencing read, no add is acknowledged that it did not show."""
+
+    async def test(bookie: Bookie) -> None:
+        writers = [await bookie.connect() for _ in range(3)]
+
+        async def write(writer: Writer, ledger: int, number: int) -> None:
+            for step in range(4):
+                await settle(number)
+                await writer.send(add(ledger, 4 * number + step))
+
+        async def fence(ledger: int, turns: int) -> set[int]:
+            await settle(turns)
+            seen: set[int] = set()
+            for entry in range(12):
+                answers = await bookie.read(read_request(entry, entry, ledger=ledger, fence=True))
+                seen |= {answer.entry for answer in answers if answer.code is OK}
+            return seen
+
+        outcomes = set()
+        for ledger in range(40):
+            async with asyncio.TaskGroup() as group:
+                for number, writer in enumerate(writers):
+                    group.create_task(write(writer, ledger, number))
+                fencing = group.create_task(fence(ledger, ledger // 2))
+            acks = [ack for writer in writers for ack in await writer.acks(4)]
+            acked = {entry for _, entry, code in acks if code is OK}
+            assert acked <= fencing.result(), ledger
+            outcomes.add(len(acked))
+        assert len(outcomes) > 3  # the fence did fall before, between and after the adds
+
+    with_bookie(test)
+
+
+def test_wrong_key_fences_nothing() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 0))
+        last = await bookie.service.last_confirmed(last_request(master_key=1, fence=True))
+        assert last.code is BookieCode.UNAUTHORIZED
+        assert await writer.add(add(1, 1)) == [OK]
+
+    with_bookie(test)
+
+
+# -- The rest ----------------------------------------------------------------------------------
+
+
+def test_lists_come_in_pages() -> None:
+    async def test(bookie: Bookie) -> None:
+        service = bookie.service
+        writer = await bookie.connect()
+        await writer.add(*(add(ledger, 0) for ledger in (1, 2, 7)))
+        page = await service.list_ledgers(INCARNATION, after=-1, ledgers_max=2)
+        assert (page.code, page.ledgers, page.more) == (OK, (1, 2), True)
+        page = await service.list_ledgers(INCARNATION, after=2, ledgers_max=2)
+        assert (page.code, page.ledgers, page.more) == (OK, (7,), False)
+        await writer.add(*(add(9, entry) for entry in (0, 1, 2, 5, 6, 9)))
+        entries = await service.list_entries(INCARNATION, ledger=9, first=0, entries_max=0)
+        assert entries.runs == (EntryRun(0, 3), EntryRun(5, 2), EntryRun(9, 1))
+        assert not entries.more
+        entries = await service.list_entries(INCARNATION, ledger=9, first=1, entries_max=3)
+        assert (entries.runs, entries.more) == ((EntryRun(1, 2), EntryRun(5, 1)), True)
+        entries = await service.list_entries(INCARNATION, ledger=10, first=0, entries_max=0)
+        assert entries.code is BookieCode.NO_SUCH_LEDGER
+        entries = await service.list_entries(INCARNATION, ledger=-1, first=0, entries_max=0)
+        assert entries.code is BookieCode.BAD_REQUEST
+        for other in (
+            await service.list_ledgers(OTHER, after=-1, ledgers_max=0),
+            await service.list_entries(OTHER, ledger=9, first=0, entries_max=0),
+        ):
+            assert other.code is BookieCode.WRONG_INCARNATION
+
+    with_bookie(test)
+
+
+def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_unknown() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.sync_thread.held)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(bookie.service.stop(grace_s=5))
+            await wait_until(lambda: bookie.service.state is State.STOPPING)
+            await writer.send(add(1, 1))
+            assert await writer.acks(1) == [(1, 1, BookieCode.STOPPING)]
+            assert await bookie.read(read_request(0, 0)) == [none(0, BookieCode.STOPPING)]
+            late = await bookie.connect()
+            assert late.reply is not None
+            assert late.reply.code is BookieCode.STOPPING
+            bookie.sync_thread.open = True
+            bookie.sync_thread.release()
+            assert await writer.acks(1) == [(1, 0, OK)]
+        with pytest.raises(StreamClosed):
+            await writer.stream.receive()
+        assert bookie.storage.entry(1, 1) is None
+
+    with_bookie(test)
+
+
+def test_stopping_ends_within_its_grace_although_the_disk_hangs() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        bookie.sync_thread.open = False
+        await writer.send(add(1, 0))
+        await wait_until(lambda: bookie.sync_thread.held)
+        await bookie.service.stop(grace_s=0.01)
+        with pytest.raises(StreamClosed):
+            await writer.stream.receive()
+
+    with_bookie(test)
+
+
+def test_info() -> None:
+    async def test(bookie: Bookie) -> None:
+        info = bookie.service.info()
+        assert (info.bookie, info.cluster, info.incarnation) == ("b1", "c1", INCARNATION)
+        assert (info.boot_epoch, info.state) == (3, "serving")
+
+    with_bookie(test, storage=FaultyStorage())

@@ -139,6 +139,7 @@ class MemoryStore:
         self._state = SessionState.CONNECTED
         self._session = self._shared.open_session()
         self._requests: deque[_Request] = deque()
+        self._timers: set[asyncio.Handle] = set()  # one per queued request
         self._watches = Watches()
         self._stale: Tree | None = None  # what a lagging follower shows; None: up to date
         self._unseen: set[str] = set()  # touched since the follower began to lag
@@ -276,17 +277,19 @@ class MemoryStore:
         answer: asyncio.Future[T] = loop.create_future()
         request = _Request(path, apply, answer, fault, self._session)
         self._requests.append(request)
-        delay = self._delay_s()
-        if delay > 0:
-            loop.call_later(delay, self._serve_next)
-        else:
-            loop.call_soon(self._serve_next)
+        self._serve_later(loop, self._delay_s())
         return await answer
 
+    def _serve_later(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        def serve() -> None:
+            self._timers.discard(timer)
+            self._serve_next()
+
+        timer = loop.call_later(delay_s, serve) if delay_s > 0 else loop.call_soon(serve)
+        self._timers.add(timer)
+
     def _serve_next(self) -> None:
-        """One is due per request, and they may come out of order: the oldest is served."""
-        if not self._requests:
-            return  # they failed with their connection
+        """The timers may come out of order: whichever it is, the oldest request is served."""
         request = self._requests.popleft()
         error: MetadataError | None = None
         result = None
@@ -305,6 +308,9 @@ class MemoryStore:
             request.answer.set_result(result)
 
     def _fail_requests(self, error: Callable[[_Request], MetadataError]) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         requests, self._requests = self._requests, deque()
         for request in requests:
             if not request.answer.done():

@@ -1,0 +1,122 @@
+"""A lease: one ephemeral node that says "this process is here", or "this process is it".
+
+The node is made again whenever it is gone: when a session was lost and another began, or when
+someone deleted it. A node that an earlier session left behind is deleted, with its version, and
+made anew in the present one; else it would vanish minutes later, when that session ends at last.
+What is taken for such a leftover: the same value as ours, or one that `replaces` accepts. Anything
+else is somebody else's, and is waited for.
+
+The lease is `held` while the session that holds the node is not known to be lost. A suspended
+session is not lost. Being told late is possible (the ensemble gives a silent session up before its
+client knows), so a lease is a hint to others and never what keeps data safe.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from magnetar.metadata.errors import BadVersion, LeaseTaken, NoNode, OutcomeUnknown, Unavailable
+from magnetar.metadata.store import UPDATE_PAUSE_S, MetadataStore, SessionState
+
+
+class Lease:
+    """`on_change(held)` is called on the loop with every change, never twice with the same. `run`
+    is called once at a time, and may be called again after it raised. Closing the store ends the
+    lease."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        path: str,
+        value: bytes,
+        *,
+        replaces: Callable[[bytes], bool],
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._value = value
+        self._replaces = replaces
+        self._on_change = on_change
+        self._session = 0  # in which our node was seen last; 0: never, or it is gone
+        self._told = False
+        self._holder: bytes | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def held(self) -> bool:
+        alive = self._store.session_state in (SessionState.CONNECTED, SessionState.SUSPENDED)
+        return alive and self._session != 0 and self._session == self._store.session_id
+
+    @property
+    def holder(self) -> bytes | None:
+        """The value that was seen last at the path, ours or not. None: nobody's, or never seen."""
+        return self._holder
+
+    async def run(self) -> None:
+        """Take the lease and keep it, until cancelled; cancelling leaves the node where it is.
+        Raises LeaseTaken when another process replaced our node while our session was alive: both
+        believe to be the same one, and the other one has won."""
+        unwatch = self._store.watch(self._path, self._wake.set)
+        unwatch_session = self._store.watch_session(self._on_session)
+        try:
+            while True:
+                self._wake.clear()
+                if not await self._look():
+                    await self._wake.wait()
+        finally:
+            unwatch()
+            unwatch_session()
+
+    def set_value(self, value: bytes) -> None:
+        """Let the node have another value, soon. `holder` tells when it has."""
+        self._value = value
+        self._wake.set()
+
+    async def _look(self) -> bool:
+        """Returns whether to look again at once."""
+        if self._store.session_state is not SessionState.CONNECTED:
+            return False  # its next state wakes us
+        try:
+            return await self._maybe_change_node()
+        except (BadVersion, NoNode):
+            return True  # someone was quicker
+        except (OutcomeUnknown, Unavailable):
+            await asyncio.sleep(UPDATE_PAUSE_S)
+            return True
+
+    async def _maybe_change_node(self) -> bool:
+        """One step from what is stored towards our node. Returns whether to look again."""
+        store = self._store
+        stored = await store.get(self._path)
+        if stored is None:
+            self._see(None, 0)
+            await store.create_ephemeral(self._path, self._value)
+            return True
+        if stored.ephemeral_session == store.session_id:
+            self._see(stored.value, stored.ephemeral_session)
+            if stored.value == self._value:
+                return False
+            await store.put(self._path, self._value, expected=stored.version)
+            return True
+        taken = self.held
+        self._see(stored.value, 0)
+        if taken:
+            raise LeaseTaken(self._path, stored.value)
+        if stored.value != self._value and not self._replaces(stored.value):
+            return False
+        await store.delete(self._path, expected=stored.version)
+        return True
+
+    def _see(self, holder: bytes | None, session: int) -> None:
+        self._holder = holder
+        self._session = session
+        self._tell()
+
+    def _on_session(self, _state: SessionState) -> None:
+        self._tell()
+        self._wake.set()
+
+    def _tell(self) -> None:
+        if self.held != self._told:
+            self._told = self.held
+            self._on_change(self._told)

@@ -1,0 +1,471 @@
+"""MetadataStore on an Apache ZooKeeper ensemble. The only module that imports kazoo.
+
+kazoo runs three threads of its own. Requests go to it from the loop, each with a future; what its
+threads have to say (answers, watch events, session states) hops to the loop by
+`call_soon_threadsafe`. kazoo reconnects, and makes a new session when one expired, by itself.
+
+A request is refused as Unavailable while there is no connection, instead of being queued: it would
+be sent at an unknown time. One that was given to kazoo and failed with its connection is
+OutcomeUnknown.
+
+ZooKeeper's watches fire once, and are forgotten with the connection. A path that is watched here is
+armed again after every event and every reconnect, and its callbacks come *after* the arming: a
+reader that reads when called cannot miss a change.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    KazooException,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.states import KazooState, KeeperState
+
+from magnetar.metadata.errors import (
+    BadVersion,
+    MetadataError,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    OutcomeUnknown,
+    ParentIsEphemeral,
+    SessionLost,
+    StoreClosed,
+    Unavailable,
+)
+from magnetar.metadata.store import (
+    ABSENT,
+    SessionState,
+    Versioned,
+    check_path,
+    parents_of,
+)
+from magnetar.metadata.tree import check_change, check_delete, check_prefix
+from magnetar.metadata.watches import Watches
+from magnetar.runtime.log import get_logger
+
+log = get_logger(__name__)
+
+SESSION_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 15.0
+"""Long enough to come up beside an ensemble that is starting as well."""
+
+_CLOSE_S: Final = 5.0
+"""To end a session politely. After that the ensemble finds out by the session's timeout."""
+
+_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+"""Between rounds over the hosts. kazoo's own default would back off up to an hour."""
+
+_AGAIN_S: Final = 1.0
+"""Before a watch that could not be armed, or a kazoo that died, is tried again."""
+
+_PARENT_ROUNDS_MAX: Final = 20
+"""Attempts to make parents which others delete at the same time."""
+
+_UNSIGNED: Final = (1 << 64) - 1
+_LAST_SYSTEM_ERROR: Final = -100
+"""ZooKeeper numbers its refusals from -100 downwards; what is above says nothing on the outcome."""
+
+
+class ZooKeeperStore:
+    """Made by `connect`. Belongs to the loop that made it."""
+
+    def __init__(self, hosts: str, session_timeout_s: float, chroot: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._hosts = tuple(host.strip() for host in hosts.split(","))
+        if "/" in hosts:
+            raise Unavailable("hosts are host:port, without a path", hosts=self._hosts)
+        self._chroot = "" if chroot == "/" else chroot
+        # On a live connection everything is answered within the session's timeout, or kazoo, which
+        # pings, declares it dead. What is still open then will not be answered.
+        self._request_s = session_timeout_s
+        self._state = SessionState.SUSPENDED
+        self._session = 0
+        self._open: set[asyncio.Future[Any]] = set()  # answers that are waited for
+        self._watches = Watches()
+        self._arms: dict[str, _Arm] = {}
+        try:
+            self._client = KazooClient(
+                hosts=hosts,
+                timeout=session_timeout_s,
+                handler=_Handler(session_timeout_s / len(self._hosts)),
+                connection_retry=dict(_RETRY),
+            )
+        except ValueError as error:
+            raise Unavailable(f"not a list of host:port: {error}", hosts=self._hosts) from error
+        self._client.add_listener(self._hear_state)
+
+    @classmethod
+    async def connect(
+        cls,
+        hosts: str,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        chroot: str = "/magnetar",
+    ) -> "ZooKeeperStore":
+        """`hosts` is "host:port,host:port". The chroot is made when it is not there. Raises
+        Unavailable, which names the hosts, when none of them gives a session in time."""
+        check_path(chroot)
+        store = cls(hosts, session_timeout_s, chroot)
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await store._start()
+                await store._make_root()
+        except BaseException as error:
+            await store.close()
+            if isinstance(error, TimeoutError | OutcomeUnknown):
+                reason = f"no session within {connect_timeout_s} s"
+                raise Unavailable(reason, hosts=store._hosts) from None
+            raise
+        log.info("metadata session", hosts=hosts, session=f"{store.session_id:#x}", chroot=chroot)
+        return store
+
+    @property
+    def session_id(self) -> int:
+        return self._session
+
+    @property
+    def session_state(self) -> SessionState:
+        return self._state
+
+    async def get(self, path: str) -> Versioned | None:
+        check_path(path)
+        full = self._full(path)
+        try:
+            value, stat = await self._request(path, lambda: self._client.get_async(full))
+        except NoNodeError:
+            return None
+        return Versioned(value or b"", stat.version, stat.ephemeralOwner & _UNSIGNED)
+
+    async def children(self, path: str) -> list[str]:
+        check_path(path)
+        full = self._full(path)
+        try:
+            names = await self._request(path, lambda: self._client.get_children_async(full))
+        except NoNodeError:
+            return []
+        return sorted(names)
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        check_change(path, value, expected)
+        if expected == ABSENT:
+            await self._create(path, value)
+            return 0
+        full = self._full(path)
+        try:
+            stat = await self._request(path, lambda: self._client.set_async(full, value, expected))
+        except (BadVersionError, NoNodeError):
+            raise BadVersion(path, expected) from None
+        version: int = stat.version
+        return version
+
+    async def delete(self, path: str, *, expected: int) -> None:
+        check_delete(path, expected)
+        full = self._full(path)
+        try:
+            await self._request(path, lambda: self._client.delete_async(full, expected))
+        except NoNodeError:
+            raise NoNode(path) from None
+        except BadVersionError:
+            raise BadVersion(path, expected) from None
+        except NotEmptyError:
+            raise NotEmpty(path) from None
+
+    async def create_ephemeral(self, path: str, value: bytes) -> int:
+        check_change(path, value, ABSENT)
+        await self._create(path, value, ephemeral=True)
+        return 0
+
+    async def create_sequential(self, path_prefix: str, value: bytes, *, ephemeral: bool) -> str:
+        check_prefix(path_prefix, value)
+        return await self._create(path_prefix, value, ephemeral=ephemeral, sequence=True)
+
+    async def sync(self, path: str) -> None:
+        """A write, which a majority must accept. ZooKeeper's own `sync` asks whoever believes to
+        lead, and one that was deposed a moment ago believes so for some seconds."""
+        check_path(path)
+        await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        check_path(path)
+        remove_callback = self._watches.add(path, callback)
+        arm = self._arms.get(path)
+        if arm is None:
+            arm = self._arms[path] = _Arm(self, path)
+        # Also when others watch it already: this callback, too, must come once after an arming.
+        arm.maybe_arm()
+
+        def remove() -> None:
+            remove_callback()
+            if path not in self._watches and self._arms.get(path) is arm:
+                del self._arms[path]  # a watch left at the server fires once, for nobody
+
+        return remove
+
+    def watch_session(self, callback: Callable[[SessionState], None]) -> Callable[[], None]:
+        return self._watches.add_session(callback)
+
+    async def close(self) -> None:
+        if self._state is SessionState.CLOSED:
+            return
+        self._state = SessionState.CLOSED
+        for answer in list(self._open):
+            _settle(answer, None, OutcomeUnknown("", "the store was closed"))
+        self._watches.fire_session(SessionState.CLOSED)
+        self._watches.clear()
+        self._arms.clear()
+        await asyncio.wait({self._in_thread(self._stop)}, timeout=_CLOSE_S)
+
+    # ---- requests ----
+
+    @property
+    def _root(self) -> str:
+        return self._chroot or "/"
+
+    def _full(self, path: str) -> str:
+        return self._root if path == "/" else self._chroot + path
+
+    async def _create(
+        self, path: str, value: bytes, *, ephemeral: bool = False, sequence: bool = False
+    ) -> str:
+        full = self._full(path)
+        send = partial(
+            self._client.create_async, full, value, ephemeral=ephemeral, sequence=sequence
+        )
+        for _ in range(_PARENT_ROUNDS_MAX):
+            try:
+                made: str = await self._request(path, send)
+                return made.removeprefix(self._chroot)
+            except NodeExistsError:
+                raise NodeExists(path) from None
+            except NoChildrenForEphemeralsError:
+                raise ParentIsEphemeral(path) from None
+            except NoNodeError:
+                await self._make_parents(path)
+        raise Unavailable(f"the parents of {path} vanish as they are made", hosts=self._hosts)
+
+    async def _make_parents(self, path: str) -> None:
+        for parent in parents_of(self._full(path)):
+            try:
+                await self._request(path, partial(self._client.create_async, parent, b""))
+            except NodeExistsError:
+                continue
+            except NoNodeError:
+                return  # a parent went away under our hands: begin again
+            except NoChildrenForEphemeralsError:
+                raise ParentIsEphemeral(path) from None
+            except OutcomeUnknown as error:
+                # Of an empty parent. The node that was asked for has been refused.
+                raise Unavailable(f"{path} has no parent: {error}", hosts=self._hosts) from error
+
+    async def _make_root(self) -> None:
+        if self._chroot:
+            with suppress(NodeExists):
+                await self._create("/", b"")
+
+    async def _request(self, path: str, send: Callable[[], Any]) -> Any:
+        """Raises kazoo's error when ZooKeeper refused, and ours for what befell the request."""
+        if self._state is SessionState.CLOSED:
+            raise StoreClosed
+        # kazoo's own view is newer than ours, which hops.
+        if self._state is not SessionState.CONNECTED or not self._client.connected:
+            raise Unavailable(f"the session is {self._state}", hosts=self._hosts)
+        session = self._session
+        try:
+            async with asyncio.timeout(self._request_s):
+                return await self._send(send)
+        except TimeoutError:
+            raise OutcomeUnknown(path, f"no answer within {self._request_s} s") from None
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(path, error.reason) from None
+        except KazooException as error:
+            translated = self._translate(path, session, error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    def _translate(self, path: str, session: int, error: KazooException) -> MetadataError | None:
+        """None: a refusal that the caller knows the meaning of."""
+        match error:
+            case ConnectionClosedError():  # is a SessionExpiredError for kazoo
+                return OutcomeUnknown(path, "the connection was closed")
+            case SessionExpiredError():
+                return SessionLost(path, session)
+            case (
+                NoNodeError()
+                | BadVersionError()
+                | NodeExistsError()
+                | NotEmptyError()
+                | NoChildrenForEphemeralsError()
+            ):
+                return None
+        name = type(error).__name__
+        if getattr(error, "code", 0) <= _LAST_SYSTEM_ERROR:
+            return Unavailable(f"ZooKeeper refused {path}: {name}", hosts=self._hosts)
+        return OutcomeUnknown(path, name)
+
+    def _send(self, send: Callable[[], Any]) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._open.add(answer)
+        answer.add_done_callback(self._open.discard)
+
+        def hear(result: Any) -> None:  # on a thread of kazoo's; may come twice
+            error = result.exception
+            self._hop(_settle, answer, None if error else result.value, error)
+
+        send().rawlink(hear)
+        return answer
+
+    # ---- what kazoo's threads have to say ----
+
+    def _hop(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _hear_state(self, state: KazooState) -> None:
+        identity = self._client.client_id
+        session = identity[0] & _UNSIGNED if identity and identity[0] else 0
+        self._hop(self._on_state, state, session)
+
+    def _on_state(self, state: KazooState, session: int) -> None:
+        if self._state is SessionState.CLOSED:
+            return
+        if state == KazooState.CONNECTED:
+            self._session = session
+        elif state == KazooState.LOST and self._client.client_state == KeeperState.CLOSED:
+            # Its connection thread died of something that it did not expect.
+            log.error("kazoo ended by itself and is started again", hosts=self._hosts)
+            self._loop.call_later(_AGAIN_S, self._restart)
+        self._state = _STATES[state]
+        log.info("metadata session state", state=str(self._state), session=f"{self._session:#x}")
+        self._watches.fire_session(self._state)
+        if self._state is SessionState.CONNECTED:
+            for arm in list(self._arms.values()):
+                arm.maybe_arm()
+
+    # ---- threads of our own, for kazoo's calls that block ----
+
+    async def _start(self) -> None:
+        connected = asyncio.Event()
+        remove = self.watch_session(lambda _: connected.set())
+        self._client.start_async()
+        while self._state is not SessionState.CONNECTED:
+            await connected.wait()
+            connected.clear()
+        remove()
+
+    def _restart(self) -> None:
+        if self._state is not SessionState.CLOSED:
+            self._in_thread(self._client.start_async)
+
+    def _stop(self) -> None:
+        self._client.stop()
+        self._client.close()
+
+    def _in_thread(self, call: Callable[[], object]) -> asyncio.Future[None]:
+        """Not in an executor: the loop waits for those when it ends, and kazoo may take its
+        time."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                call()
+            except KazooException as error:
+                log.warning("kazoo did not obey", error=repr(error))
+            finally:
+                self._hop(_settle, done, None, None)
+
+        threading.Thread(target=run, name="zookeeper", daemon=True).start()
+        return done
+
+
+_STATES: Final = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+
+class _Arm:
+    """The one-shot watches at the server on one path: for its value and existence, and its
+    children."""
+
+    def __init__(self, store: ZooKeeperStore, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._full = store._full(path)
+        self._pending = 0  # requests of the arming under way
+        self._failed = False  # one of them failed
+        self._again = False  # something happened since it began
+
+    def maybe_arm(self) -> None:
+        """Set both watches, then tell those who watch. While one arming is under way, the next
+        waits."""
+        store = self._store
+        if store._arms.get(self._path) is not self:
+            return
+        if store._state is not SessionState.CONNECTED:
+            return  # comes with the connection
+        if self._pending:
+            self._again = True
+            return
+        self._again = self._failed = False
+        client = store._client
+        for send in (client.exists_async, client.get_children_async):
+            self._pending += 1
+            answer = store._send(partial(send, self._full, watch=self._hear))
+            answer.add_done_callback(self._on_answer)
+
+    def _hear(self, _event: object) -> None:  # on a thread of kazoo's
+        self._store._hop(self.maybe_arm)
+
+    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
+        error = answer.exception()
+        # An absent node has no children to watch, but its coming is watched.
+        self._failed |= error is not None and not isinstance(error, NoNodeError)
+        self._pending -= 1
+        if self._pending:
+            return
+        if self._failed and self._store._state is SessionState.CONNECTED:
+            self._store._loop.call_later(_AGAIN_S, self.maybe_arm)
+        elif not self._failed and self._store._arms.get(self._path) is self:
+            self._store._watches.fire([self._path])
+        if self._again:
+            self.maybe_arm()
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
+    """kazoo would wait for each host's TCP connection as long as the session lives: behind a silent
+    partition, trying the first host would cost the session."""
+
+    def __init__(self, connect_s_max: float) -> None:
+        super().__init__()
+        self._connect_s_max = connect_s_max
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["timeout"] = min(kwargs["timeout"], self._connect_s_max)
+        return super().create_connection(*args, **kwargs)
+
+
+def _settle(answer: asyncio.Future[Any], value: object, error: BaseException | None) -> None:
+    if answer.done():
+        return  # the caller was cancelled, or gave up
+    if error is not None:
+        answer.set_exception(error)
+        answer.exception()  # so that nobody complains when there is no caller left
+    else:
+        answer.set_result(value)

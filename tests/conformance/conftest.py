@@ -1,0 +1,28 @@
+"""A real ZooKeeper for those who ask for it, started once per session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.zookeeper_server import (
+    JavaMissing,
+    ZooKeeperEnsemble,
+    ZooKeeperJarsMissing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """A standalone server that acknowledges before its disk does: nothing here cuts the power."""
+    directory = tmp_path_factory.mktemp("zookeeper")
+    try:
+        server = ZooKeeperEnsemble(directory, force_sync=False)
+    except (JavaMissing, ZooKeeperJarsMissing) as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server

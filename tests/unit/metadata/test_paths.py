@@ -1,0 +1,61 @@
+"""Paths: where things lie, and that any name is one component."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.metadata import paths
+from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, BrokerId, LedgerId
+from magnetar.metadata.store import check_path
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+def test_where_everything_lies() -> None:
+    assert paths.ledger(LedgerId(0)) == "/ledgers/meta/0000/0000/0000/0"
+    assert paths.ledger(LedgerId(12345)) == "/ledgers/meta/0000/0000/0001/12345"
+    assert paths.ledger(LedgerId(1_2345_6789_0123)) == "/ledgers/meta/0001/2345/6789/1234567890123"
+    assert paths.bookie_cookie(BookieId("b:1")) == "/bookies/cookies/b%3A1"
+    assert paths.bookie_available(BookieId("b")) == "/bookies/available/b"
+    assert paths.broker_available(BrokerId("b")) == "/brokers/available/b"
+    assert paths.bundles("public", "default") == "/bundles/public/default"
+    assert (
+        paths.ownership("public", "default", "0x00000000_0x40000000")
+        == "/ownership/public/default/0x00000000_0x40000000"
+    )
+    assert (
+        paths.topic("public", "default", "persistent", "a/b c")
+        == "/topics/public/default/persistent/a%2Fb%20c"
+    )
+
+
+@given(names)
+def test_any_name_is_one_component_and_comes_back(name: str) -> None:
+    path = paths.topic("t", "n", "persistent", name)
+    check_path(path)
+    assert path.isascii()
+    folder, _, component = path.rpartition("/")
+    assert folder == paths.topics("t", "n", "persistent")
+    assert paths.unquoted(component) == name
+
+
+def test_dots_are_names_too() -> None:
+    for name in (".", "..", "..."):
+        check_path(paths.bookie_cookie(BookieId(name)))
+        assert paths.unquoted(paths.quoted(name)) == name
+    assert paths.quoted("a.b") == "a.b"
+
+
+@given(st.sets(st.integers(0, LEDGER_ID_MAX), max_size=20))
+def test_each_ledger_has_its_own_place(ledgers: set[int]) -> None:
+    found = {paths.ledger(LedgerId(ledger)) for ledger in ledgers}
+    assert len(found) == len(ledgers)
+    assert {paths.ledger_of(path) for path in found} == ledgers
+
+
+def test_ten_thousand_ledgers_to_a_folder() -> None:
+    folder = paths.ledger(LedgerId(20_000)).rpartition("/")[0]
+    assert paths.ledger(LedgerId(29_999)).rpartition("/")[0] == folder
+    assert paths.ledger(LedgerId(30_000)).rpartition("/")[0] != folder
+    assert paths.ledger(LedgerId(19_999)).rpartition("/")[0] != folder

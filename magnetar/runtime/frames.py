@@ -32,9 +32,9 @@ Buffer = bytes | bytearray | memoryview
 """A memoryview is of bytes (format "B"), so that its length is its size."""
 
 FRAME_BYTES_MAX = 256 << 10
-"""Where an outbox starts the next frame. A gRPC hop carries about 10,000 frames/s whatever their
-size; at 256 KiB a frame its fixed cost (some 60 microseconds) is below that of copying its bytes,
-and a small item waits at most a millisecond or two behind one."""
+"""An outbox starts the next frame once one has reached this. A gRPC hop carries about 10,000
+frames/s whatever their size; at 256 KiB a frame its fixed cost (some 60 microseconds) is below that
+of copying its bytes, and a small item waits at most a millisecond or two behind one."""
 
 
 class FrameStream(Protocol):
@@ -103,13 +103,10 @@ class Outbox:
         if self._ended:
             return
         self.pending_bytes += size
-        filled = self._open_bytes + size
-        if filled > FRAME_BYTES_MAX and self._open_bytes:
-            self._full.append((self._open, self._open_bytes))
-            self._open = []
-            filled = size
         self._open.extend(parts)
-        self._open_bytes = filled
+        self._open_bytes += size
+        if self._open_bytes >= FRAME_BYTES_MAX:
+            self._full.append(self._take_open())
         if self._sleeper is not None:
             self._wake()
 
@@ -159,7 +156,7 @@ class Outbox:
             return self._full.popleft() if self._full else self._take_open()
         frame: list[Buffer] = []
         size = 0
-        while self._control and (not size or size + self._control[0][1] <= FRAME_BYTES_MAX):
+        while self._control and size < FRAME_BYTES_MAX:
             parts, part_bytes = self._control.popleft()
             frame.extend(parts)
             size += part_bytes

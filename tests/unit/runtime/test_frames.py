@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,20 +104,18 @@ def test_items_stay_whole_in_order_control_first_and_frames_are_full(
 
 
 def check_frames(frames: list[bytes], items: list[bytes]) -> None:
-    """Each frame is a run of whole items; none is too large unless it is a single item; and no two
-    neighbours could have been one (but where control items end, one short frame is allowed)."""
+    """Each frame is a run of whole items, ends with the item that fills it, and no two neighbours
+    could have been one (but where control items end, one short frame is allowed)."""
     assert b"".join(frames) == b"".join(items)
     rest = list(items)
     for frame in frames:
-        taken = 0
-        count = 0
-        while taken < len(frame):
-            taken += len(rest.pop(0))
-            count += 1
-        assert taken == len(frame), "an item was split"
-        assert taken <= FRAME_BYTES_MAX or count == 1
-    splits = itertools.pairwise(frames)
-    assert sum(len(a) + len(b) <= FRAME_BYTES_MAX for a, b in splits) <= 1
+        taken = [rest.pop(0)]
+        while size_of(taken) < len(frame):
+            taken.append(rest.pop(0))
+        assert size_of(taken) == len(frame), "an item was split"
+        assert size_of(taken[:-1]) < FRAME_BYTES_MAX
+    short = sum(len(a) + len(b) <= FRAME_BYTES_MAX for a, b in pairwise(frames))
+    assert short <= 1
 
 
 def test_control_overtakes_bulk_that_is_waiting() -> None:

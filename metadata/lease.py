@@ -1,10 +1,14 @@
 """A lease: one ephemeral node that says "this process is here", or "this process is it".
 
 The node is made again whenever it is gone: when a session was lost and another began, or when
-someone deleted it. A node that an earlier session left behind is deleted, with its version, and
-made anew in the present one; else it would vanish minutes later, when that session ends at last.
-What is taken for such a leftover: the same value as ours, or one that `replaces` accepts. Anything
-else is somebody else's, and is waited for.
+someone deleted it. A node that an earlier session left behind is replaced by one in the present
+session; else it would vanish when that session ends at last. What is taken for such a leftover: the
+same value as ours, or one that `replaces` accepts. Anything else is somebody else's, and is waited
+for.
+
+A leftover is replaced in three steps, each compared with what was read: its value is set to ours,
+then it is deleted, then made anew. If its owner is alive after all, the first step is how it learns
+that it was replaced, before it could take the deletion for an accident.
 
 The lease is `held` while the session that holds the node is not known to be lost. A suspended
 session is not lost. Being told late is possible (the ensemble gives a silent session up before its
@@ -37,15 +41,17 @@ class Lease:
         self._value = value
         self._replaces = replaces
         self._on_change = on_change
-        self._session = 0  # in which our node was seen last; 0: never, or it is gone
-        self._told = False
+        self._offered = {value}  # all values that our node may have: one per `set_value`
+        self._session = 0  # in which our node was seen last; 0: none, or another has taken it
         self._holder: bytes | None = None
+        self._told = False
         self._wake = asyncio.Event()
 
     @property
     def held(self) -> bool:
         alive = self._store.session_state in (SessionState.CONNECTED, SessionState.SUSPENDED)
-        return alive and self._session != 0 and self._session == self._store.session_id
+        ours = self._holder in self._offered and self._session == self._store.session_id
+        return alive and ours
 
     @property
     def holder(self) -> bytes | None:
@@ -70,6 +76,7 @@ class Lease:
     def set_value(self, value: bytes) -> None:
         """Let the node have another value, soon. `holder` tells when it has."""
         self._value = value
+        self._offered.add(value)
         self._wake.set()
 
     async def _look(self) -> bool:
@@ -89,22 +96,22 @@ class Lease:
         store = self._store
         stored = await store.get(self._path)
         if stored is None:
-            self._see(None, 0)
+            self._see(None, self._session)
             await store.create_ephemeral(self._path, self._value)
             return True
-        if stored.ephemeral_session == store.session_id:
-            self._see(stored.value, stored.ephemeral_session)
-            if stored.value == self._value:
-                return False
-            await store.put(self._path, self._value, expected=stored.version)
-            return True
-        taken = self.held
-        self._see(stored.value, 0)
+        ours = stored.ephemeral_session == store.session_id and stored.value in self._offered
+        taken = not ours and self._session == store.session_id
+        self._see(stored.value, store.session_id if ours else 0)
         if taken:
             raise LeaseTaken(self._path, stored.value)
-        if stored.value != self._value and not self._replaces(stored.value):
+        if ours and stored.value == self._value:
             return False
-        await store.delete(self._path, expected=stored.version)
+        if ours or (stored.value != self._value and self._replaces(stored.value)):
+            await store.put(self._path, self._value, expected=stored.version)
+        elif stored.value == self._value:
+            await store.delete(self._path, expected=stored.version)
+        else:
+            return False
         return True
 
     def _see(self, holder: bytes | None, session: int) -> None:

@@ -1,0 +1,261 @@
+"""Who serves a topic: bundle ownership by compare-and-set, and takeover from the dead.
+
+A bundle's owner is a persistent record {owner, incarnation, epoch}. Whoever is asked for a bundle
+whose owner is dead may write the next record; the store arbitrates. Ownership only spares brokers
+from fencing each other: that two brokers never both append is made sure by the topic record's epoch
+and by fencing at the bookies. So this module may be wrong for a moment, and nothing is lost.
+
+An owner is dead when its registration is gone or belongs to another run of the process, or when its
+port refuses connections several times in a row: nothing listens there any more, and its
+registration is only waiting for its session to expire. A port that does not answer at all may be a
+living broker behind a partition; that one is left alone until its registration goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from magnetar.broker.errors import BundleUnavailable
+from magnetar.broker.ownership.bundle import Bundle, bundle_of, by_preference
+from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import BadVersion, OutcomeUnknown
+from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
+from magnetar.metadata.store import ABSENT, SessionState
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.broker.ownership.brokers import BrokerDirectory
+    from magnetar.metadata.store import MetadataStore, Versioned
+    from magnetar.protos.names import TopicName
+
+REFUSALS: Final = 3  # in a row, before an owner counts as dead
+REFUSAL_PAUSE_S: Final = 0.1  # between them: a broker that restarts its listener is not dead
+PROBE_TIMEOUT_S: Final = (
+    0.5  # a silent port counts as alive; a lookup must not wait for it any longer
+)
+PROBE_FRESH_S: Final = 1.0  # an owner found listening is not probed again for this long
+RACES_MAX: Final = (
+    10  # compare-and-set rounds of one lookup before it is left to the client's retry
+)
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where to go for a topic. `serves` False: ask that broker, authoritatively."""
+
+    broker: BrokerRegistration
+    serves: bool
+
+
+class Owners:
+    """This broker's view of the ownership records, and the bundles it holds itself."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        brokers: BrokerDirectory,
+        me: BrokerRegistration,
+        *,
+        on_lost: Callable[[Bundle], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._brokers = brokers
+        self._me = me
+        self._on_lost = on_lost
+        self._held: dict[Bundle, Callable[[], None]] = {}  # bundle -> ends the watch on its record
+        self._releasing: dict[Bundle, BrokerRegistration | None] = {}  # bundle -> its next owner
+        self._suspects: set[Bundle] = set()  # held bundles whose record changed
+        self._suspected = asyncio.Event()
+        self._listening: dict[BrokerId, tuple[str, float]] = {}  # incarnation, when it was seen
+        self._stopping = False
+
+    @property
+    def held(self) -> frozenset[Bundle]:
+        """The bundles that this broker serves."""
+        return frozenset(self._held.keys() - self._releasing.keys())
+
+    def holds(self, bundle: Bundle) -> bool:
+        """Whether this broker may open the bundle's topics, as far as it knows."""
+        return bundle in self._held and bundle not in self._releasing
+
+    async def locate(self, topic: TopicName, *, authoritative: bool) -> Located:
+        """The broker that serves `topic`, after taking its bundle over if that is for us to do.
+
+        `authoritative`: another broker chose this one for a free bundle, so do not choose again.
+        Raises BundleUnavailable while the bundle is moving or nobody can take it, MetadataError.
+        """
+        bundle = bundle_of(topic)
+        if bundle in self._releasing:
+            raise BundleUnavailable(str(bundle), "it is being unloaded")
+        if bundle in self._held:
+            return Located(self._me, serves=True)
+        for _ in range(RACES_MAX):
+            located = await self._decide(bundle, authoritative=authoritative)
+            if located is not None:
+                return located
+        raise BundleUnavailable(str(bundle), "its owner keeps changing")
+
+    async def run(self) -> None:
+        """Give up what another broker has taken. Supervised, until cancelled."""
+        while True:
+            await self._suspected.wait()
+            self._suspected.clear()
+            for bundle in sorted(self._suspects, key=str):
+                stored = await self._store.get(_path(bundle))
+                self._suspects.discard(bundle)
+                if self.holds(bundle) and not self._is_mine(stored):
+                    log.warning("another broker has taken a bundle", bundle=str(bundle))
+                    self._forget(bundle)
+                    await self._on_lost(bundle)
+
+    def begin_stop(self) -> None:
+        """Take nothing any more; the bundles that are held are given away with `release`."""
+        self._stopping = True
+
+    def heir_of(self, bundle: Bundle) -> BrokerRegistration | None:
+        """Who gets a bundle that is being released; None: it is not, or there is nobody."""
+        return self._releasing.get(bundle)
+
+    async def release(self, bundle: Bundle, unload: Callable[[Bundle], Awaitable[None]]) -> None:
+        """Hand a bundle over: choose its next owner, unload, write the owner into the record."""
+        if not self.holds(bundle):
+            return
+        self._releasing[bundle] = None
+        try:
+            await self._brokers.refresh()
+            others = [broker for broker in self._brokers.live if broker != self._me.broker]
+            order = by_preference(bundle, others)
+            heir = self._brokers.live[order[0]] if order else None
+            self._releasing[bundle] = heir
+            await unload(bundle)
+            await self._give(bundle, heir)
+        finally:
+            del self._releasing[bundle]
+            self._forget(bundle)
+
+    async def _decide(self, bundle: Bundle, *, authoritative: bool) -> Located | None:
+        """One round; None: the record changed meanwhile, look again."""
+        stored = await self._store.get(_path(bundle))
+        record = codec.decode_ownership(stored.value) if stored is not None else None
+        if record is not None:
+            if self._is_mine(stored):  # handed over to us, or taken with a lost reply
+                return self._hold(bundle)
+            owner = await self._brokers.registration(record.owner)
+            alive = owner is not None and owner.incarnation == record.incarnation
+            if alive and await self._listens(owner):
+                return Located(owner, serves=True)
+        if not authoritative:
+            chosen = await self._choose(bundle)
+            if chosen.broker != self._me.broker:
+                return Located(chosen, serves=False)
+        return await self._take(bundle, stored, record)
+
+    async def _choose(self, bundle: Bundle) -> BrokerRegistration:
+        """The first broker in the bundle's order that listens; this one listens certainly."""
+        await self._brokers.refresh()
+        live = {**self._brokers.live}
+        if not self._stopping:
+            live[self._me.broker] = self._me
+        for broker in by_preference(bundle, live):
+            if broker == self._me.broker or await self._listens(live[broker]):
+                return live[broker]
+        raise BundleUnavailable(str(bundle), "no broker can take it")
+
+    async def _take(
+        self, bundle: Bundle, stored: Versioned | None, record: Ownership | None
+    ) -> Located | None:
+        if self._stopping:
+            raise BundleUnavailable(str(bundle), "this broker is stopping")
+        if self._store.session_state is not SessionState.CONNECTED:
+            raise BundleUnavailable(
+                str(bundle), f"the metadata session is {self._store.session_state.name.lower()}"
+            )
+        epoch = record.epoch + 1 if record is not None else 0
+        mine = Ownership(self._me.broker, self._me.incarnation, epoch)
+        if record is not None:
+            mine = replace(mine, unknown=record.unknown)
+        expected = stored.version if stored is not None else ABSENT
+        try:
+            await self._store.put(_path(bundle), codec.encode_ownership(mine), expected=expected)
+        except (BadVersion, OutcomeUnknown):
+            return None
+        log.info("took a bundle", bundle=str(bundle), epoch=epoch)
+        return self._hold(bundle)
+
+    async def _give(self, bundle: Bundle, heir: BrokerRegistration | None) -> None:
+        stored = await self._store.get(_path(bundle))
+        if stored is None or not self._is_mine(stored):
+            return
+        try:
+            if heir is None:
+                await self._store.delete(_path(bundle), expected=stored.version)
+                return
+            epoch = codec.decode_ownership(stored.value).epoch + 1
+            record = Ownership(heir.broker, heir.incarnation, epoch)
+            await self._store.put(
+                _path(bundle), codec.encode_ownership(record), expected=stored.version
+            )
+        except (BadVersion, OutcomeUnknown) as error:
+            # Somebody took it already, or will find us gone and take it.
+            log.info("a bundle was not handed over", bundle=str(bundle), error=str(error))
+
+    def _is_mine(self, stored: Versioned | None) -> bool:
+        if stored is None:
+            return False
+        record = codec.decode_ownership(stored.value)
+        return record.owner == self._me.broker and record.incarnation == self._me.incarnation
+
+    def _hold(self, bundle: Bundle) -> Located:
+        if bundle not in self._held:
+            self._held[bundle] = self._store.watch(_path(bundle), lambda: self._suspect(bundle))
+        return Located(self._me, serves=True)
+
+    def _suspect(self, bundle: Bundle) -> None:
+        self._suspects.add(bundle)
+        self._suspected.set()
+
+    def _forget(self, bundle: Bundle) -> None:
+        unwatch = self._held.pop(bundle, None)
+        if unwatch is not None:
+            unwatch()
+
+    async def _listens(self, broker: BrokerRegistration) -> bool:
+        """False only if its port refuses, again and again."""
+        now = asyncio.get_running_loop().time()
+        incarnation, seen_at = self._listening.get(broker.broker, ("", 0.0))
+        if incarnation == broker.incarnation and now - seen_at < PROBE_FRESH_S:
+            return True
+        for attempt in range(REFUSALS):
+            if attempt:
+                await asyncio.sleep(REFUSAL_PAUSE_S)
+            if not await _refuses(broker.grpc_url):
+                self._listening[broker.broker] = (broker.incarnation, now)
+                return True
+        log.warning("a broker's port refuses connections", broker=broker.broker)
+        return False
+
+
+async def _refuses(url: str) -> bool:
+    address = urlsplit(url)
+    assert address.hostname is not None
+    assert address.port is not None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False  # silence is no proof
+    writer.close()
+    return False
+
+
+def _path(bundle: Bundle) -> str:
+    return paths.ownership(bundle.tenant, bundle.namespace, bundle.range)

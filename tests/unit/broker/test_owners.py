@@ -1,0 +1,290 @@
+"""Bundle ownership: who takes what, who gives it up, and who is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from support import run, settle, wait_until
+
+from magnetar.broker.errors import BundleUnavailable
+from magnetar.broker.ownership import owners as module
+from magnetar.broker.ownership.brokers import BrokerDirectory
+from magnetar.broker.ownership.bundle import Bundle, bundle_of, by_preference
+from magnetar.broker.ownership.owners import Owners
+from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import Unavailable
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
+from magnetar.metadata.store import ABSENT
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+INCARNATION = "0" * 31
+
+
+class Peer:
+    """One broker's ownership part, with a port that really listens."""
+
+    def __init__(self, tree: MemoryTree, number: int, port: int) -> None:
+        self.store = MemoryStore(tree)
+        self.me = BrokerRegistration(
+            BrokerId(f"b{number}"), f"{INCARNATION}{number}", f"grpc://127.0.0.1:{port}", "", ""
+        )
+        self.lost: list[Bundle] = []
+        self.close_port: Callable[[], None]
+        self.directory = BrokerDirectory(self.store)
+        self.owners = Owners(self.store, self.directory, self.me, on_lost=self._on_lost)
+
+    async def register(self) -> None:
+        path = paths.broker_available(self.me.broker)
+        await self.store.create_ephemeral(path, codec.encode_broker_registration(self.me))
+
+    async def _on_lost(self, bundle: Bundle) -> None:
+        self.lost.append(bundle)
+
+
+@asynccontextmanager
+async def brokers(count: int) -> AsyncIterator[list[Peer]]:
+    tree = MemoryTree()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    servers = [await asyncio.start_server(accept, "127.0.0.1", 0) for _ in range(count)]
+    peers = [
+        Peer(tree, number, server.sockets[0].getsockname()[1])
+        for number, server in enumerate(servers)
+    ]
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for peer, server in zip(peers, servers, strict=True):
+            peer.close_port = server.close
+            await peer.register()
+            tasks += [group.create_task(peer.owners.run())]
+        yield peers
+        for task in tasks:
+            task.cancel()
+    for server in servers:
+        server.close()
+
+
+def topic_of(peer: Peer, peers: list[Peer]) -> TopicName:
+    """A topic whose free bundle prefers `peer`."""
+    ids = [one.me.broker for one in peers]
+    for number in range(1_000):
+        name = TopicName.parse(f"public/n{number}/t")
+        if by_preference(bundle_of(name), ids)[0] == peer.me.broker:
+            return name
+    raise AssertionError("no topic prefers this broker")
+
+
+async def record_of(peer: Peer, name: TopicName) -> Ownership | None:
+    bundle = bundle_of(name)
+    path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+    stored = await peer.store.get(path)
+    return None if stored is None else codec.decode_ownership(stored.value)
+
+
+def test_a_free_bundle_is_taken_by_the_preferred_broker_that_is_asked() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[0], peers)
+            located = await peers[0].owners.locate(name, authoritative=False)
+            assert located.serves
+            assert located.broker == peers[0].me
+            assert peers[0].owners.holds(bundle_of(name))
+            record = await record_of(peers[0], name)
+            assert record == Ownership(peers[0].me.broker, peers[0].me.incarnation, 0)
+
+    run(main())
+
+
+def test_a_free_bundle_is_redirected_to_the_preferred_broker() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[1], peers)
+            located = await peers[0].owners.locate(name, authoritative=False)
+            assert not located.serves
+            assert located.broker == peers[1].me
+            assert await record_of(peers[0], name) is None
+
+    run(main())
+
+
+def test_an_authoritative_question_is_not_redirected_again() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[1], peers)
+            located = await peers[0].owners.locate(name, authoritative=True)
+            assert located.serves
+            assert located.broker == peers[0].me
+
+    run(main())
+
+
+def test_the_owner_is_named_by_every_broker() -> None:
+    async def main() -> None:
+        async with brokers(3) as peers:
+            name = topic_of(peers[1], peers)
+            await peers[1].owners.locate(name, authoritative=True)
+            for peer in peers:
+                located = await peer.owners.locate(name, authoritative=False)
+                assert located.serves
+                assert located.broker == peers[1].me
+
+    run(main())
+
+
+def test_racing_brokers_agree_on_one_owner() -> None:
+    async def main() -> None:
+        async with brokers(3) as peers:
+            name = topic_of(peers[0], peers)
+            async with asyncio.TaskGroup() as group:
+                asked = [
+                    group.create_task(peer.owners.locate(name, authoritative=True))
+                    for peer in peers
+                ]
+            owners = {task.result().broker.broker for task in asked}
+            holders = {peer.me.broker for peer in peers if peer.owners.holds(bundle_of(name))}
+            assert len(owners) == 1
+            assert holders == owners
+
+    run(main())
+
+
+def test_the_bundle_of_a_broker_whose_registration_is_gone_is_taken() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[1], peers)
+            await peers[1].owners.locate(name, authoritative=False)
+            peers[1].store.expire()
+            located = await peers[0].owners.locate(name, authoritative=False)
+            assert located.serves
+            assert located.broker == peers[0].me
+            record = await record_of(peers[0], name)
+            assert record is not None
+            assert record.epoch == 1
+
+    run(main())
+
+
+def test_the_bundle_of_a_broker_whose_port_refuses_is_taken() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[1], peers)
+            await peers[1].owners.locate(name, authoritative=False)
+            peers[1].close_port()
+            started = asyncio.get_running_loop().time()
+            located = await peers[0].owners.locate(name, authoritative=False)
+            assert located.serves
+            assert located.broker == peers[0].me
+            waited = asyncio.get_running_loop().time() - started
+            assert waited >= (module.REFUSALS - 1) * module.REFUSAL_PAUSE_S
+
+    run(main())
+
+
+def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[1], peers)
+            await peers[1].owners.locate(name, authoritative=False)
+            peers[1].close_port()
+            await peers[0].owners.locate(name, authoritative=False)
+            await wait_until(lambda: peers[1].lost == [bundle_of(name)])
+            assert not peers[1].owners.holds(bundle_of(name))
+
+    run(main())
+
+
+def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[1], peers)
+            bundle = bundle_of(name)
+            former = Ownership(peers[1].me.broker, "f" * 32, 4)
+            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+            value = codec.encode_ownership(former)
+            await peers[0].store.put(path, value, expected=ABSENT)
+            assert not peers[1].owners.holds(bundle)
+            located = await peers[1].owners.locate(name, authoritative=False)
+            assert located.serves
+            record = await record_of(peers[1], name)
+            assert record == Ownership(peers[1].me.broker, peers[1].me.incarnation, 5)
+
+    run(main())
+
+
+def test_nothing_is_taken_while_the_session_is_suspended() -> None:
+    async def main() -> None:
+        async with brokers(1) as peers:
+            held, free = TopicName.parse("public/n0/t"), TopicName.parse("public/n1/t")
+            await peers[0].owners.locate(held, authoritative=False)
+            peers[0].store.suspend()
+            located = await peers[0].owners.locate(held, authoritative=False)
+            assert located.broker == peers[0].me, "suspended is not lost"
+            with pytest.raises((BundleUnavailable, Unavailable)):
+                await peers[0].owners.locate(free, authoritative=True)
+            peers[0].store.reconnect()
+            assert await record_of(peers[0], free) is None
+
+    run(main())
+
+
+def test_releasing_unloads_and_names_the_next_owner() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[0], peers)
+            bundle = bundle_of(name)
+            await peers[0].owners.locate(name, authoritative=False)
+            seen: list[object] = []
+
+            async def unload(unloading: Bundle) -> None:
+                assert not peers[0].owners.holds(unloading)
+                seen.append(peers[0].owners.heir_of(unloading))
+                with pytest.raises(BundleUnavailable):
+                    await peers[0].owners.locate(name, authoritative=False)
+
+            peers[0].owners.begin_stop()
+            await peers[0].owners.release(bundle, unload)
+            assert seen == [peers[1].me]
+            assert not peers[0].owners.holds(bundle)
+            located = await peers[1].owners.locate(name, authoritative=False)
+            assert located.serves
+            assert located.broker == peers[1].me
+
+    run(main())
+
+
+def test_the_last_broker_leaves_its_bundle_free() -> None:
+    async def main() -> None:
+        async with brokers(1) as peers:
+            name = topic_of(peers[0], peers)
+            await peers[0].owners.locate(name, authoritative=False)
+
+            async def unload(_: Bundle) -> None:
+                await settle()
+
+            peers[0].owners.begin_stop()
+            await peers[0].owners.release(bundle_of(name), unload)
+            assert await record_of(peers[0], name) is None
+            with pytest.raises(BundleUnavailable):
+                await peers[0].owners.locate(name, authoritative=True)
+
+    run(main())
+
+
+def test_every_broker_computes_the_same_preference_and_only_the_bundles_of_a_leaver_move() -> None:
+    ids = [BrokerId(f"b{number}") for number in range(5)]
+    bundles = [Bundle("t", f"n{number}", "0x00000000_0x40000000") for number in range(200)]
+    first = {bundle: by_preference(bundle, ids)[0] for bundle in bundles}
+    assert first == {bundle: by_preference(bundle, reversed(ids))[0] for bundle in bundles}
+    after = {bundle: by_preference(bundle, ids[1:])[0] for bundle in bundles}
+    moved = {bundle for bundle in bundles if first[bundle] != after[bundle]}
+    assert moved == {bundle for bundle in bundles if first[bundle] == ids[0]}
+    assert set(first.values()) == set(ids), "every broker gets some"

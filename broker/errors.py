@@ -122,3 +122,139 @@ class InvalidCursorRecord(CursorError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"cursor record: {reason}")
         self.reason = reason
+
+
+# ---- who serves what -----------------------------------------------------------------------------
+
+
+class TopicNotFound(BrokerError):
+    """The topic was never produced to nor subscribed, and the request does not create it."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} does not exist")
+        self.topic = topic
+
+
+class BundleUnavailable(BrokerError):
+    """Nobody serves these topics for the moment: the bundle is moving between brokers. Look it up
+    again."""
+
+    def __init__(self, bundle: str, why: str) -> None:
+        # Apache's C++ client closes the whole connection on some errors unless it finds the first
+        # words in their text.
+        super().__init__(f"Failed to acquire ownership of bundle {bundle}: {why}")
+        self.bundle = bundle
+        self.why = why
+
+
+class NotOwner(BrokerError):
+    """Another broker serves the topic: look it up."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"{topic} is not served by this broker; look it up again")
+        self.topic = topic
+
+
+class ConsumerNotFound(BrokerError):
+    """The consumer is not, or no longer, open on the connection."""
+
+    def __init__(self, consumer_id: int) -> None:
+        super().__init__(f"consumer {consumer_id} is not open on this connection")
+        self.consumer_id = consumer_id
+
+
+class RangeNotConfirmed(BrokerError):
+    """A range read asks for entries that the log does not have."""
+
+    def __init__(self, topic: str, ledger: int, last: int, confirmed: int) -> None:
+        super().__init__(
+            f"{topic}: entry {last} of ledger {ledger} is not confirmed; the last is {confirmed}"
+        )
+        self.topic = topic
+        self.ledger = ledger
+        self.last = last
+        self.confirmed = confirmed
+
+
+# ---- topics and subscriptions --------------------------------------------------------------------
+
+
+class TopicClosing(BrokerError):
+    """The topic is going away from this broker: look it up again."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"{topic} is being unloaded")  # words that Apache's C++ client knows
+        self.topic = topic
+
+
+class ProducerBusy(BrokerError):
+    """The name is taken by a producer that is alive, or the topic by an exclusive one."""
+
+    def __init__(self, topic: str, producer: str, why: str) -> None:
+        super().__init__(f"producer {producer!r} cannot join {topic}: {why}")
+        self.topic = topic
+        self.producer = producer
+        self.why = why
+
+
+class ProducerFenced(BrokerError):
+    """The producer asked to be the only one, and others are there or have been since."""
+
+    def __init__(self, topic: str, producer: str, why: str) -> None:
+        super().__init__(f"producer {producer!r} is fenced on {topic}: {why}")
+        self.topic = topic
+        self.producer = producer
+        self.why = why
+
+
+class ConsumerBusy(BrokerError):
+    """The subscription is in use in a way that leaves no room for this consumer."""
+
+    def __init__(self, subscription: str, why: str) -> None:
+        super().__init__(f"subscription {subscription!r}: {why}")
+        self.subscription = subscription
+        self.why = why
+
+
+class NotAllowed(BrokerError):
+    """The request contradicts itself or what it is about, or asks for what is not supported."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+        self.why = why
+
+
+class SubscriptionFenced(BrokerError):
+    """The subscription is being moved or deleted: try again in a moment."""
+
+    def __init__(self, subscription: str, why: str) -> None:
+        super().__init__(f"subscription {subscription!r} {why}; try again")
+        self.subscription = subscription
+        self.why = why
+
+
+class ConsumersConnected(BrokerError):
+    """Only an unused subscription can be deleted, or one whose only consumer asks for it."""
+
+    def __init__(self, subscription: str, count: int) -> None:
+        super().__init__(f"subscription {subscription!r} has {count} connected consumers")
+        self.subscription = subscription
+        self.count = count
+
+
+class InvalidPermits(BrokerError):
+    """A consumer granted no or a negative number of messages."""
+
+    def __init__(self, permits: int) -> None:
+        super().__init__(f"{permits} permits; at least 1 must be granted")
+        self.permits = permits
+
+
+class InvalidAck(BrokerError):
+    """An acknowledgement that names no possible entry."""
+
+    def __init__(self, subscription: str, position: Position) -> None:
+        super().__init__(f"subscription {subscription!r}: there can be no entry {position}")
+        self.subscription = subscription
+        self.position = position

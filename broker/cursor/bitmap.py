@@ -93,10 +93,8 @@ class Bitmap:
 
     def ranges(self, *, after: int = -1) -> Iterator[tuple[int, int]]:
         """Runs of set bits beyond `after`, in order, both ends included."""
-        start = after + 1
-        bits = int.from_bytes(self._bytes[start >> 3 :], "little") >> (start & 7)
-        for run in _RUN_OF_ONES.finditer(format(bits, "b")[::-1]):
-            yield start + run.start(), start + run.end() - 1
+        first, bits = self.slice_after(after)
+        return ((first + start, first + end) for start, end in runs(bits))
 
     def slice_after(self, entry: int) -> tuple[int, bytes]:
         """The bits beyond `entry` as `merge` takes them: (first, bytes), without zero bytes at the
@@ -112,3 +110,14 @@ class Bitmap:
 
     def check(self) -> None:
         assert self.count == int.from_bytes(self._bytes, "little").bit_count()
+
+
+def runs(bits: bytes) -> Iterator[tuple[int, int]]:
+    """Where runs of ones begin and end, both included, counted from the lowest bit."""
+    text = format(int.from_bytes(bits, "little"), "b")[::-1]
+    return ((run.start(), run.end() - 1) for run in _RUN_OF_ONES.finditer(text))
+
+
+def run_count(bits: bytes) -> int:
+    number = int.from_bytes(bits, "little")
+    return (number & ~(number << 1)).bit_count()

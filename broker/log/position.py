@@ -22,3 +22,9 @@ EARLIEST: Final = Position(-1, -1)
 
 LATEST: Final = Position((1 << 63) - 1, (1 << 63) - 1)
 """After every entry there will ever be."""
+
+
+def run_of_positions(ledger: int, first: int, last: int) -> list[Position]:
+    """Positions of consecutive entries. A third of the time that calling the class takes."""
+    new = tuple.__new__
+    return [new(Position, (ledger, entry)) for entry in range(first, last + 1)]

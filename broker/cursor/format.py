@@ -1,0 +1,276 @@
+"""How the state of cursors is stored, as bytes: FORMAT.md. Pure.
+
+Every record adds to what is acknowledged, except `Reset`, which replaces it. So a snapshot is no
+kind of its own: it is a run of records that happens to say everything, and may be cut anywhere."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.cursor.bitmap import run_count, runs
+from magnetar.broker.errors import InvalidCursorRecord
+from magnetar.broker.log.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from magnetar.broker.cursor.acks import AckState
+
+VERSION: Final = 1
+
+ENTRY_BYTES_MAX: Final = 1 << 20
+"""Where a run of records is cut into entries: well under a stored entry's 5,253,120 bytes, and four
+of them are what a bookie takes in one group."""
+
+BODY_BYTES_MAX: Final = 1 << 18
+"""Where a record is cut in two, so that no entry exceeds ENTRY_BYTES_MAX by much."""
+
+_HEADER: Final = struct.Struct("<Bq")  # version, replay_from
+_RECORD: Final = struct.Struct("<BII")  # kind, subscription, size of the body
+_POSITION: Final = struct.Struct("<qq")  # ledger, entry
+_LEDGER: Final = struct.Struct("<q")
+_BITS: Final = struct.Struct("<qI")  # ledger, first entry
+_BATCH: Final = struct.Struct("<qI")  # ledger, entry
+
+
+class Kind(IntEnum):
+    NAMED = 1
+    MARKED = 2
+    RESET = 3
+    ENTRIES = 4
+    RANGES = 5
+    BITS = 6
+    BATCH = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The number `subscription` stands for the subscription of this name."""
+
+    subscription: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """Everything up to `mark` is acknowledged."""
+
+    subscription: int
+    mark: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Everything up to `mark` is acknowledged and, so far, nothing else."""
+
+    subscription: int
+    mark: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    subscription: int
+    ledger: int
+    entries: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    subscription: int
+    ledger: int
+    ranges: Sequence[tuple[int, int]]  # both ends included
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """Entry `first + i` is acknowledged where bit i (lowest of the first byte first) is set."""
+
+    subscription: int
+    ledger: int
+    first: int  # a multiple of 8
+    bits: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Of this batch all messages are acknowledged but those whose bit is set."""
+
+    subscription: int
+    position: Position
+    remaining: int  # never 0
+
+
+Record = Named | Marked | Reset | Entries | Ranges | Bits | Batch
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def snapshot(subscription: int, name: str, state: AckState) -> list[bytes]:
+    """Records that say everything about one subscription."""
+    records = [
+        _record(Kind.NAMED, subscription, name.encode()),
+        _record(Kind.MARKED, subscription, _POSITION.pack(*state.mark_delete)),
+    ]
+    for ledger, first, bits in state.bitmap_slices():
+        if 8 * run_count(bits) <= len(bits):
+            ends = _numbers(first + end for run in runs(bits) for end in run)
+            records += _number_records(Kind.RANGES, subscription, ledger, ends)
+        else:
+            records += _bit_records(subscription, ledger, first, bits)
+    return records + [_batch(subscription, *batch) for batch in state.partial.items()]
+
+
+def delta(
+    subscription: int,
+    *,
+    reset: Position | None,
+    mark: Position | None,
+    acked: Mapping[int, array[int]],
+    batches: Iterable[tuple[Position, int]],
+) -> list[bytes]:
+    """Records of what changed: first the reset, then the mark, then whole entries by ledger, then
+    batches with what of them is left. None: there was none."""
+    records = []
+    if reset is not None:
+        records.append(_record(Kind.RESET, subscription, _POSITION.pack(*reset)))
+    if mark is not None:
+        records.append(_record(Kind.MARKED, subscription, _POSITION.pack(*mark)))
+    for ledger, entries in acked.items():
+        first, last = min(entries), max(entries)
+        if last - first + 1 == len(entries):  # no entry is acknowledged twice
+            records += _number_records(Kind.RANGES, subscription, ledger, _numbers([first, last]))
+        else:
+            records += _number_records(Kind.ENTRIES, subscription, ledger, entries)
+    return records + [_batch(subscription, *batch) for batch in batches]
+
+
+def entries_of(records: Iterable[bytes]) -> list[list[bytes]]:
+    """Cut a run of records into what goes into one ledger entry each."""
+    groups: list[list[bytes]] = []
+    room = 0
+    for record in records:
+        if len(record) > room:
+            groups.append([])
+            room = ENTRY_BYTES_MAX - _HEADER.size
+        groups[-1].append(record)
+        room -= len(record)
+    return groups
+
+
+def header(*, replay_from: int) -> bytes:
+    """The first bytes of an entry. `replay_from` is the first entry of the cursor ledger that is
+    still needed once this one is stored."""
+    return _HEADER.pack(VERSION, replay_from)
+
+
+def _numbers(values: Iterable[int] = ()) -> array[int]:
+    numbers = array("I", values)
+    assert numbers.itemsize == 4
+    return numbers
+
+
+def _record(kind: Kind, subscription: int, body: bytes) -> bytes:
+    return _RECORD.pack(kind, subscription, len(body)) + body
+
+
+def _number_records(
+    kind: Kind, subscription: int, ledger: int, numbers: array[int]
+) -> Iterator[bytes]:
+    if sys.byteorder != "little":
+        numbers = array("I", numbers)
+        numbers.byteswap()
+    body = numbers.tobytes()
+    for start in range(0, len(body), BODY_BYTES_MAX):
+        part = body[start : start + BODY_BYTES_MAX]
+        yield _record(kind, subscription, _LEDGER.pack(ledger) + part)
+
+
+def _bit_records(subscription: int, ledger: int, first: int, bits: bytes) -> Iterator[bytes]:
+    for start in range(0, len(bits), BODY_BYTES_MAX):
+        part = bits[start : start + BODY_BYTES_MAX]
+        yield _record(Kind.BITS, subscription, _BITS.pack(ledger, first + 8 * start) + part)
+
+
+def _batch(subscription: int, position: Position, remaining: int) -> bytes:
+    bits = remaining.to_bytes((remaining.bit_length() + 7) >> 3, "little")
+    return _record(Kind.BATCH, subscription, _BATCH.pack(*position) + bits)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def read_header(entry: bytes | memoryview) -> int:
+    """`replay_from` of an entry. Raises InvalidCursorRecord, as does `read_records`."""
+    if len(entry) < _HEADER.size:
+        raise InvalidCursorRecord(f"{len(entry)} bytes are no entry")
+    version, replay_from = _HEADER.unpack_from(entry)
+    if version != VERSION:
+        raise InvalidCursorRecord(f"format version {version} is not known")
+    assert isinstance(replay_from, int)
+    return replay_from
+
+
+def read_records(entry: bytes | memoryview) -> Iterator[Record]:
+    """The records of an entry, in order."""
+    read_header(entry)
+    view = memoryview(entry)
+    at = _HEADER.size
+    while at < len(view):
+        if at + _RECORD.size > len(view):
+            raise InvalidCursorRecord(f"a record is cut off at byte {at}")
+        kind, subscription, size = _RECORD.unpack_from(view, at)
+        at += _RECORD.size
+        if at + size > len(view):
+            raise InvalidCursorRecord(f"a record of kind {kind} exceeds its entry at byte {at}")
+        try:
+            yield _read_record(kind, subscription, bytes(view[at : at + size]))
+        except (struct.error, ValueError) as error:
+            raise InvalidCursorRecord(f"a record of kind {kind}: {error}") from None
+        at += size
+
+
+def _read_record(kind: int, subscription: int, body: bytes) -> Record:
+    match kind:
+        case Kind.NAMED:
+            return Named(subscription, body.decode())
+        case Kind.MARKED:
+            return Marked(subscription, Position(*_POSITION.unpack(body)))
+        case Kind.RESET:
+            return Reset(subscription, Position(*_POSITION.unpack(body)))
+        case Kind.ENTRIES:
+            return Entries(subscription, *_read_numbers(body))
+        case Kind.RANGES:
+            ledger, numbers = _read_numbers(body)
+            ends = zip(numbers[::2], numbers[1::2], strict=True)
+            ranges = tuple((first, last) for first, last in ends)
+            if any(first > last for first, last in ranges):
+                raise ValueError("a range ends before it begins")
+            return Ranges(subscription, ledger, ranges)
+        case Kind.BITS:
+            ledger, first = _BITS.unpack_from(body)
+            if first % 8 != 0:
+                raise ValueError(f"bits begin at entry {first}")
+            return Bits(subscription, ledger, first, body[_BITS.size :])
+        case Kind.BATCH:
+            ledger, entry = _BATCH.unpack_from(body)
+            remaining = int.from_bytes(body[_BATCH.size :], "little")
+            if remaining == 0:
+                raise ValueError("an empty ack set")
+            return Batch(subscription, Position(ledger, entry), remaining)
+        case _:
+            raise ValueError("not known")
+
+
+def _read_numbers(body: bytes) -> tuple[int, array[int]]:
+    (ledger,) = _LEDGER.unpack_from(body)
+    numbers = _numbers()
+    numbers.frombytes(body[_LEDGER.size :])
+    if sys.byteorder != "little":
+        numbers.byteswap()
+    return ledger, numbers

@@ -1,0 +1,89 @@
+"""Cursor state from what was stored: records in, acknowledgements out. Pure.
+
+A subscription's state is what its inline snapshot says and then what the cursor ledger adds.
+Numbers tell apart two subscriptions that had one name, one after the other: what is left in the
+ledger of the former must not reach the latter. A number that nobody stands for any more is replayed
+and ignored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from magnetar.broker.cursor import format as records
+from magnetar.broker.cursor.acks import AckState
+from magnetar.broker.cursor.bitmap import Bitmap
+from magnetar.broker.errors import InvalidCursorRecord
+from magnetar.broker.log.position import EARLIEST, Position
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.chain import Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    number: int
+    state: AckState
+
+
+class Replay:
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._states: dict[int, AckState] = {}
+        self._numbers: dict[str, int] = {}  # the highest number that a name had
+
+    @property
+    def newest_number(self) -> int:
+        """The highest number that was seen; 0: none. New ones are greater."""
+        return max(self._states, default=0)
+
+    def on_entry(self, entry: bytes | memoryview) -> None:
+        """An entry of the cursor ledger, or an inline snapshot. Raises InvalidCursorRecord."""
+        for record in records.read_records(entry):
+            self._on_record(record)
+
+    def restored(self, name: str, inline: bytes) -> Restored:
+        """The state of a subscription of the topic's record. Raises InvalidCursorRecord."""
+        number = number_of(inline) if inline else self._numbers.get(name)
+        if number is None:
+            raise InvalidCursorRecord(f"nothing is stored of subscription {name!r}")
+        return Restored(number, self._states[number])
+
+    def _on_record(self, record: records.Record) -> None:
+        state = self._states.get(record.subscription)
+        if state is None:
+            state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
+        match record:
+            case records.Named():
+                former = self._numbers.get(record.name, 0)
+                self._numbers[record.name] = max(former, record.subscription)
+            case records.Marked():
+                state.on_ack_cumulative(record.mark)
+            case records.Reset():
+                state.reset(min(record.mark, self._chain.confirmed))
+            case records.Entries():
+                for entry in record.entries:
+                    state.on_ack(Position(record.ledger, entry))
+            case records.Ranges():
+                self._on_ranges(state, record)
+            case records.Bits():
+                state.on_acked_bits(record.ledger, record.first, record.bits)
+            case records.Batch():
+                state.on_ack_batch_index(record.position, record.remaining)
+            case _:
+                assert_never(record)
+
+    def _on_ranges(self, state: AckState, record: records.Ranges) -> None:
+        end = self._chain.counts.get(record.ledger, 0)
+        bitmap = Bitmap()
+        for first, last in record.ranges:
+            if first < end:
+                bitmap.add_range(first, min(last, end - 1))
+        state.on_acked_bits(record.ledger, *bitmap.slice_after(-1))
+
+
+def number_of(inline: bytes) -> int:
+    """Whose snapshot this is. Raises InvalidCursorRecord."""
+    for record in records.read_records(inline):
+        return record.subscription
+    raise InvalidCursorRecord("an empty snapshot")

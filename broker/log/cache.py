@@ -1,0 +1,59 @@
+"""The newest entries of all topics of a broker, in memory, for those who read at the end.
+
+One budget for the whole broker; the oldest entry goes first, whoever's it is, which is the right
+one for readers that follow the end. An entry never changes, so nothing here is ever stale."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.broker.log.entry import StoredEntry
+
+_NOTHING: Mapping[int, StoredEntry] = {}
+
+
+class EntryCache:
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._ledgers: dict[int, dict[int, StoredEntry]] = {}
+        self._oldest_first: deque[StoredEntry] = deque()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._oldest_first)
+
+    def of_ledger(self, ledger: int) -> Mapping[int, StoredEntry]:
+        """What is here of one ledger, by entry; only to be read, and not across an await."""
+        return self._ledgers.get(ledger, _NOTHING)
+
+    def put(self, entry: StoredEntry) -> None:
+        """Keep an entry that is not here yet. One that exceeds the whole budget is not kept."""
+        size = entry.held_bytes
+        if size > self._bytes_max:
+            return
+        while self.bytes + size > self._bytes_max:
+            self._evict()
+        entries = self._ledgers.setdefault(entry.position.ledger, {})
+        assert entry.position.entry not in entries, f"{entry.position} is cached already"
+        entries[entry.position.entry] = entry
+        self._oldest_first.append(entry)
+        self.bytes += size
+
+    def _evict(self) -> None:
+        entry = self._oldest_first.popleft()
+        entries = self._ledgers[entry.position.ledger]
+        del entries[entry.position.entry]
+        if not entries:
+            del self._ledgers[entry.position.ledger]
+        self.bytes -= entry.held_bytes
+
+    def check(self) -> None:
+        assert 0 <= self.bytes <= self._bytes_max
+        assert self.bytes == sum(entry.held_bytes for entry in self._oldest_first)
+        assert len(self) == sum(len(entries) for entries in self._ledgers.values())
+        for entry in self._oldest_first:
+            assert self._ledgers[entry.position.ledger][entry.position.entry] is entry

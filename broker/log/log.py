@@ -1,0 +1,488 @@
+"""A topic's log: one sequence of entries over many ledgers, written by its one owner.
+
+Theory of operation. Entries are appended to the last ledger; when it is full, old, degraded or
+failed it is *retired*: new appends queue while `run`, the only place that waits, closes it, creates
+the next and records it in the topic's record, and then takes up the queue. So a roll is a short
+queue, not a pause. A ledger that fails is closed by ourselves before anything else happens: then
+its end is known, what is in it counts as appended, and the rest goes into the next ledger in the
+same order, neither lost nor twice. A ledger is in the record before the first entry is in it.
+Somebody else's epoch in the record, or a fence on a ledger, ends the log: what is outstanding then
+has an unknown outcome.
+
+At most one ledger holds unconfirmed entries: the next one is created only after the one before has
+been closed. Hence (`check`):
+    1. Either there is an appender for new appends, or they queue; never both.
+    2. What is in flight belongs to one ledger and continues its reported entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
+from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailable
+from magnetar.broker.log.chain import Chain
+from magnetar.broker.log.entry import StoredEntry
+from magnetar.broker.log.outstanding import Outstanding
+from magnetar.broker.log.position import run_of_positions
+from magnetar.broker.log.reading import LogReader
+from magnetar.broker.log.recovery import recover_log
+from magnetar.broker.log.rolling import Rolling, with_data_ledgers
+from magnetar.broker.log.tenure import Tenure
+from magnetar.metadata.model import LedgerId, TopicLedger
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from magnetar.broker.log.cache import EntryCache
+    from magnetar.broker.log.ledgers import Appender, LedgerStore
+    from magnetar.broker.log.outstanding import Pending
+    from magnetar.broker.log.position import Position
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.protos.entry import EntryView
+    from magnetar.protos.names import TopicName
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+TAIL_ENTRIES_MAX: Final = 1000
+"""A reader this near to the end is expected to read what is appended now, so it goes into the
+cache. Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    ledger_entries_max: int = 50_000
+    ledger_bytes_max: int = 1 << 30
+    """Applies at any age: a ledger is what is trimmed, and later repaired, at once. 10 s of a topic
+    that takes 100 MB/s, and a roll costs about 20 ms."""
+    ledger_age_s_max: float = 4 * 3600.0
+    ledger_age_s_min: float = 600.0
+    """Before it `ledger_entries_max` does not count: a topic with 50,000 entries/s would otherwise
+    change its record each second."""
+    pending_bytes_max: int = 16 << 20
+    """Queued and in flight, beyond which `wait_room` waits: 160 ms of 100 MB/s, which is longer
+    than a roll; three entries of the largest size."""
+    check_interval_s: float = 10.0
+    """How often the age of the open ledger, and whether bookies are back, is looked at."""
+    retry_s_first: float = 0.05
+    retry_s_max: float = 5.0
+    """Between attempts to close or create a ledger. Attempts go on: appends wait, in order."""
+
+
+class LogState(StrEnum):
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FENCED = "fenced"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Watcher:
+    callback: Callable[[], None]
+    read_position: Callable[[], Position]
+
+
+class Log:
+    """Made by `Log.open`. `run` must run for as long as it is used."""
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        chain: Chain,
+        *,
+        ledgers: LedgerStore,
+        config: LogConfig,
+        clock: Clock,
+        cache: EntryCache,
+    ) -> None:
+        self.name = tenure.name
+        self.tenure = tenure
+        self.chain = chain
+        self.ledgers = ledgers
+        self.on_appended: Callable[[Sequence[tuple[object, Position]]], None] = _not_set
+        self.on_failed: Callable[[Sequence[object], LogError], None] = _not_set
+        self._config = config
+        self._clock = clock
+        self._cache = cache
+        self._reader = LogReader(chain, ledgers, cache, lambda: self._writing)
+        self._watchers: dict[_Watcher, None] = {}
+
+        self._outstanding = Outstanding(next_index=chain.next_index)
+        self._rolling = Rolling(
+            tenure,
+            ledgers,
+            kind="data",
+            retry_s_first=config.retry_s_first,
+            retry_s_max=config.retry_s_max,
+        )
+        self._appender: Appender | None = None  # takes new appends; None: they queue
+        self._writing: Appender | None = None  # the ledger that is not closed, also a retired one
+        self._reported = -1  # its last entry that `on_appended` was told of
+        self._ledger_bytes = 0
+        self._opened_s = 0.0
+        self._newest = LedgerId(max(chain.newest, *tenure.record.deleting, -1))
+
+        self._running = False
+        self._closing = False
+        self._ended: LogError | None = None  # why it takes nothing any more
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._finished = asyncio.Event()
+        tenure.watch(self._work.set)
+
+    @classmethod
+    async def open(
+        cls,
+        name: TopicName,
+        *,
+        store: MetadataStore,
+        ledgers: LedgerStore,
+        config: LogConfig,
+        clock: Clock,
+        cache: EntryCache,
+    ) -> Log:
+        """Take the topic over: bump the epoch, then fence and close its last ledger.
+
+        No ledger is created before the first append. Raises LogFenced (somebody took it meanwhile),
+        LogUnavailable, LogDamaged.
+        """
+        tenure = await Tenure.take(name, store)
+        recovered = await recover_log(tenure, ledgers, clock)
+        chain = Chain(recovered.ledgers, next_index=recovered.next_index)
+        await tenure.change(lambda record: with_data_ledgers(record, chain.records))
+        return cls(tenure, chain, ledgers=ledgers, config=config, clock=clock, cache=cache)
+
+    # ---- appending -------------------------------------------------------------------------------
+
+    def append_nowait(self, view: EntryView, context: object) -> None:
+        """Append an entry. Its position, or the log's failure, is reported with `context` later.
+
+        The view's data must be memory of its own. Raises LogFenced, LogClosed, LogUnavailable (the
+        log failed for good), EntryTooLarge: nothing was appended then, and nothing is reported.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if self._closing:
+            raise LogClosed(str(self.name))
+        pending = self._outstanding.take(view, context, now_ms=self._clock.now_ms())
+        if self._outstanding.bytes >= self._config.pending_bytes_max:
+            self._room.clear()
+        if self._appender is None or not self._send(self._appender, pending):
+            self._outstanding.queue.append(pending)
+            self._work.set()
+
+    async def wait_room(self) -> None:
+        """Wait until less than `pending_bytes_max` is outstanding. Returns at once when the log has
+        ended; `append_nowait` then says why."""
+        await self._room.wait()
+        if self._appender is not None:
+            await self._appender.wait_room()
+
+    def _send(self, appender: Appender, pending: Pending) -> bool:
+        """Returns False when the ledger has failed and takes nothing any more."""
+        try:
+            appender.append_nowait((pending.prefix, pending.view.data), pending.size)
+        except LedgerError:
+            assert appender.failure is not None, "a healthy ledger refused an entry of legal size"
+            self._retire()
+            return False
+        self._outstanding.in_flight.append(pending)
+        self._ledger_bytes += pending.size
+        if self._is_full(appender):
+            self._retire()
+        return True
+
+    def _is_full(self, appender: Appender) -> bool:
+        if self._ledger_bytes >= self._config.ledger_bytes_max:
+            return True
+        if appender.appended + 1 < self._config.ledger_entries_max:
+            return False
+        return self._age_s >= self._config.ledger_age_s_min
+
+    @property
+    def _age_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._opened_s
+
+    def _retire(self) -> None:
+        """The open ledger takes no more; `run` closes it."""
+        self._appender = None
+        self._work.set()
+
+    def _on_progress(self, appender: Appender) -> None:
+        if appender is not self._writing:
+            return
+        self._report(appender.ledger, appender.confirmed)
+        if appender.failure is not None:
+            self._retire()
+
+    def _report(self, ledger: LedgerId, through: int) -> None:
+        """The entries up to `through` are in the log: tell everybody, once and in order."""
+        if through <= self._reported:
+            return
+        positions = run_of_positions(ledger, self._reported + 1, through)
+        confirmed = self._outstanding.confirm(len(positions))
+        if self._is_tailed():
+            for position, entry in zip(positions, confirmed, strict=True):
+                self._cache.put(StoredEntry(position, entry.index, entry.timestamp_ms, entry.view))
+        self._reported = through
+        self.chain.grow(through + 1, next_index=confirmed[-1].index + 1)
+        if self._outstanding.bytes < self._config.pending_bytes_max:
+            self._room.set()
+        contexts = (entry.context for entry in confirmed)
+        self.on_appended(list(zip(contexts, positions, strict=True)))
+        self._notify()
+
+    def _is_tailed(self) -> bool:
+        confirmed = self.chain.confirmed
+        return any(
+            self.chain.entries(after=watcher.read_position(), through=confirmed) <= TAIL_ENTRIES_MAX
+            for watcher in self._watchers
+        )
+
+    def _notify(self) -> None:
+        for watcher in tuple(self._watchers):
+            watcher.callback()
+
+    # ---- the life of ledgers ---------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Close, create and record ledgers until the log is closed or fenced. Operating errors are
+        reported, not raised. Cancelled, it ends the log: what is outstanding is reported as failed.
+        """
+        assert not self._running, "run() is called once"
+        self._running = True
+        try:
+            await self.tenure.delete_dropped(self.ledgers)
+            while not (self._closing and self._idle):
+                await self._step()
+            self._end(LogClosed(str(self.name)))
+        except LogError as error:
+            self._end(error)
+        finally:
+            self._end(LogClosed(str(self.name)))
+            self._finished.set()
+
+    async def _step(self) -> None:
+        """Whatever is next; waits when there is nothing."""
+        if self.tenure.lost is not None:
+            raise self.tenure.lost
+        if self._writing is not None and self._appender is None:
+            await self._seal(self._writing)
+        elif self._outstanding.queue:
+            await self._begin_ledger()
+        elif self.chain.records != self.tenure.record.ledgers:
+            await self._record(self.chain.records)
+        elif self._closing and self._appender is not None:
+            self._retire()
+        else:
+            await self._wait_for_work()
+
+    @property
+    def _idle(self) -> bool:
+        """Nothing is outstanding, no ledger is open, and the record says so."""
+        return (
+            self._writing is None
+            and not self._outstanding.queue
+            and self.chain.records == self.tenure.record.ledgers
+        )
+
+    async def _wait_for_work(self) -> None:
+        self._work.clear()
+        try:
+            async with asyncio.timeout(
+                None if self._appender is None else self._config.check_interval_s
+            ):
+                await self._work.wait()
+        except TimeoutError:
+            self._maybe_retire()
+
+    def _maybe_retire(self) -> None:
+        """The open ledger is too old, or bookies are back that it should be on."""
+        appender = self._appender
+        if appender is None:
+            return
+        # Up to 5 % longer, each ledger its own time, so that not all topics roll at once.
+        age_s_max = self._config.ledger_age_s_max * (1 + appender.ledger * 40_503 % 1000 / 20_000)
+        is_old = appender.appended >= 0 and self._age_s >= age_s_max
+        if is_old or (appender.degraded and self.ledgers.full_ensemble_possible()):
+            self._retire()
+
+    async def _seal(self, appender: Appender) -> None:
+        """Close the retired ledger. What is in it is appended; the rest goes back into the
+        queue."""
+        metadata = await self._rolling.close(appender)
+        assert metadata.last_entry is not None
+        assert metadata.length is not None
+        assert metadata.last_entry >= self._reported, "a ledger was closed below what is confirmed"
+        self._report(appender.ledger, metadata.last_entry)
+        self.chain.close_ledger(length=metadata.length, closed_ms=max(self._clock.now_ms(), 1))
+        self._reader.keep(appender.ledger, self.ledgers.reader(metadata))
+        self._writing = None
+        if self._outstanding.put_back() > 0:
+            error = str(appender.failure)
+            log.warning(
+                "a ledger failed", topic=str(self.name), ledger=appender.ledger, error=error
+            )
+        if isinstance(appender.failure, LedgerRefused):
+            # The next ledger would be refused the same.
+            raise LogUnavailable(str(self.name), "appending", appender.failure)
+
+    async def _begin_ledger(self) -> None:
+        """The next ledger: created, recorded, and only then written to."""
+        appender = await self._rolling.create(newer_than=self._newest)
+        assert appender.ledger > self._newest, "positions would go backwards"
+        self._newest = appender.ledger
+        queue = self._outstanding.queue
+        record = TopicLedger(appender.ledger, queue[0].first_index)
+        try:
+            await self._record((*self.chain.records, record))
+        except LogError:
+            await self._rolling.discard(appender)
+            raise
+        self.chain.open_ledger(record)
+        self._writing = self._appender = appender
+        self._reported = -1
+        self._ledger_bytes = 0
+        self._opened_s = asyncio.get_running_loop().time()
+        appender.progress = lambda: self._on_progress(appender)
+        while queue and self._appender is appender:
+            pending = queue.popleft()
+            if not self._send(appender, pending):
+                queue.appendleft(pending)
+
+    async def _record(self, records: tuple[TopicLedger, ...]) -> None:
+        await self._rolling.record(lambda record: with_data_ledgers(record, records))
+
+    def _end(self, error: LogError) -> None:
+        """Take nothing any more; what is outstanding has an unknown outcome."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        if self._writing is not None:
+            self._writing.progress = _ignore
+            self._writing.abandon()
+        self._writing = self._appender = None
+        contexts = self._outstanding.give_up()
+        self._room.set()
+        if contexts:
+            self.on_failed(contexts, error)
+        self._notify()
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LogState:
+        match self._ended:
+            case None:
+                return LogState.CLOSING if self._closing else LogState.OPEN
+            case LogClosed():
+                return LogState.CLOSED
+            case LogFenced():
+                return LogState.FENCED
+            case _:
+                return LogState.FAILED
+
+    @property
+    def confirmed(self) -> Position:
+        return self.chain.confirmed
+
+    @property
+    def first(self) -> Position:
+        return self.chain.first
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last confirmed message; -1: there was none, ever."""
+        return self.chain.next_index - 1
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Of the topic's record."""
+        return self.tenure.record.properties
+
+    async def set_property(self, key: str, value: str) -> None:
+        """Durable on return. Raises LogFenced, LogUnavailable, LogDamaged."""
+        await self.tenure.change(
+            lambda record: replace(record, properties={**record.properties, key: value})
+        )
+
+    async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        """See LogReader.read."""
+        return await self._reader.read(first, entries_max=entries_max, bytes_max=bytes_max)
+
+    async def search(self, is_past: Callable[[StoredEntry], bool]) -> Position:
+        """See LogReader.search."""
+        return await self._reader.search(is_past)
+
+    async def index_at(self, position: Position) -> int:
+        """See LogReader.index_at."""
+        return await self._reader.index_at(position)
+
+    def watch(
+        self, callback: Callable[[], None], *, read_position: Callable[[], Position]
+    ) -> Callable[[], None]:
+        """Call back when `confirmed` has moved (once for many entries) and when the log has ended.
+
+        `read_position` says where the watcher reads next: entries are kept in the cache when they
+        are appended while some watcher is near the end. Returns the function that ends it.
+        """
+        watcher = _Watcher(callback, read_position)
+        self._watchers[watcher] = None
+
+        def unwatch() -> None:
+            self._watchers.pop(watcher, None)
+
+        return unwatch
+
+    async def close(self) -> None:
+        """Take no more, wait for what is outstanding, close the ledger and record its end: `run`
+        does that, and returns then. It takes as long as the bookies need: bound it by a timeout,
+        and cancel `run` when that has passed."""
+        self._closing = True
+        self._work.set()
+        await self._finished.wait()
+
+    def describe(self) -> dict[str, object]:
+        """For people."""
+        return {
+            "state": self.state.value,
+            "epoch": self.tenure.epoch,
+            "ledgers": len(self.chain.records),
+            "open_ledger": None if self._writing is None else self._writing.ledger,
+            "degraded": self._writing is not None and self._writing.degraded,
+            "confirmed": str(self.confirmed),
+            "last_index": self.last_index,
+            "queued": len(self._outstanding.queue),
+            "in_flight": len(self._outstanding.in_flight),
+            "outstanding_bytes": self._outstanding.bytes,
+        }
+
+    def check(self) -> None:
+        self.chain.check()
+        assert self._appender is None or self._appender is self._writing, "1: two ledgers"
+        assert self._appender is None or not self._outstanding.queue, (
+            "1: a queue beside an appender"
+        )
+        in_flight = len(self._outstanding.in_flight)
+        if self._writing is not None:
+            assert in_flight == self._writing.appended - self._reported, "2: in flight"
+            assert self.chain.counts[self._writing.ledger] == self._reported + 1, "2: reported"
+        else:
+            assert in_flight == 0, "2: in flight without a ledger"
+        if self._ended is None:
+            self._outstanding.check(confirmed_index=self.chain.next_index)
+
+
+def _not_set(*_: object) -> None:
+    raise AssertionError("set on_appended and on_failed before the first append")
+
+
+def _ignore() -> None:
+    """Progress of a ledger that nobody waits for any more."""

@@ -1,0 +1,93 @@
+"""What a log has accepted and not confirmed, as a machine: the queue, and what is in flight.
+
+An entry is taken (it gets its index and time, and its place), sent to the open ledger, and
+confirmed; or it is put back when that ledger has closed without it, and sent to the next. Nothing
+overtakes.
+
+Invariants (`check`):
+    1. In flight, then queued, is the order in which the entries were taken.
+    2. Indexes are dense over their messages and end at the next one to be given.
+    3. `bytes` is what both hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.broker.errors import EntryTooLarge
+from magnetar.protos.entry import ENTRY_BYTES_MAX, broker_metadata_prefix
+
+if TYPE_CHECKING:
+    from magnetar.protos.entry import EntryView
+
+
+@dataclass(slots=True)
+class Pending:
+    """An entry that is not confirmed yet."""
+
+    context: object
+    view: EntryView
+    prefix: bytes  # the broker's part, in front of the view's data
+    index: int  # of its last message
+    timestamp_ms: int
+    size: int  # of both parts
+
+    @property
+    def first_index(self) -> int:
+        return self.index - self.view.num_messages + 1
+
+
+class Outstanding:
+    def __init__(self, *, next_index: int) -> None:
+        self.queue: deque[Pending] = deque()  # waits for a ledger
+        self.in_flight: deque[Pending] = deque()  # in the ledger that is not closed
+        self.bytes = 0
+        self._next_index = next_index
+        self._timestamp_ms = 0
+
+    def take(self, view: EntryView, context: object, *, now_ms: int) -> Pending:
+        """Accept an entry; the caller sends it or queues it. Raises EntryTooLarge."""
+        # Time never goes backwards, so that a search by time finds something sensible.
+        timestamp_ms = max(now_ms, self._timestamp_ms)
+        index = self._next_index + view.num_messages - 1
+        prefix = broker_metadata_prefix(broker_timestamp_ms=timestamp_ms, index=index)
+        size = len(prefix) + len(view.data)
+        if size > ENTRY_BYTES_MAX:
+            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
+        self._timestamp_ms = timestamp_ms
+        self._next_index = index + 1
+        self.bytes += size
+        return Pending(context, view, prefix, index, timestamp_ms, size)
+
+    def confirm(self, count: int) -> list[Pending]:
+        """The oldest so many of those in flight are in the log."""
+        confirmed = [self.in_flight.popleft() for _ in range(count)]
+        self.bytes -= sum(pending.size for pending in confirmed)
+        return confirmed
+
+    def put_back(self) -> int:
+        """What is in flight goes in front of the queue. Returns how many that were."""
+        count = len(self.in_flight)
+        self.queue.extendleft(reversed(self.in_flight))
+        self.in_flight.clear()
+        return count
+
+    def give_up(self) -> list[object]:
+        """Forget everything; returns the contexts, in order."""
+        contexts = [pending.context for pending in (*self.in_flight, *self.queue)]
+        self.in_flight.clear()
+        self.queue.clear()
+        self.bytes = 0
+        return contexts
+
+    def check(self, *, confirmed_index: int) -> None:
+        """`confirmed_index`: the first that is not confirmed."""
+        index = confirmed_index
+        for pending in (*self.in_flight, *self.queue):
+            assert pending.first_index == index, "1, 2: order and indexes"
+            index = pending.index + 1
+        assert index == self._next_index, "2: the next index"
+        sizes = sum(pending.size for pending in (*self.in_flight, *self.queue))
+        assert self.bytes == sizes, "3: bytes"

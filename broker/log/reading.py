@@ -1,0 +1,156 @@
+"""Reading a log: from the cache, else in ranges from the bookies; and finding things in it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound, RecoveryIncomplete
+from magnetar.broker.errors import ReadFailed
+from magnetar.broker.log.entry import parse_payload
+from magnetar.broker.log.position import Position
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import EntryId, LedgerId, LedgerState
+from magnetar.protos.errors import EntryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.broker.log.cache import EntryCache
+    from magnetar.broker.log.chain import Chain
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.ledgers import Appender, LedgerStore, ReadEntry, Reader
+
+READERS_MAX: Final = 16
+"""Closed ledgers of one log whose metadata is kept at hand; more subscriptions than that reading in
+different old ledgers pay a metadata read each time they go on."""
+
+
+class LogReader:
+    """Reads what `chain` calls confirmed. `writing` gives the appender of the ledger that is
+    open."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        ledgers: LedgerStore,
+        cache: EntryCache,
+        writing: Callable[[], Appender | None],
+    ) -> None:
+        self._chain = chain
+        self._ledgers = ledgers
+        self._cache = cache
+        self._writing = writing
+        self._readers: OrderedDict[int, Reader] = OrderedDict()
+
+    def keep(self, ledger: int, reader: Reader) -> None:
+        """A reader of a ledger that was just closed."""
+        self._readers[ledger] = reader
+        self._readers.move_to_end(ledger)
+        if len(self._readers) > READERS_MAX:
+            self._readers.popitem(last=False)
+
+    async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        """From `first` on, over the ends of ledgers, at most up to what is confirmed; [] at the
+        end.
+
+        One entry is returned however large it is. What was read before a failure is returned, and
+        the failure raised by the next call. Raises ReadFailed.
+        """
+        assert entries_max > 0, entries_max
+        found: list[StoredEntry] = []
+        position = self._chain.ceiling(first)
+        while len(found) < entries_max and bytes_max > 0 and self._chain.is_entry(position):
+            last = min(
+                position.entry + entries_max - len(found), self._chain.counts[position.ledger]
+            )
+            part = self._cached(position, last - 1, bytes_max=bytes_max)
+            if not part:
+                try:
+                    part = await self._stored(position, last - 1, bytes_max=bytes_max)
+                except ReadFailed:
+                    if found:
+                        return found
+                    raise
+            if found and len(part[0].data) > bytes_max:
+                return found
+            found += part
+            bytes_max -= sum(len(entry.data) for entry in part)
+            position = self._chain.next_position(part[-1].position)
+        return found
+
+    async def search(self, is_past: Callable[[StoredEntry], bool]) -> Position:
+        """The first entry for which `is_past` is true, or the place after the last one. It must be
+        true for all entries after one for which it is. Reads log2(entries) entries. ReadFailed."""
+        low, high = 1, self._chain.entry_count + 1
+        while low < high:
+            middle = (low + high) // 2
+            if is_past(await self.entry_at(self._chain.at_rank(middle))):
+                high = middle
+            else:
+                low = middle + 1
+        known = low <= self._chain.entry_count
+        return self._chain.at_rank(low) if known else self._chain.end
+
+    async def index_at(self, position: Position) -> int:
+        """Index of the last message at or before `position`: exact, from the counts where they
+        suffice, else from one entry that is read. ReadFailed."""
+        chain = self._chain
+        if not chain.is_entry(position):
+            position = chain.previous_position(chain.ceiling(position))
+        if not chain.is_entry(position):
+            return chain.first_index - 1
+        first, end = chain.index_bounds(position.ledger)
+        count = chain.counts[position.ledger]
+        if end - first == count:  # one message in each entry
+            return first + position.entry
+        if position.entry + 1 == count:
+            return end - 1
+        return (await self.entry_at(position)).index
+
+    async def entry_at(self, position: Position) -> StoredEntry:
+        return (await self.read(position, entries_max=1, bytes_max=1))[0]
+
+    def _cached(self, first: Position, last: int, *, bytes_max: int) -> list[StoredEntry]:
+        """The run of cached entries that begins at `first`."""
+        held = self._cache.of_ledger(first.ledger)
+        found: list[StoredEntry] = []
+        for number in range(first.entry, last + 1):
+            entry = held.get(number)
+            if entry is None:
+                break
+            bytes_max -= len(entry.data)
+            if bytes_max < 0 and found:
+                break
+            found.append(entry)
+        return found
+
+    async def _stored(self, first: Position, last: int, *, bytes_max: int) -> list[StoredEntry]:
+        try:
+            return [
+                parse_payload(Position(first.ledger, part.entry), part.payload)
+                for part in await self._fetch(first, last, bytes_max=bytes_max)
+            ]
+        except (LedgerError, MetadataError, EntryError) as error:
+            # What is known of this ledger's bookies may be out of date.
+            self._readers.pop(first.ledger, None)
+            raise ReadFailed(first, error) from error
+
+    async def _fetch(self, first: Position, last: int, *, bytes_max: int) -> Sequence[ReadEntry]:
+        ledger = LedgerId(first.ledger)
+        writing = self._writing()
+        if writing is not None and writing.ledger == ledger:
+            source: Appender | Reader = writing
+        else:
+            source = self._readers.get(ledger) or await self._reader(ledger)
+        return await source.read(EntryId(first.entry), EntryId(last), bytes_max=bytes_max)
+
+    async def _reader(self, ledger: LedgerId) -> Reader:
+        metadata = await self._ledgers.metadata(ledger)
+        if metadata is None:
+            raise LedgerNotFound(ledger)
+        if metadata.state is not LedgerState.CLOSED:  # we lost it to somebody who is recovering it
+            raise RecoveryIncomplete(ledger, metadata.state.name)
+        reader = self._ledgers.reader(metadata)
+        self.keep(ledger, reader)
+        return reader

@@ -1,0 +1,84 @@
+"""What a new owner does with the ledgers it finds: close the last one, learn where the log ends.
+
+The epoch was bumped before, so no ledger can be added behind our back; recovering the last ledger
+fences its writer, so no entry can either. What is then in the ledgers is the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound
+from magnetar.broker.errors import LogDamaged, LogUnavailable
+from magnetar.broker.log.entry import parse_payload
+from magnetar.broker.log.position import Position
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import EntryId
+from magnetar.protos.errors import EntryError
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.ledgers import LedgerStore
+    from magnetar.broker.log.tenure import Tenure
+    from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger
+    from magnetar.runtime.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    ledgers: tuple[TopicLedger, ...]  # closed, with entries
+    next_index: int
+
+
+async def recover_log(tenure: Tenure, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
+    """Nothing is written but by closing ledgers. Raises LogUnavailable, LogDamaged."""
+    found: list[TopicLedger] = []
+    next_index = 0
+    for record in tenure.record.ledgers:
+        next_index = record.first_index
+        if record.closed_ms == 0:
+            metadata = await recover_ledger(tenure, ledgers, record.ledger)
+            assert metadata.last_entry is not None
+            assert metadata.length is not None
+            record = replace(
+                record,
+                entries=metadata.last_entry + 1,
+                length=metadata.length,
+                closed_ms=max(clock.now_ms(), 1),
+            )
+        if record.entries > 0:
+            found.append(record)
+    if found:
+        next_index = await _index_after(tenure, ledgers, found[-1])
+    return RecoveredLog(tuple(found), next_index)
+
+
+async def recover_ledger(tenure: Tenure, ledgers: LedgerStore, ledger: LedgerId) -> LedgerMetadata:
+    """Fence and close one ledger of the topic. Raises LogUnavailable, LogDamaged."""
+    try:
+        return await ledgers.recover(ledger)
+    except LedgerNotFound:
+        raise LogDamaged(str(tenure.name), ledger, "it does not exist") from None
+    except (LedgerError, MetadataError) as error:
+        raise LogUnavailable(str(tenure.name), f"recovering ledger {ledger}", error) from error
+
+
+async def _index_after(tenure: Tenure, ledgers: LedgerStore, last: TopicLedger) -> int:
+    """Index of the message after the ledger's last one: its last entry tells."""
+    position = Position(last.ledger, last.entries - 1)
+    try:
+        metadata = await ledgers.metadata(last.ledger)
+        if metadata is None:
+            raise LogDamaged(str(tenure.name), last.ledger, "it does not exist")
+        if metadata.last_entry != position.entry:
+            why = (
+                f"it ends at entry {metadata.last_entry}, the topic's record says {position.entry}"
+            )
+            raise LogDamaged(str(tenure.name), last.ledger, why)
+        entry = EntryId(position.entry)
+        (part,) = await ledgers.reader(metadata).read(entry, entry, bytes_max=1)
+        return parse_payload(position, part.payload).index + 1
+    except EntryError as error:
+        raise LogDamaged(str(tenure.name), last.ledger, str(error)) from error
+    except (LedgerError, MetadataError) as error:
+        raise LogUnavailable(str(tenure.name), f"reading entry {position}", error) from error

@@ -1,0 +1,119 @@
+"""Creating, closing and recording a log's ledgers, through whatever weather.
+
+Bookies and metadata may be away for a while; the attempts go on with a backoff, because the entries
+that wait keep their order only if nobody gives up. What ends an attempt is an answer: done, or not
+ours any more (LogFenced).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from magnetar.bookie.ledger.errors import LedgerError, LedgerFenced, LedgerNotFound
+from magnetar.broker.errors import LogUnavailable
+from magnetar.broker.log.tenure import dropping
+from magnetar.metadata.errors import MetadataError
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.supervise import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.broker.log.ledgers import Appender, LedgerStore
+    from magnetar.broker.log.tenure import Tenure
+    from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger, TopicRecord
+
+log = get_logger(__name__)
+
+
+class Rolling:
+    """`kind` goes into the ledgers' own metadata, for whoever finds one that no topic lists."""
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        ledgers: LedgerStore,
+        *,
+        kind: str,
+        retry_s_first: float,
+        retry_s_max: float,
+    ) -> None:
+        self._tenure = tenure
+        self._ledgers = ledgers
+        self._custom = {"topic": str(tenure.name).encode(), "kind": kind.encode()}
+        # Every topic draws its own delays: after an outage not all come back at once.
+        chance = random.Random(f"{tenure.name} {tenure.epoch} {kind}")
+        self._backoff = Backoff(retry_s_first, retry_s_max, chance)
+
+    async def create(self, *, newer_than: LedgerId) -> Appender:
+        """Raises LogFenced."""
+        delays = self._backoff.delays()
+        while True:
+            self._raise_if_lost()
+            try:
+                return await self._ledgers.create(newer_than=newer_than, custom=self._custom)
+            except (LedgerError, MetadataError) as error:
+                await self._pause(next(delays), "creating a ledger", error)
+
+    async def close(self, appender: Appender) -> LedgerMetadata:
+        """Close the ledger, or recover it where that fails: either way its end is known then.
+        Raises LogFenced."""
+        delays = self._backoff.delays()
+        while True:
+            self._raise_if_lost()
+            try:
+                return await appender.close()
+            except (LedgerFenced, LedgerNotFound) as error:
+                raise self._tenure.lose(str(error)) from error
+            except MetadataError as error:
+                trouble: Exception = error
+            except LedgerError:
+                try:
+                    return await self._ledgers.recover(appender.ledger)
+                except LedgerNotFound as error:
+                    raise self._tenure.lose(str(error)) from error
+                except (LedgerError, MetadataError) as error:
+                    trouble = error
+            await self._pause(next(delays), f"closing ledger {appender.ledger}", trouble)
+
+    async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
+        """Change the topic's record, and delete the ledgers that it gives up by that. Raises
+        LogFenced, LogDamaged."""
+        delays = self._backoff.delays()
+        while True:
+            try:
+                await self._tenure.change(change)
+                break
+            except LogUnavailable as error:
+                await self._pause(next(delays), "changing the topic's record", error)
+        await self._tenure.delete_dropped(self._ledgers)
+
+    async def discard(self, appender: Appender) -> None:
+        """A ledger that is not in the record after all."""
+        appender.abandon()
+        if self._tenure.may_be_recorded(appender.ledger):
+            return
+        try:
+            await self._ledgers.delete(appender.ledger)
+        except (LedgerError, MetadataError) as error:
+            log.warning("an orphan ledger remains", ledger=appender.ledger, error=str(error))
+
+    def _raise_if_lost(self) -> None:
+        if self._tenure.lost is not None:
+            raise self._tenure.lost
+
+    async def _pause(self, delay_s: float, doing: str, error: Exception) -> None:
+        topic = str(self._tenure.name)
+        log.warning("trying again", topic=topic, doing=doing, error=str(error), after_s=delay_s)
+        await asyncio.sleep(delay_s)
+
+
+def with_data_ledgers(record: TopicRecord, ledgers: tuple[TopicLedger, ...]) -> TopicRecord:
+    """The record with this list of data ledgers; those that are no longer in it are to be
+    deleted."""
+    kept = {part.ledger for part in ledgers}
+    dropped = [part.ledger for part in record.ledgers if part.ledger not in kept]
+    return dropping(replace(record, ledgers=ledgers), dropped)

@@ -1,0 +1,33 @@
+"""Entries as producers send them, short to write in tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.protos.entry import parse_entry
+from magnetar.protos.message import (
+    EntryHeader,
+    OutgoingMessage,
+    decode_messages,
+    encode_batch,
+    encode_message,
+    read_entry,
+)
+
+if TYPE_CHECKING:
+    from magnetar.protos.entry import EntryView
+
+
+def entry_of(*texts: str, publish_time_ms: int = 1_700_000_000_000) -> EntryView:
+    """One message for one text, a batch for several."""
+    header = EntryHeader("producer", publish_time_ms)
+    messages = [OutgoingMessage(text.encode(), sequence_id=n) for n, text in enumerate(texts)]
+    parts = (
+        encode_message(messages[0], header) if len(texts) == 1 else encode_batch(messages, header)
+    )
+    return parse_entry(b"".join(parts))
+
+
+def texts_of(data: bytes | memoryview) -> list[str]:
+    """The inverse."""
+    return [message.payload.decode() for message in decode_messages(read_entry(data))]

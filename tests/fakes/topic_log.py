@@ -1,0 +1,122 @@
+"""A topic's log on fake ledgers, with its `run` running and its reports written down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from fakes.entries import entry_of, texts_of
+from fakes.ledgers import FakeLedgers, LedgerWorld, Steps
+from support import ManualClock, wait_until
+
+from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.log.log import Log, LogConfig
+from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from magnetar.broker.errors import LogError
+    from magnetar.metadata.store import MetadataStore
+
+TOPIC = TopicName.parse("persistent://public/default/orders")
+
+SMALL = LogConfig(
+    ledger_entries_max=5,
+    ledger_age_s_min=0.0,
+    check_interval_s=0.01,
+    retry_s_first=0.001,
+    retry_s_max=0.01,
+)
+"""Ledgers of five entries; everything that waits waits shortly."""
+
+
+class World:
+    """What outlives a broker: bookies and metadata."""
+
+    def __init__(self) -> None:
+        self.ledgers = LedgerWorld()
+        self.tree = MemoryTree()
+        self.clock = ManualClock()
+
+    def store(self) -> MemoryStore:
+        return MemoryStore(self.tree)
+
+
+class TopicLog:
+    """An open log, and what it reported: `appended` in order, `failed` with the error."""
+
+    def __init__(self, log: Log, cache: EntryCache) -> None:
+        self.log = log
+        self.cache = cache
+        self.appended: list[tuple[object, Position]] = []
+        self.batches: list[int] = []
+        self.failed: list[object] = []
+        self.error: LogError | None = None
+        log.on_appended = self._on_appended
+        log.on_failed = self._on_failed
+
+    def _on_appended(self, done: Sequence[tuple[object, Position]]) -> None:
+        self.appended.extend(done)
+        self.batches.append(len(done))
+
+    def _on_failed(self, contexts: Sequence[object], error: LogError) -> None:
+        assert self.error is None, "reported twice"
+        self.failed.extend(contexts)
+        self.error = error
+
+    def append(self, *names: str) -> None:
+        """Entries of one message; the text is also the context."""
+        for name in names:
+            self.log.append_nowait(entry_of(name), name)
+            self.log.check()
+
+    async def append_and_wait(self, *names: str) -> None:
+        expected = len(self.appended) + len(names)
+        self.append(*names)
+        await wait_until(lambda: len(self.appended) >= expected, what="appended")
+
+    async def contents(self, first: Position = EARLIEST) -> list[str]:
+        """The texts of all messages from `first` on, read in small steps."""
+        texts: list[str] = []
+        while entries := await self.log.read(first, entries_max=3, bytes_max=1 << 20):
+            for entry in entries:
+                texts += texts_of(entry.data)
+            first = self.log.chain.next_position(entries[-1].position)
+        return texts
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    world: World,
+    *,
+    config: LogConfig = SMALL,
+    steps: Steps | None = None,
+    store: MetadataStore | None = None,
+    cache_bytes: int = 1 << 20,
+    close: bool = True,
+) -> AsyncIterator[TopicLog]:
+    """A broker that owns the topic. `close=False`: it dies at the end instead of closing."""
+    cache = EntryCache(cache_bytes)
+    log = await Log.open(
+        TOPIC,
+        store=store if store is not None else world.store(),
+        ledgers=FakeLedgers(world.ledgers, steps),
+        config=config,
+        clock=world.clock,
+        cache=cache,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(log.run())
+        topic = TopicLog(log, cache)
+        try:
+            yield topic
+            if close:
+                await log.close()
+        finally:
+            running.cancel()
+    log.check()
+    cache.check()

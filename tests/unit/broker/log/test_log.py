@@ -1,0 +1,705 @@
+"""The log on ledgers in memory: appending, rolling, failing, being taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+from fakes.entries import entry_of, texts_of
+from fakes.ledgers import FakeLedgers
+from fakes.topic_log import SMALL, TOPIC, TopicLog, World, opened
+from support import run, settle, wait_until
+
+from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
+from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavailable
+from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.log.log import Log, LogState
+from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.log.tenure import topic_path
+from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.memory import Fault, MemoryStore
+from magnetar.metadata.model import LedgerState, TopicRecord
+
+NAMES = [f"m{number}" for number in range(23)]
+
+
+async def record_of(world: World) -> TopicRecord:
+    found = await world.store().get(topic_path(TOPIC))
+    assert found is not None
+    return decode_topic(found.value)
+
+
+def test_appends_are_reported_in_order_in_batches_and_read_back() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, config=replace(SMALL, ledger_entries_max=1000)) as topic:
+            assert world.ledgers.ledgers == {}, "a ledger was created before the first append"
+            topic.append(*NAMES)
+            assert topic.appended == [], "reported from inside append_nowait"
+            await wait_until(lambda: len(topic.appended) == len(NAMES))
+            assert [context for context, _ in topic.appended] == NAMES
+            positions = [position for _, position in topic.appended]
+            assert positions == sorted(set(positions))
+            assert len(topic.batches) == 1, "one call for each progress of the ledger"
+            assert await topic.contents() == NAMES
+            assert topic.log.confirmed == positions[-1]
+            assert topic.log.first == positions[0]
+
+    run(main())
+
+
+def test_ledgers_roll_while_appends_go_on() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            topic.append(*NAMES[:12])
+            await settle(3)
+            topic.append(*NAMES[12:])
+            await wait_until(lambda: len(topic.appended) == len(NAMES))
+            assert [context for context, _ in topic.appended] == NAMES
+            assert await topic.contents() == NAMES
+            sizes = [len(stored.entries) for stored in world.ledgers.ledgers.values()]
+            assert sizes == [5, 5, 5, 5, 3]
+            record = await record_of(world)
+            assert [part.entries for part in record.ledgers] == [5, 5, 5, 5, 0]
+            assert [part.first_index for part in record.ledgers] == [0, 5, 10, 15, 20]
+        assert [part.entries for part in (await record_of(world)).ledgers] == [5, 5, 5, 5, 3]
+        states = {stored.metadata.state for stored in world.ledgers.ledgers.values()}
+        assert states == {LedgerState.CLOSED}
+
+    run(main())
+
+
+def test_a_ledger_rolls_at_its_size_at_any_age() -> None:
+    async def main() -> None:
+        world = World()
+        config = replace(SMALL, ledger_bytes_max=300, ledger_age_s_min=1e6)
+        async with opened(world, config=config) as topic:
+            for name in NAMES:
+                topic.append(name)
+                await settle(4)
+            await wait_until(lambda: len(topic.appended) == len(NAMES))
+            assert len(world.ledgers.ledgers) > 2
+            sizes = [sum(map(len, stored.entries)) for stored in world.ledgers.ledgers.values()]
+            assert all(300 <= size < 400 for size in sizes[:-1]), (
+                "the entry that fills it is its last"
+            )
+
+    run(main())
+
+
+def test_a_young_ledger_is_not_rolled_for_its_entries_and_an_old_one_for_its_age() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, config=replace(SMALL, ledger_age_s_min=1e6)) as topic:
+            await topic.append_and_wait(*NAMES)
+            assert len(world.ledgers.ledgers) == 1
+        async with opened(world, config=replace(SMALL, ledger_age_s_max=0.01)) as topic:
+            await topic.append_and_wait("old")
+            (ledger,) = set(world.ledgers.ledgers) - {1}
+            stored = world.ledgers.stored(ledger)
+            await wait_until(lambda: stored.metadata.state is LedgerState.CLOSED)
+            await settle()
+            assert len(world.ledgers.ledgers) == 2, "the next one is created with the next append"
+            await topic.append_and_wait("new")
+            assert await topic.contents() == [*NAMES, "old", "new"]
+
+    run(main())
+
+
+def test_a_degraded_ledger_rolls_once_bookies_are_back() -> None:
+    async def main() -> None:
+        world = World()
+        world.ledgers.full_ensemble = False
+        async with opened(world) as topic:
+            await topic.append_and_wait("a")
+            await asyncio.sleep(5 * SMALL.check_interval_s)
+            await topic.append_and_wait("b")
+            assert len(world.ledgers.ledgers) == 1
+            assert topic.log.describe()["degraded"] is True
+            world.ledgers.full_ensemble = True
+            await wait_until(lambda: topic.log.describe()["open_ledger"] is None)
+            await topic.append_and_wait("c")
+            assert topic.log.describe()["degraded"] is False
+            assert await topic.contents() == ["a", "b", "c"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("stored", [0, 1, 3])
+def test_a_failed_ledger_loses_nothing_and_repeats_nothing(stored: int) -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait("a", "b")
+            world.ledgers.hold()
+            topic.append("c", "d", "e")
+            first = world.ledgers.live_appender()
+            first.fail(QuorumTimeout(first.ledger, 2, 1.0), stored=stored)
+            topic.append("f")
+            await settle(3)
+            topic.append("g")
+            world.ledgers.release()
+            await wait_until(lambda: len(topic.appended) == 7)
+            assert [context for context, _ in topic.appended] == list("abcdefg")
+            assert await topic.contents() == list("abcdefg")
+            assert topic.error is None
+
+    run(main())
+
+
+def test_what_recovery_finds_of_a_failed_ledger_counts_as_appended() -> None:
+    """When the ledger cannot be closed where the writer stood, recovering it decides its end."""
+
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait("a")
+            world.ledgers.hold()
+            topic.append("b", "c", "d")
+            appender = world.ledgers.live_appender()
+            world.ledgers.bookies = False
+            appender.fail(QuorumTimeout(appender.ledger, 1, 1.0), stored=2)
+            await settle()
+            assert topic.log.describe()["in_flight"] == 3, "unknown until the ledger is closed"
+            appender.abandon()
+            appender.close = world_closes_nothing  # type: ignore[method-assign]
+            world.ledgers.bookies = True
+            world.ledgers.release()
+            await wait_until(lambda: len(topic.appended) == 4)
+            ledgers = [position.ledger for _, position in topic.appended]
+            assert ledgers == [1, 1, 1, 2]
+            assert await topic.contents() == list("abcd")
+
+    async def world_closes_nothing() -> None:
+        raise QuorumTimeout(1, 1, 1.0)
+
+    run(main())
+
+
+def test_appends_wait_in_order_while_there_are_no_bookies() -> None:
+    async def main() -> None:
+        world = World()
+        world.ledgers.bookies = False
+        async with opened(world) as topic:
+            topic.append("a", "b")
+            await asyncio.sleep(0.02)
+            topic.append("c")
+            assert topic.appended == []
+            world.ledgers.bookies = True
+            await wait_until(lambda: len(topic.appended) == 3)
+            assert await topic.contents() == ["a", "b", "c"]
+
+    run(main())
+
+
+def test_a_ledger_that_refuses_what_we_send_fails_the_log() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("a")
+            world.ledgers.hold()
+            topic.append("poison")
+            appender = world.ledgers.live_appender()
+            appender.fail(LedgerRefused(appender.ledger, "BAD_REQUEST"))
+            await wait_until(lambda: topic.error is not None)
+            assert isinstance(topic.error, LogUnavailable)
+            assert topic.failed == ["poison"]
+            assert topic.log.state is LogState.FAILED
+            with pytest.raises(LogUnavailable):
+                topic.append("more")
+
+    run(main())
+
+
+def test_the_queue_is_bounded_and_room_comes_back() -> None:
+    async def main() -> None:
+        world = World()
+        world.ledgers.bookies = False
+        async with opened(world, config=replace(SMALL, pending_bytes_max=120)) as topic:
+            await topic.log.wait_room()
+            topic.append("a", "b", "c")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await topic.log.wait_room()
+            world.ledgers.bookies = True
+            await topic.log.wait_room()
+            assert len(topic.appended) == 3
+
+    run(main())
+
+
+def test_indexes_count_messages_and_survive_restarts() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            topic.log.append_nowait(entry_of("a", "b", "c"), None)
+            await topic.append_and_wait("d")
+            topic.log.append_nowait(entry_of("e", "f"), None)
+            await wait_until(lambda: topic.log.last_index == 5)
+        for more in ("g", "h"):  # once after a crash, once after a clean close
+            async with opened(world) as topic:
+                before = topic.log.last_index
+                await topic.append_and_wait(more)
+                assert topic.log.last_index == before + 1
+        async with opened(world) as topic:
+            entries = await topic.log.read(EARLIEST, entries_max=100, bytes_max=1 << 20)
+            assert [entry.index for entry in entries] == [2, 3, 5, 6, 7]
+            assert [entry.messages for entry in entries] == [3, 1, 2, 1, 1]
+            assert topic.log.chain.messages == 8
+            found = [await topic.log.index_at(entry.position) for entry in entries]
+            assert found == [2, 3, 5, 6, 7]
+            assert await topic.log.index_at(EARLIEST) == -1
+
+    run(main())
+
+
+def test_broker_time_never_goes_backwards() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            for step_ms in (5, -100, 3):
+                world.clock.advance_ms(step_ms)
+                await topic.append_and_wait("x")
+            entries = await topic.log.read(EARLIEST, entries_max=9, bytes_max=1 << 20)
+            times = [entry.broker_timestamp_ms for entry in entries]
+            assert times == sorted(times)
+
+    run(main())
+
+
+# ---- taking over ---------------------------------------------------------------------------------
+
+
+def test_a_new_owner_fences_the_old_one_and_keeps_what_was_appended() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as old:
+            await old.append_and_wait("a", "b")
+            async with opened(world) as new:
+                assert await new.contents() == ["a", "b"]
+                old.append("zombie", "ghost")
+                await wait_until(lambda: old.error is not None)
+                assert isinstance(old.error, LogFenced)
+                assert old.failed == ["zombie", "ghost"]
+                assert old.log.state is LogState.FENCED
+                with pytest.raises(LogFenced):
+                    old.append("again")
+                await new.append_and_wait("c")
+                assert await new.contents() == ["a", "b", "c"]
+        assert [context for context, _ in old.appended] == ["a", "b"]
+
+    run(main())
+
+
+def test_an_owner_that_lost_the_race_deletes_the_ledger_it_could_not_record() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as old, opened(world) as new:
+            old.append("late")  # no ledger yet: the record is what stops it
+            await wait_until(lambda: old.error is not None)
+            assert isinstance(old.error, LogFenced)
+            assert old.failed == ["late"]
+            await new.append_and_wait("a")
+            record = await record_of(world)
+            assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
+            assert len(world.ledgers.deleted) == 1
+
+    run(main())
+
+
+def test_entries_that_were_never_confirmed_keep_their_indexes_dense() -> None:
+    """The old owner dies with two entries on the bookies that nobody was told of."""
+
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as old:
+            await old.append_and_wait("a")
+            world.ledgers.hold()
+            old.append("b", "c", "d")
+            appender = world.ledgers.live_appender()
+            appender.fail(QuorumTimeout(appender.ledger, 1, 1.0), stored=2)
+        world.ledgers.release()
+        async with opened(world) as new:
+            assert await new.contents() == ["a", "b", "c"]
+            await new.append_and_wait("e")
+            entries = await new.log.read(EARLIEST, entries_max=9, bytes_max=1 << 20)
+            assert [entry.index for entry in entries] == [0, 1, 2, 3]
+
+    run(main())
+
+
+def test_an_empty_ledger_is_dropped_and_ids_still_grow() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as old:
+            await old.append_and_wait("a")
+            world.ledgers.hold()
+            for name in ("b", "c", "d", "e", "f"):
+                old.append(name)
+        # The first ledger is left as it was; nothing of the others was stored.
+        world.ledgers.release()
+        async with opened(world, close=False) as second:
+            world.ledgers.hold()
+            second.append("x")
+            await wait_until(lambda: len(world.ledgers.ledgers) == 2)
+            newest = max(world.ledgers.ledgers)
+        world.ledgers.release()
+        async with opened(world) as third:
+            assert await third.contents() == ["a"]
+            await wait_until(lambda: newest in world.ledgers.deleted)
+            await third.append_and_wait("y")
+            assert third.log.confirmed.ledger > newest
+            assert (await record_of(world)).deleting == ()
+
+    run(main())
+
+
+def test_a_missing_ledger_is_named_and_nothing_is_skipped() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait("a")
+        (ledger,) = world.ledgers.ledgers
+        del world.ledgers.ledgers[ledger]
+        with pytest.raises(LogDamaged) as caught:
+            async with opened(world):
+                pass
+        assert caught.value.ledger == ledger
+
+    run(main())
+
+
+def test_a_record_that_cannot_be_read_is_refused() -> None:
+    async def main() -> None:
+        world = World()
+        await world.store().put(topic_path(TOPIC), b"\xff\xff\xff", expected=-1)
+        with pytest.raises(LogDamaged):
+            async with opened(world):
+                pass
+
+    run(main())
+
+
+def test_opening_without_bookies_is_a_matter_of_trying_again() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("a")
+        world.ledgers.bookies = False
+        with pytest.raises(LogUnavailable):
+            async with opened(world):
+                pass
+        world.ledgers.bookies = True
+        async with opened(world) as topic:
+            assert await topic.contents() == ["a"]
+
+    run(main())
+
+
+# ---- metadata's weather --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_lost_requests_and_replies_of_metadata_change_nothing(fault: Fault) -> None:
+    async def main() -> None:
+        world = World()
+        chance = random.Random(7)
+        bitten = 0
+
+        def often(operation: str, path: str) -> Fault | None:
+            nonlocal bitten
+            bites = chance.random() < 0.3
+            bitten += bites
+            return fault if bites else None
+
+        store = MemoryStore(world.tree, faults=often)
+        async with opened(world, store=store) as topic:
+            await topic.append_and_wait(*NAMES)
+        assert bitten > 5
+        async with opened(world) as topic:
+            assert await topic.contents() == NAMES
+            record = await record_of(world)
+            assert {part.ledger for part in record.ledgers} == set(world.ledgers.ledgers)
+
+    run(main())
+
+
+def test_a_change_by_somebody_else_under_our_epoch_is_kept() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait("a")
+            store = world.store()
+            found = await store.get(topic_path(TOPIC))
+            assert found is not None
+            changed = replace(decode_topic(found.value), properties={"by": "admin"})
+            await store.put(topic_path(TOPIC), encode_topic(changed), expected=found.version)
+            await topic.log.set_property("topic-epoch", "7")
+            await topic.append_and_wait(*NAMES)
+            assert topic.log.properties == {"by": "admin", "topic-epoch": "7"}
+        assert (await record_of(world)).properties == {"by": "admin", "topic-epoch": "7"}
+
+    run(main())
+
+
+def test_a_deleted_topic_fences_its_log() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait(*NAMES[:4])
+            store = world.store()
+            found = await store.get(topic_path(TOPIC))
+            assert found is not None
+            await store.delete(topic_path(TOPIC), expected=found.version)
+            topic.append(*NAMES[4:8])
+            await wait_until(lambda: topic.error is not None)
+            assert isinstance(topic.error, LogFenced)
+
+    run(main())
+
+
+# ---- closing -------------------------------------------------------------------------------------
+
+
+def test_close_waits_for_what_is_outstanding() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            topic.append(*NAMES)
+            await topic.log.close()
+            assert [context for context, _ in topic.appended] == NAMES
+            assert topic.log.state is LogState.CLOSED
+            with pytest.raises(LogClosed):
+                topic.append("late")
+            await topic.log.close()
+        assert topic.error is None
+        record = await record_of(world)
+        assert sum(part.entries for part in record.ledgers) == len(NAMES)
+
+    run(main())
+
+
+def test_an_untouched_log_closes_without_a_trace() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world):
+            pass
+        assert world.ledgers.ledgers == {}
+        assert (await record_of(world)).ledgers == ()
+
+    run(main())
+
+
+def test_cancelling_run_reports_what_is_outstanding() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("a")
+            world.ledgers.hold()
+            topic.append("b", "c")
+        assert topic.failed == ["b", "c"]
+        assert isinstance(topic.error, LogClosed)
+
+    run(main())
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def test_reads_are_bounded_by_entries_and_bytes_but_return_one() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait(*NAMES)
+            read = topic.log.read
+            assert len(await read(EARLIEST, entries_max=7, bytes_max=1 << 20)) == 7
+            size = len(entry_of("m0").data)
+            for bytes_max in (1, size, 2 * size, 6 * size, 100 * size):
+                entries = await read(EARLIEST, entries_max=100, bytes_max=bytes_max)
+                total = sum(len(entry.data) for entry in entries)
+                assert len(entries) == 1 or total <= bytes_max
+                assert len(entries) >= min(bytes_max // (size + 1), len(NAMES), 1)
+            assert await read(topic.log.chain.end, entries_max=5, bytes_max=100) == []
+
+    run(main())
+
+
+def test_catching_up_reads_ranges_not_entries() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait(*NAMES)
+            world.ledgers.reads.clear()
+            entries = await topic.log.read(Position(1, 2), entries_max=100, bytes_max=1 << 20)
+            assert [texts_of(entry.data)[0] for entry in entries] == NAMES[2:]
+            assert world.ledgers.reads == [(1, 2, 4), (2, 0, 4), (3, 0, 4), (4, 0, 4), (5, 0, 2)]
+
+    run(main())
+
+
+def test_readers_at_the_end_are_served_from_memory() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait(*NAMES[:10])
+            assert len(topic.cache) == 0, "cached though nobody reads"
+            place = topic.log.chain.end
+            seen: list[str] = []
+            wakes = 0
+
+            def wake() -> None:
+                nonlocal wakes
+                wakes += 1
+
+            unwatch = topic.log.watch(wake, read_position=lambda: place)
+            world.ledgers.reads.clear()
+            for name in NAMES[10:]:
+                await topic.append_and_wait(name)
+                for entry in await topic.log.read(place, entries_max=100, bytes_max=1 << 20):
+                    seen += texts_of(entry.data)
+                    place = topic.log.chain.next_position(entry.position)
+            assert seen == NAMES[10:]
+            assert wakes == 13
+            assert world.ledgers.reads == []
+            unwatch()
+            cached = len(topic.cache)
+            await topic.append_and_wait("more")
+            assert len(topic.cache) == cached
+            assert wakes == 13
+            assert await topic.contents() == [*NAMES, "more"], "cache and ledgers mixed"
+
+    run(main())
+
+
+def test_a_reader_far_behind_does_not_fill_the_cache() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, config=replace(SMALL, ledger_entries_max=100_000)) as topic:
+            for _ in range(1002):
+                topic.append("x")
+            await wait_until(lambda: len(topic.appended) == 1002)
+            topic.log.watch(lambda: None, read_position=lambda: Position(1, 0))
+            await topic.append_and_wait("y")
+            assert len(topic.cache) == 0
+
+    run(main())
+
+
+def test_what_was_read_before_a_failure_is_returned_and_the_failure_comes_next() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait(*NAMES)
+            world.ledgers.unreadable.add((2, 1))
+            entries = await topic.log.read(EARLIEST, entries_max=100, bytes_max=1 << 20)
+            assert [texts_of(entry.data)[0] for entry in entries] == NAMES[:6]
+            place = topic.log.chain.next_position(entries[-1].position)
+            with pytest.raises(Exception, match="entry 2:1 cannot be read") as caught:
+                await topic.log.read(place, entries_max=100, bytes_max=1 << 20)
+            assert caught.value.definite is False
+            world.ledgers.unreadable.clear()
+            assert await topic.contents(place) == NAMES[6:]
+
+    run(main())
+
+
+def test_search_finds_the_first_entry_past_a_time() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            for number, name in enumerate(NAMES):
+                topic.log.append_nowait(entry_of(name, publish_time_ms=100 + 10 * number), name)
+            await wait_until(lambda: len(topic.appended) == len(NAMES))
+            for time_ms in (0, 100, 101, 155, 320, 321, 9999):
+                found = await topic.log.search(
+                    lambda entry, limit=time_ms: entry.view.publish_time_ms >= limit
+                )
+                late = [p for n, (_, p) in enumerate(topic.appended) if 100 + 10 * n >= time_ms]
+                assert found == (late[0] if late else topic.log.chain.end)
+
+    run(main())
+
+
+def test_an_unused_log_reads_nothing() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            assert await topic.contents() == []
+            assert topic.log.confirmed == EARLIEST
+            assert topic.log.last_index == -1
+            assert await topic.log.index_at(topic.log.confirmed) == -1
+
+    run(main())
+
+
+def test_reads_go_on_while_the_ledger_is_sealed_and_after_the_log_has_ended() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait(*NAMES[:5])
+            await topic.log.close()
+            assert await topic.contents() == NAMES[:5]
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("x")
+            async with opened(world):
+                topic.append("zombie")
+                await wait_until(lambda: topic.error is not None)
+                assert await topic.contents() == [*NAMES[:5], "x"]
+
+    run(main())
+
+
+def test_a_ledger_that_vanishes_under_the_writer_fences_it() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("a")
+            del world.ledgers.ledgers[topic.log.confirmed.ledger]
+            topic.append("b")
+            await wait_until(lambda: topic.error is not None)
+            assert isinstance(topic.error, LogFenced)
+
+    run(main())
+
+
+def test_dropped_ledgers_that_are_gone_already_do_no_harm() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("a")
+        store = world.store()
+        found = await store.get(topic_path(TOPIC))
+        assert found is not None
+        record = replace(decode_topic(found.value), deleting=(4711,))
+        await store.put(topic_path(TOPIC), encode_topic(record), expected=found.version)
+        async with opened(world) as topic:
+            await wait_until(lambda: topic.log.tenure.record.deleting == ())
+            assert (await record_of(world)).deleting == ()
+            await topic.append_and_wait("b")
+            assert topic.log.confirmed.ledger > 4711, "ids exceed every ledger the topic ever had"
+
+    run(main())
+
+
+def test_open_needs_no_running_task() -> None:
+    async def main() -> None:
+        world = World()
+        log = await Log.open(
+            TOPIC,
+            store=world.store(),
+            ledgers=FakeLedgers(world.ledgers),
+            config=SMALL,
+            clock=world.clock,
+            cache=EntryCache(1000),
+        )
+        topic = TopicLog(log, EntryCache(1000))
+        topic.append("early")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(log.run())
+            await log.close()
+        assert [context for context, _ in topic.appended] == ["early"]
+
+    run(main())

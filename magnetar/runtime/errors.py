@@ -44,3 +44,13 @@ class PortInUse(Exception):
         super().__init__(f"port {port} on {host} is in use by another process")
         self.host = host
         self.port = port
+
+
+class ConfigError(Exception):
+    """Settings that cannot be used; each problem names the key and where it stands."""
+
+    definite: ClassVar[bool] = True
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)

@@ -1,0 +1,165 @@
+"""A role's settings: one frozen class, filled from flags, environment, file and defaults.
+
+A setting that is silently ignored is worse than a refused start, so every key that is not known is
+refused, wherever it stands, and so are keys that contradict each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from magnetar.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["RoleConfig", "load_config", "ConfigError"]
+
+Config = TypeVar("Config", bound="RoleConfig")
+
+
+class RoleConfig(BaseSettings):
+    """Base of every role's settings.
+
+        class BookieConfig(RoleConfig):
+            role = "bookie"
+            data_dir: Path
+            grpc_port: int = Field(3181, ge=0, le=65535, description="...")
+
+            @model_validator(mode="after")
+            def quorums(self) -> Self:
+                if ...: raise ValueError("ack_quorum 3 exceeds write_quorum 2")   # name both keys
+                return self
+
+    Keys are snake_case and end in their unit. Building one directly reads neither file nor
+    environment: that is `load_config`'s part.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    role: ClassVar[str]
+    """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def load_config(
+    config_class: type[Config], *, file: Path | None, flags: Mapping[str, Any]
+) -> Config:
+    """The settings of a role: flags before MAGNETAR_<ROLE>_<KEY> before the TOML `file` before
+    defaults. A flag that is None was not given.
+
+    Raises ConfigError, which names every offending key, where it stands, and the nearest known one.
+    """
+    from_file = _read_toml(file) if file is not None else {}
+    from_environment = _read_environment(config_class)
+    from_flags = {key: value for key, value in flags.items() if value is not None}
+    _refuse_unknown(config_class, from_file, str(file))
+    _refuse_unknown(config_class, from_flags, "the command line")
+    merged = {**from_file, **from_environment, **from_flags}
+    try:
+        return config_class(**merged)
+    except ValidationError as error:
+        problems = _problems(error, config_class, file, from_environment, from_flags)
+        raise ConfigError(problems) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"cannot read config file {file}: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"config file {file} is not valid TOML: {error}"]) from error
+
+
+def _read_environment(config_class: type[RoleConfig]) -> dict[str, Any]:
+    prefix = _prefix(config_class)
+    present = {
+        name[len(prefix) :].lower(): name for name in os.environ if name.upper().startswith(prefix)
+    }
+    unknown = [
+        f"unknown environment variable {name}{_hint(key, config_class, prefix)}"
+        for key, name in sorted(present.items())
+        if key not in config_class.model_fields
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    try:
+        return EnvSettingsSource(config_class, case_sensitive=False, env_prefix=prefix)()
+    except SettingsError as error:
+        raise ConfigError([f"{prefix}*: {error}"]) from error
+
+
+def _refuse_unknown(config_class: type[RoleConfig], given: Iterable[str], place: str) -> None:
+    unknown = [
+        f"unknown key {key!r} in {place}{_hint(key, config_class)}"
+        for key in given
+        if key not in config_class.model_fields
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+
+
+def _prefix(config_class: type[RoleConfig]) -> str:
+    return f"MAGNETAR_{config_class.role.upper()}_"
+
+
+def _hint(key: str, config_class: type[RoleConfig], prefix: str = "") -> str:
+    near = difflib.get_close_matches(key.lower(), config_class.model_fields, n=1, cutoff=0.5)
+    if not near:
+        return ""
+    name = prefix + near[0].upper() if prefix else near[0]
+    return f": did you mean {name}?"
+
+
+def _problems(
+    error: ValidationError,
+    config_class: type[RoleConfig],
+    file: Path | None,
+    from_environment: Mapping[str, Any],
+    from_flags: Mapping[str, Any],
+) -> list[str]:
+    problems = []
+    for detail in error.errors():
+        reason = detail["msg"].removeprefix("Value error, ")
+        if not detail["loc"]:  # a validator over several keys, which names them
+            problems.append(reason)
+            continue
+        key = str(detail["loc"][0])
+        if detail["type"] == "missing":
+            problems.append(
+                f"{key} is required: give --{key.replace('_', '-')}, "
+                f"{_prefix(config_class)}{key.upper()} or {key} in a config file"
+            )
+            continue
+        if key in from_flags:
+            place = f"--{key.replace('_', '-')}"
+        elif key in from_environment:
+            place = _prefix(config_class) + key.upper()
+        else:
+            place = f"{key} in {file}" if file is not None else key
+        problems.append(f"{place}: {reason}, not {detail['input']!r}")
+    return problems

@@ -1,0 +1,151 @@
+"""The HTTP port of a server: health, metrics, and whatever API the role adds behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from magnetar.runtime.supervise import is_bug
+
+if TYPE_CHECKING:
+    import socket
+
+    from prometheus_client import CollectorRegistry
+
+STOP_S = 1
+"""How long a stopping server waits for requests under way before it cancels them. Whole seconds,
+because uvicorn counts in them."""
+
+Message = MutableMapping[str, Any]
+App = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]],
+    Awaitable[None],
+]
+"""An ASGI application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What GET /health says; the status is 200 when `ready` and 503 otherwise."""
+
+    role: str
+    id: str
+    state: str
+    ready: bool
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class BaseApp:
+    """Serves /health and /metrics itself, everything else through the application of `rest`.
+
+    `rest` is called once, in a thread, at the first request that needs it: importing FastAPI takes
+    a third of a second and 30 MB, which a server that is only asked for its health never pays.
+    """
+
+    def __init__(
+        self,
+        health: Callable[[], Health],
+        registry: CollectorRegistry,
+        rest: Callable[[], App] | None = None,
+    ) -> None:
+        self._health = health
+        self._registry = registry
+        self._make_rest = rest
+        self._rest: App | None = None  # None: nobody has asked for it yet
+        self._making = asyncio.Lock()
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        assert scope["type"] == "http", "the server is configured for HTTP alone"
+        if scope["path"] == "/health":
+            await _respond(send, *self._answer_health())
+        elif scope["path"] == "/metrics":
+            await _respond(send, 200, *self._answer_metrics())
+        elif self._make_rest is None:
+            await _respond(send, 404, b'{"reason": "not found"}', "application/json")
+        else:
+            await self._pass_on(self._make_rest, scope, receive, send)
+
+    def _answer_health(self) -> tuple[int, bytes, str]:
+        health = self._health()
+        body = {"role": health.role, "id": health.id, "state": health.state, **health.details}
+        return 200 if health.ready else 503, json.dumps(body).encode(), "application/json"
+
+    def _answer_metrics(self) -> tuple[bytes, str]:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    async def _pass_on(
+        self,
+        make_rest: Callable[[], App],
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        async with self._making:
+            if self._rest is None:
+                self._rest = await asyncio.to_thread(make_rest)
+        try:
+            await self._rest(scope, receive, send)
+        except Exception as error:
+            if is_bug(error):
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a bug in an HTTP handler", "exception": error}
+                )
+            raise  # uvicorn logs it and answers 500
+
+
+async def serve_http(app: App, listener: socket.socket) -> None:
+    """Serve `app` on a socket of `bind_port` until cancelled; then stops within about two seconds.
+
+    Run it in the process's TaskGroup. It takes the socket over and closes it.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_S,
+        )
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        if server.started:
+            await server.shutdown(sockets=[listener])
+        listener.close()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the process (process.py), which cancels us."""
+        yield
+
+
+async def _respond(
+    send: Callable[[Message], Awaitable[None]], status: int, body: bytes, content_type: str
+) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,35 @@
+"""Listening sockets, bound before anything is opened, so that a taken port is the first error."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from magnetar.runtime.errors import PortInUse
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """A bound TCP socket, for `serve_http` or `asyncio.start_server(sock=...)`; port 0 takes any.
+
+    Raises PortInUse; OSError for an address that is not this machine's or a port not permitted.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(host, port) from error
+        raise
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    """The port that a socket is bound to."""
+    port: int = listener.getsockname()[1]
+    return port

@@ -1,0 +1,211 @@
+"""The HTTP port over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from support import run, settle, wait_until
+
+from magnetar.runtime.errors import PortInUse
+from magnetar.runtime.http import BaseApp, Health, serve_http
+from magnetar.runtime.listener import bind_port, port_of
+from magnetar.runtime.metrics import counter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from magnetar.runtime.http import App
+
+
+@asynccontextmanager
+async def serving(app: App) -> AsyncIterator[httpx.AsyncClient]:
+    listener = bind_port("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{port_of(listener)}"
+    async with asyncio.TaskGroup() as group:
+        server = group.create_task(serve_http(app, listener))
+        async with httpx.AsyncClient(base_url=url) as client:
+            yield client
+        server.cancel()
+
+
+def healthy() -> Health:
+    return Health("bookie", "b1", "READY", ready=True, details={"entries": 3})
+
+
+def test_health_is_json_with_a_status_that_a_probe_understands() -> None:
+    now = healthy()
+
+    async def main() -> None:
+        nonlocal now
+        async with serving(BaseApp(lambda: now, CollectorRegistry())) as client:
+            answer = await client.get("/health")
+            assert answer.status_code == 200
+            assert answer.json() == {
+                "role": "bookie",
+                "id": "b1",
+                "state": "READY",
+                "entries": 3,
+            }
+            now = Health("bookie", "b1", "STARTING", ready=False)
+            answer = await client.get("/health")
+            assert answer.status_code == 503
+            assert answer.json()["state"] == "STARTING"
+
+    run(main())
+
+
+def test_metrics_are_prometheus_text() -> None:
+    registry = CollectorRegistry()
+    counter(registry, "magnetar_entries_total", "Entries.", lambda: 7)
+
+    async def main() -> None:
+        async with serving(BaseApp(healthy, registry)) as client:
+            answer = await client.get("/metrics")
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/plain")
+            assert "magnetar_entries_total 7.0" in answer.text.splitlines()
+
+    run(main())
+
+
+def test_the_rest_is_made_once_when_it_is_first_asked_for() -> None:
+    made = 0
+
+    def make() -> App:
+        nonlocal made
+        made += 1
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        @app.get("/admin/{name}")
+        async def admin(name: str) -> dict[str, str]:
+            return {"name": name}
+
+        return app
+
+    async def main() -> None:
+        async with serving(BaseApp(healthy, CollectorRegistry(), make)) as client:
+            await client.get("/health")
+            assert made == 0
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(client.get(f"/admin/{i}")) for i in range(3)]
+            assert [task.result().json() for task in asked] == [{"name": str(i)} for i in range(3)]
+            assert (await client.get("/nothing")).status_code == 404
+
+    run(main())
+    assert made == 1
+
+
+def test_an_unknown_path_is_not_found_where_there_is_no_rest() -> None:
+    async def main() -> None:
+        async with serving(BaseApp(healthy, CollectorRegistry())) as client:
+            assert (await client.get("/admin")).status_code == 404
+
+    run(main())
+
+
+def test_a_bug_in_a_handler_goes_to_the_process_and_an_error_is_a_500() -> None:
+    stray: list[Any] = []
+
+    def make() -> App:
+        async def fail(scope: Any, receive: Any, send: Any) -> None:
+            raise AssertionError("two owners") if scope["path"] == "/bug" else KeyError("x")
+
+        return fail
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: stray.append(context["exception"]))
+        async with serving(BaseApp(healthy, CollectorRegistry(), make)) as client:
+            assert (await client.get("/error")).status_code == 500
+            assert stray == []
+            assert (await client.get("/bug")).status_code == 500
+
+    run(main())
+    assert [str(error) for error in stray] == ["two owners"]
+
+
+def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> None:
+    began = asyncio.Event()
+
+    def make() -> App:
+        async def hang(scope: Any, receive: Any, send: Any) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        return hang
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        with pytest.raises(httpx.HTTPError):
+            (await client.get("/hang")).raise_for_status()
+
+    async def main() -> None:
+        listener = bind_port("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{port_of(listener)}"
+        loop = asyncio.get_running_loop()
+        app = BaseApp(healthy, CollectorRegistry(), make)
+        async with httpx.AsyncClient(base_url=url) as client, asyncio.TaskGroup() as group:
+            server = group.create_task(serve_http(app, listener))
+            await client.get("/health")
+            group.create_task(ask(client))
+            await began.wait()
+            begin_s = loop.time()
+            server.cancel()
+            await asyncio.wait({server})
+            assert server.cancelled()
+            assert loop.time() - begin_s < 4
+        bind_port("127.0.0.1", int(url.rsplit(":", 1)[1])).close()
+        await wait_until(lambda: len(asyncio.all_tasks()) == 1)
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
+    async def main() -> None:
+        listener = bind_port("127.0.0.1", 0)
+        port = port_of(listener)
+        async with asyncio.TaskGroup() as group:
+            server = group.create_task(serve_http(BaseApp(healthy, CollectorRegistry()), listener))
+            await settle(turns)
+            server.cancel()
+        bind_port("127.0.0.1", port).close()
+
+    run(main())
+
+
+def test_it_leaves_the_signals_alone() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    async def main() -> None:
+        inside = {}
+        async with serving(BaseApp(healthy, CollectorRegistry())) as client:
+            await client.get("/health")
+            inside[signal.SIGTERM] = signal.getsignal(signal.SIGTERM)
+        assert inside[signal.SIGTERM] == before[signal.SIGTERM]
+
+    run(main())
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_port_in_use_is_named() -> None:
+    listener = bind_port("127.0.0.1", 0)
+    listener.listen()
+    with pytest.raises(PortInUse, match=f"port {port_of(listener)} on 127.0.0.1"):
+        bind_port("127.0.0.1", port_of(listener))
+    listener.close()
+
+
+def test_fastapi_is_not_imported_before_it_is_needed() -> None:
+    import subprocess
+
+    code = "import sys, magnetar.runtime.http; sys.exit('fastapi' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

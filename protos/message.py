@@ -82,7 +82,7 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
     Raises EntryTooLarge.
     """
     metadata = _message_metadata(message, header)
-    return _entry(metadata, compress(header.compression, message.payload))
+    return _entry(metadata, _compressed(message.payload, header))
 
 
 def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> list[bytes]:
@@ -100,7 +100,7 @@ def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> li
     key, ordering_key = first.partition_key, first.ordering_key
     if all(m.partition_key == key and m.ordering_key == ordering_key for m in messages):
         _set_keys(metadata, first)
-    return _entry(metadata, compress(header.compression, payload))
+    return _entry(metadata, _compressed(payload, header))
 
 
 def encode_chunks(
@@ -112,7 +112,7 @@ def encode_chunks(
     Raises EntryTooLarge, which only the metadata can cause.
     """
     assert 0 < chunk_bytes_max <= MESSAGE_BYTES_MAX
-    payload = compress(header.compression, message.payload)
+    payload = _compressed(message.payload, header)
     count = max(1, -(-len(payload) // chunk_bytes_max))
     metadata = _message_metadata(message, header)
     if count == 1:
@@ -219,14 +219,24 @@ _U32 = struct.Struct(">I")
 _CHECKED_HEAD = struct.Struct(">HII")  # 0x0e01, checksum, metadata size
 
 
+def _compression_for(header: EntryHeader, payload_bytes: int) -> Compression:
+    """Nothing is sent as it is: Apache's C++ engine cannot read nothing compressed with ZLIB."""
+    return header.compression if payload_bytes else Compression.NONE
+
+
+def _compressed(payload: bytes, header: EntryHeader) -> bytes:
+    return compress(_compression_for(header, len(payload)), payload)
+
+
 def _metadata(sequence_id: int, header: EntryHeader, uncompressed_size: int) -> pb.MessageMetadata:
     metadata = pb.MessageMetadata(
         producer_name=header.producer_name,
         sequence_id=sequence_id,
         publish_time=header.publish_time_ms,
     )
-    if header.compression:
-        metadata.compression = _WIRE_COMPRESSIONS[header.compression]
+    compression = _compression_for(header, uncompressed_size)
+    if compression:
+        metadata.compression = _WIRE_COMPRESSIONS[compression]
         metadata.uncompressed_size = uncompressed_size
     if header.schema_version is not None:
         metadata.schema_version = header.schema_version

@@ -22,6 +22,13 @@ topics = locals_.filter(lambda s: s and not s.isspace() and s not in (".", "..")
 names = st.builds(TopicName, st.sampled_from(Domain), entities, entities, topics)
 
 
+def parsed(text: str) -> TopicName | InvalidTopicName:
+    try:
+        return TopicName.parse(text)
+    except InvalidTopicName as error:
+        return error
+
+
 @given(names)
 def test_a_full_name_reads_as_it_prints(name: TopicName) -> None:
     assert TopicName.parse(str(name)) == name
@@ -31,15 +38,14 @@ def test_a_full_name_reads_as_it_prints(name: TopicName) -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_name_or_refused_by_name(text: str) -> None:
-    try:
-        name = TopicName.parse(text)
-    except InvalidTopicName as error:
-        assert error.name == text
-        assert error.reason
-        assert error.definite
-        return
-    assert str(name).endswith(text)
-    assert TopicName.parse(str(name)) == name
+    found = parsed(text)
+    if isinstance(found, TopicName):
+        assert str(found).endswith(text)
+        assert TopicName.parse(str(found)) == found
+    else:
+        assert found.name == text
+        assert found.reason
+        assert found.definite
 
 
 @given(names.filter(lambda name: name.partition is None), st.integers(0, 2**31 - 1))
@@ -117,7 +123,7 @@ def test_both_sides_of_the_limit_of_a_name() -> None:
         ("t-partition-01", None, "t-partition-01"),
         ("t-partition-", None, "t-partition-"),
         ("t-partition-x", None, "t-partition-x"),
-        ("t-partition-١", None, "t-partition-١"),
+        ("t-partition-\u0661", None, "t-partition-\u0661"),  # a digit, but not of ASCII
         ("-partition-1", None, "-partition-1"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from magnetar.broker.dispatch.dispatcher import Acks
 
@@ -119,3 +119,17 @@ class ReplaySet:
                 break
             del self._ledgers[ledger]
         return taken
+
+
+def runs(positions: Sequence[Position], gap_max: int) -> list[tuple[Position, Position]]:
+    """First and last of what may be read in one go: neighbours in a ledger with at most `gap_max`
+    entries that are not asked for between them. `positions` ascends."""
+    found: list[tuple[Position, Position]] = []
+    for position in positions:
+        if found:
+            first, last = found[-1]
+            if last.ledger == position.ledger and position.entry - last.entry <= gap_max + 1:
+                found[-1] = (first, position)
+                continue
+        found.append((position, position))
+    return found

@@ -1,0 +1,62 @@
+"""What flows, in numbers: totals and moving rates of messages and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+from typing import Final
+
+RATE_WINDOW_S: Final = 10.0
+"""How far back a rate looks: what happened this long ago counts 1/e of what happens now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second."""
+
+    messages: float
+    bytes: float
+
+
+class Meter:
+    """Counts, and forgets exponentially. `now` is the loop's time in seconds.
+
+    Fed once per batch, not per message; nothing runs when nothing happens.
+    """
+
+    __slots__ = ("_at", "_born", "_recent_bytes", "_recent_messages", "bytes", "messages")
+
+    def __init__(self, now: float) -> None:
+        self.messages = 0  # in all
+        self.bytes = 0
+        self._born = now
+        self._at = now
+        self._recent_messages = 0.0  # decayed until `_at`
+        self._recent_bytes = 0.0
+
+    def count(self, messages: int, size: int, now: float) -> None:
+        self.messages += messages
+        self.bytes += size
+        decay = exp((self._at - now) / RATE_WINDOW_S)
+        self._at = now
+        self._recent_messages = self._recent_messages * decay + messages
+        self._recent_bytes = self._recent_bytes * decay + size
+
+    def rates(self, now: float) -> Rates:
+        """A steady flow reads as what it is from its first second on."""
+        decay = exp((self._at - now) / RATE_WINDOW_S)
+        age_s = max(now - self._born, 1.0)
+        weight_s = RATE_WINDOW_S * (1.0 - exp(-age_s / RATE_WINDOW_S))
+        return Rates(
+            self._recent_messages * decay / weight_s, self._recent_bytes * decay / weight_s
+        )
+
+    def describe(self, direction: str, now: float) -> dict[str, float]:
+        """As Pulsar names them; `direction` is In or Out."""
+        rates = self.rates(now)
+        return {
+            f"msgRate{direction}": rates.messages,
+            f"msgThroughput{direction}": rates.bytes,
+            f"msg{direction}Counter": self.messages,
+            f"bytes{direction}Counter": self.bytes,
+        }

@@ -1,0 +1,96 @@
+"""The session's side of producers and consumers: notes what a topic tells them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fakes.entries import texts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.broker.contract import CloseReason
+    from magnetar.broker.dispatch.dispatcher import Mark
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.producer import Publish
+
+
+class FakeProducerSession:
+    """`answers` holds receipts and errors in the order in which they came."""
+
+    def __init__(self, *, alive: bool = True) -> None:
+        self.alive = alive
+        self.probes = 0
+        self.answers: list[tuple[int, Position | Exception]] = []
+        self.batches: list[int] = []
+        self.reason: CloseReason | None = None
+
+    def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
+        assert self.reason is None, "answered after it was closed"
+        assert receipts
+        self.batches.append(len(receipts))
+        self.answers += [(publish.sequence_id, position) for publish, position in receipts]
+
+    def send_error(self, sequence_id: int, error: Exception) -> None:
+        assert self.reason is None, "answered after it was closed"
+        self.answers.append((sequence_id, error))
+
+    def closed(self, reason: CloseReason) -> None:
+        assert self.reason is None, "closed twice"
+        self.reason = reason
+
+    async def probe(self) -> bool:
+        self.probes += 1
+        return self.alive
+
+    @property
+    def receipted(self) -> list[int]:
+        """Sequence ids with a receipt."""
+        return [number for number, answer in self.answers if not isinstance(answer, Exception)]
+
+
+class FakeConsumerSession:
+    """`texts` and `entries` hold what was delivered, in order."""
+
+    def __init__(self, *, alive: bool = True, room: bool = True) -> None:
+        self.alive = alive
+        self.room = room
+        self.entries: list[StoredEntry] = []
+        self.counts: list[int] = []
+        self.ack_sets: list[tuple[int, ...]] = []
+        self.deliveries = 0
+        self.active: list[bool] = []
+        self.reason: CloseReason | None = None
+
+    def writable(self) -> bool:
+        return self.room
+
+    def deliver(self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark]) -> None:
+        assert self.reason is None, "delivered after it was closed"
+        assert self.room, "delivered without room"
+        assert entries
+        self.deliveries += 1
+        for index, entry in enumerate(entries):
+            mark = marks.get(index)
+            self.entries.append(entry)
+            self.counts.append(mark.redelivery_count if mark else 0)
+            self.ack_sets.append(mark.ack_set if mark else ())
+
+    def active_changed(self, active: bool) -> None:
+        self.active.append(active)
+
+    def closed(self, reason: CloseReason) -> None:
+        assert self.reason is None, "closed twice"
+        self.reason = reason
+
+    async def probe(self) -> bool:
+        return self.alive
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for entry in self.entries for text in texts_of(entry.data)]
+
+    @property
+    def positions(self) -> list[Position]:
+        return [entry.position for entry in self.entries]

@@ -1,0 +1,49 @@
+"""A broker's settings."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from magnetar.runtime.config import RoleConfig
+
+
+class BrokerConfig(RoleConfig):
+    """Read from a TOML file, MAGNETAR_BROKER_<KEY> and flags. Ports may be 0: any free one."""
+
+    role: ClassVar[str] = "broker"
+
+    id: str = Field(min_length=1, description="name of this broker, unique in the cluster")
+    metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    advertised_host: str = Field("", description="address that clients are told; empty: host")
+    grpc_port: int = Field(6660, ge=0, le=65535)
+    pulsar_port: int = Field(6650, ge=0, le=65535)
+    http_port: int = Field(8080, ge=0, le=65535)
+    session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
+    ensemble_size: int = Field(3, ge=1, description="bookies of a ledger (E)")
+    write_quorum: int = Field(3, ge=1, description="copies of each entry (Qw)")
+    ack_quorum: int = Field(
+        2, ge=1, description="copies on disk before an entry is acknowledged (Qa)"
+    )
+    cache_bytes: int = Field(
+        256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
+    )
+
+    @model_validator(mode="after")
+    def quorums(self) -> Self:
+        """1 <= Qa <= Qw <= E."""
+        if self.write_quorum > self.ensemble_size:
+            raise ValueError(
+                f"write_quorum {self.write_quorum} exceeds ensemble_size {self.ensemble_size}"
+            )
+        if self.ack_quorum > self.write_quorum:
+            raise ValueError(
+                f"ack_quorum {self.ack_quorum} exceeds write_quorum {self.write_quorum}"
+            )
+        return self
+
+    @property
+    def advertised(self) -> str:
+        return self.advertised_host or self.host

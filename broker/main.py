@@ -1,0 +1,256 @@
+"""The broker's process: its ports, its registration, and a stop that hands its topics over."""
+
+from __future__ import annotations
+
+import asyncio
+import random as chance
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+
+from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.ledgers import LedgerConfig, Ledgers
+from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.broker.broker import Broker
+from magnetar.broker.connection import Connection, Transport
+from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.log.log import LogConfig
+from magnetar.broker.topic import ProducerNames
+from magnetar.broker.transport.grpc import SERVICE, BrokerService
+from magnetar.broker.transport.pulsar_tcp import PulsarServer
+from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.ids import LedgerIds
+from magnetar.metadata.lease import Lease
+from magnetar.metadata.model import BrokerId, BrokerRegistration
+from magnetar.metadata.url import MetadataUrl
+from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.grpc_frames import grpc_server
+from magnetar.runtime.http import BaseApp, Health, serve_http
+from magnetar.runtime.listener import bind_port, port_of
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.metrics import gauge, measure_process
+from magnetar.runtime.process import settle_gc
+from magnetar.runtime.supervise import Backoff, supervise
+
+if TYPE_CHECKING:
+    import random
+    import socket
+
+    from magnetar.bookie.ledger.peer import OpenPeer
+    from magnetar.broker.config import BrokerConfig
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.frames import FrameStream
+    from magnetar.runtime.http import App
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+log = get_logger(__name__)
+
+
+async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
+    """A broker of a cluster, until `stop` is set and everything is handed over."""
+    url = MetadataUrl.parse(config.metadata_url)
+    store = await ZooKeeperStore.connect(
+        url.hosts, session_timeout_s=config.session_timeout_s, chroot=url.chroot
+    )
+    try:
+        await BrokerProcess(
+            config,
+            store=store,
+            open_peer=GrpcBookiePeer,
+            ledger_config=LedgerConfig(
+                ensemble_size=config.ensemble_size,
+                write_quorum=config.write_quorum,
+                ack_quorum=config.ack_quorum,
+            ),
+            random=chance.SystemRandom(),
+        ).run(stop)
+    finally:
+        await store.close()
+
+
+class BrokerProcess:
+    """A broker with its ports; in a process of its own, or beside a bookie in standalone."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        store: MetadataStore,
+        open_peer: OpenPeer,
+        ledger_config: LedgerConfig,
+        random: random.Random,
+    ) -> None:
+        self.ready = asyncio.Event()  # registered, and every port is served
+        self.registration: BrokerRegistration  # once ready
+        self._config = config
+        self._store = store
+        self._open_peer = open_peer
+        self._ledger_config = ledger_config
+        self._random = random
+        self._incarnation = f"{random.getrandbits(128):032x}"
+        self._registry = CollectorRegistry()
+        self._registered = asyncio.Event()  # at least once
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, then hand the topics over.
+
+        Raises PortInUse, OSError for an address that is not this machine's, MetadataError.
+        """
+        config, service = self._config, BrokerService()
+        async with AsyncExitStack() as stack:
+            pulsar_socket = bind_port(config.host, config.pulsar_port)
+            stack.callback(pulsar_socket.close)
+            http_socket = bind_port(config.host, config.http_port)
+            stack.callback(http_socket.close)
+            grpc_port = await stack.enter_async_context(
+                grpc_server({SERVICE: service.handlers}, host=config.host, port=config.grpc_port)
+            )
+            self.registration = self._describe(
+                grpc_port, port_of(pulsar_socket), port_of(http_socket)
+            )
+            async with asyncio.TaskGroup() as group:
+                ledgers = self._make_ledgers()
+                backoff = Backoff(0.1, 5.0, self._random)
+                lasting: list[asyncio.Task[None]] = [
+                    group.create_task(supervise("ledgers", ledgers.run, backoff=backoff))
+                ]
+                await ledgers.wait_ready()
+                broker = self._make_broker(ledgers)
+                lasting += [
+                    group.create_task(serve_http(self._app(broker), http_socket)),
+                    group.create_task(measure_process(self._registry)),
+                    group.create_task(self._register()),
+                ]
+                await self._serve(broker, service, pulsar_socket, stop)
+                for task in lasting:
+                    task.cancel()
+
+    async def _serve(
+        self,
+        broker: Broker,
+        service: BrokerService,
+        pulsar_socket: socket.socket,
+        stop: asyncio.Event,
+    ) -> None:
+        """Serve clients; returns when the topics are handed over and the clients are gone."""
+
+        async def serve_pulsar(stream: FrameStream) -> None:
+            await Connection(stream, broker, Transport.PULSAR).run()
+
+        pulsar = PulsarServer(serve_pulsar)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(broker.run(stop))
+            await broker.started.wait()
+            service.serve(broker)
+            await pulsar.start(pulsar_socket)
+            group.create_task(self._announce())
+            await serving
+            self._stopping = True
+            await service.close_sessions()
+            await pulsar.stop()
+
+    def _describe(self, grpc_port: int, pulsar_port: int, http_port: int) -> BrokerRegistration:
+        host = self._config.advertised
+        return BrokerRegistration(
+            BrokerId(self._config.id),
+            self._incarnation,
+            f"grpc://{host}:{grpc_port}",
+            f"pulsar://{host}:{pulsar_port}",
+            f"http://{host}:{http_port}",
+        )
+
+    def _make_ledgers(self) -> Ledgers:
+        directory = BookieDirectory(self._store)
+        name = f"broker {self._config.id}"
+        return Ledgers(
+            self._store,
+            directory,
+            PeerPool(directory, self._open_peer, name),
+            LedgerIds(self._store),
+            self._ledger_config,
+            SystemClock(),
+            self._random,
+        )
+
+    def _make_broker(self, ledgers: Ledgers) -> Broker:
+        cache = EntryCache(self._config.cache_bytes)
+        gauge(self._registry, "magnetar_entry_cache_bytes", "Entries kept.", lambda: cache.bytes)
+        return Broker(
+            self.registration,
+            store=self._store,
+            ledgers=ledgers,
+            cache=cache,
+            log_config=LogConfig(),
+            names=ProducerNames(f"{self._config.id}-{self._incarnation[:8]}"),
+            clock=SystemClock(),
+            random=self._random,
+        )
+
+    async def _register(self) -> None:
+        """Keep this broker's registration. Raises LeaseTaken: two run under one name."""
+        lease = Lease(
+            self._store,
+            paths.broker_available(self.registration.broker),
+            codec.encode_broker_registration(self.registration),
+            replaces=self._is_leftover,
+            on_change=self._on_registration,
+        )
+        await lease.run()
+
+    def _on_registration(self, held: bool) -> None:
+        log.info("registration", broker=self.registration.broker, held=held)
+        if held:
+            self._registered.set()
+
+    async def _announce(self) -> None:
+        await self._registered.wait()
+        settle_gc()
+        registration = self.registration
+        log.info(
+            "broker is ready",
+            broker=registration.broker,
+            grpc=registration.grpc_url,
+            pulsar=registration.pulsar_url,
+            http=registration.http_url,
+        )
+        if self._config.host in LOOPBACK:
+            log.info(
+                "only this machine can connect: there is no authentication yet, so the"
+                " default is to listen on loopback; `host` changes it",
+                host=self._config.host,
+            )
+        self.ready.set()
+
+    def _is_leftover(self, value: bytes) -> bool:
+        """Whether an earlier run under this name left it, on the same ports: then it is dead, since
+        the ports are bound here."""
+        try:
+            stored = codec.decode_broker_registration(value)
+        except InvalidRecord:
+            return False
+        return (
+            stored.broker == self.registration.broker
+            and stored.grpc_url == self.registration.grpc_url
+        )
+
+    def _app(self, broker: Broker) -> BaseApp:
+        def make_rest() -> App:
+            from fastapi import FastAPI
+
+            from magnetar.broker.admin.topics import topics_router
+
+            app = FastAPI(title="Magnetar admin API", docs_url=None, redoc_url=None)
+            app.include_router(topics_router(broker))
+            return app
+
+        return BaseApp(self._health, self._registry, make_rest)
+
+    def _health(self) -> Health:
+        state = "stopping" if self._stopping else "serving" if self.ready.is_set() else "starting"
+        return Health("broker", self._config.id, state, ready=state == "serving")

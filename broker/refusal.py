@@ -1,0 +1,60 @@
+"""Which of Pulsar's error codes a client sees for each operating error.
+
+The C++ client, which Apache's Python client wraps, gives up on some codes and retries the others
+until its operation times out: whatever passes by itself (a moving bundle, bookies that are away)
+must be a code that it retries.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.broker import errors
+from magnetar.metadata.errors import MetadataError
+from magnetar.protos import errors as protocol
+from magnetar.protos import pulsar_pb2 as pb
+
+# The first row whose class fits decides; bases come last.
+_CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
+    (protocol.InvalidTopicName, pb.InvalidTopicName),
+    (protocol.InvalidNamespaceName, pb.InvalidTopicName),
+    (protocol.ChecksumMismatch, pb.ChecksumError),
+    (protocol.ProtocolError, pb.NotAllowedError),
+    (errors.TopicNotFound, pb.TopicNotFound),
+    (errors.ConsumerNotFound, pb.ConsumerNotFound),
+    (errors.SubscriptionNotFound, pb.SubscriptionNotFound),
+    (errors.ProducerBusy, pb.ProducerBusy),
+    (errors.ProducerFenced, pb.ProducerFenced),
+    (errors.ConsumerBusy, pb.ConsumerBusy),
+    (errors.NotAllowed, pb.NotAllowedError),
+    (errors.EntryTooLarge, pb.NotAllowedError),
+    (errors.InvalidPermits, pb.NotAllowedError),
+    (errors.InvalidAck, pb.NotAllowedError),
+    (errors.BundleUnavailable, pb.MetadataError),
+    (errors.NotOwner, pb.ServiceNotReady),
+    (errors.TopicClosing, pb.ServiceNotReady),
+    (errors.SubscriptionFenced, pb.ServiceNotReady),
+    (errors.ConsumersConnected, pb.MetadataError),
+    (errors.LogError, pb.PersistenceError),
+    (errors.BrokerError, pb.UnknownError),
+    (LedgerError, pb.PersistenceError),
+    (MetadataError, pb.MetadataError),
+    (TimeoutError, pb.ServiceNotReady),
+)
+OPERATING_ERRORS: Final = (
+    errors.BrokerError,
+    protocol.ProtocolError,
+    LedgerError,
+    MetadataError,
+    TimeoutError,
+)
+"""What a request may fail with; anything else is a bug."""
+
+
+def code_of(error: Exception) -> pb.ServerError.ValueType:
+    """The code for one of `OPERATING_ERRORS`."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    raise AssertionError(f"no code for {error!r}")

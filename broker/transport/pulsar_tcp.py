@@ -1,0 +1,126 @@
+"""Pulsar's own framing over TCP, so that an unmodified Apache Pulsar client talks to this broker.
+
+A stream of bytes becomes a FrameStream whose frames hold one or more whole Pulsar frames, which is
+what the gRPC transport carries too: the session cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from magnetar.protos.errors import FrameTooLarge
+from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from magnetar.runtime.frames import Buffer, FrameStream
+
+READ_BYTES: Final = 256 << 10  # asked of the socket at once: what a coalesced frame holds
+CLOSE_TIMEOUT_S: Final = 1.0
+_TOTAL: Final = struct.Struct(">I")
+
+log = get_logger(__name__)
+
+
+class TcpFrameStream:
+    """One accepted connection. The contract is FrameStream's (runtime/frames.py)."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("peername")[:2]
+        self.peer = f"{host}:{port}"
+        self._reader = reader
+        self._writer = writer
+        self._rest = bytearray()  # the beginning of a frame that has not come whole
+        self._closed: StreamClosed | None = None
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        if self._closed is not None:
+            raise self._closed
+        try:
+            self._writer.writelines(parts)
+            await self._writer.drain()
+        except OSError as error:
+            raise self._end(f"connection lost: {error}", clean=False) from error
+
+    async def receive(self) -> memoryview:
+        while self._closed is None:
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except OSError as error:
+                raise self._end(f"connection lost: {error}", clean=False) from error
+            if not data:
+                reason = "inside a frame" if self._rest else "between frames"
+                raise self._end(f"the peer closed {reason}", clean=not self._rest)
+            self._rest += data
+            whole = self._whole_bytes()
+            if whole:
+                frame = bytes(memoryview(self._rest)[:whole])
+                del self._rest[:whole]
+                return memoryview(frame)
+        raise self._closed
+
+    async def close(self) -> None:
+        if self._closed is None:
+            self._end("closed here", clean=True)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._writer.wait_closed()
+
+    def _whole_bytes(self) -> int:
+        """How many of the gathered bytes are whole frames. Ends the stream at an oversized one."""
+        at, gathered = 0, len(self._rest)
+        while gathered - at >= _TOTAL.size:
+            size = _TOTAL.size + int(_TOTAL.unpack_from(self._rest, at)[0])
+            if size > COMMAND_FRAME_BYTES_MAX:
+                raise self._end(str(FrameTooLarge(size, COMMAND_FRAME_BYTES_MAX)), clean=False)
+            if at + size > gathered:
+                break
+            at += size
+        return at
+
+    def _end(self, reason: str, *, clean: bool) -> StreamClosed:
+        self._closed = StreamClosed(reason, clean=clean)
+        self._writer.close()
+        return self._closed
+
+
+class PulsarServer:
+    """Accepts connections and hands each to `handle` as a FrameStream, until it is stopped."""
+
+    def __init__(self, handle: Callable[[FrameStream], Awaitable[None]]) -> None:
+        self._handle = handle
+        self._server: asyncio.Server | None = None
+        self._streams: set[TcpFrameStream] = set()
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept on a bound socket (runtime/listener.py), which this takes over."""
+        self._server = await asyncio.start_server(
+            self._accepted, sock=listener, limit=2 * READ_BYTES
+        )
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection."""
+        if self._server is None:
+            return
+        self._server.close()
+        for stream in list(self._streams):
+            await stream.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._server.wait_closed()
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = TcpFrameStream(reader, writer)
+        self._streams.add(stream)
+        try:
+            await self._handle(stream)
+        finally:
+            self._streams.discard(stream)
+            await stream.close()

@@ -1,0 +1,42 @@
+"""Metadata URLs: what is read out of them, and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.metadata.url import InvalidMetadataUrl, MetadataUrl
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "chroot"),
+    [
+        ("zk://a:1", "a:1", "/magnetar"),
+        ("zk://a:1/", "a:1", "/magnetar"),
+        ("zk://a:1,b:65535/x/y", "a:1,b:65535", "/x/y"),
+        ("zk://[::1]:2181/m", "[::1]:2181", "/m"),
+    ],
+)
+def test_what_is_read(url: str, hosts: str, chroot: str) -> None:
+    assert MetadataUrl.parse(url) == MetadataUrl(hosts, chroot)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("a:1", "zk://"),
+        ("zookeeper://a:1", "zk://"),
+        ("zk://", "''"),
+        ("zk://a", "'a'"),
+        ("zk://a:1,b", "'b'"),
+        ("zk://a:0", "'a:0'"),
+        ("zk://a:65536", "'a:65536'"),
+        ("zk://a:1//x", "//x"),
+        ("zk://a:1/x/", "/x/"),
+        ("zk://a:1/../x", "/../x"),
+    ],
+)
+def test_what_is_refused(url: str, named: str) -> None:
+    with pytest.raises(InvalidMetadataUrl) as caught:
+        MetadataUrl.parse(url)
+    assert named in str(caught.value)
+    assert "expected zk://" in str(caught.value)

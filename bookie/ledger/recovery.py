@@ -257,7 +257,7 @@ class LedgerRecovery:
     @property
     def recovered(self) -> int:
         """How many entries were written back."""
-        return self.next - self.start - 1
+        return 0 if self._writer is None else self.next - self.start - 1
 
     def parts(self, entry: int) -> tuple[bytes, bytes] | None:
         """What to send for SendAdd; None: let go."""

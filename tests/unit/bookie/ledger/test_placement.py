@@ -1,0 +1,94 @@
+"""Placement: no bookie twice, as many zones as there are, the same choice for the same chance."""
+
+from itertools import product
+from random import Random
+
+from fakes.ledger_world import member
+
+from magnetar.bookie.ledger.placement import (
+    Candidate,
+    choose_ensemble,
+    choose_replacements,
+    degraded_quorum,
+)
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.metadata.model import Member
+
+
+def bookies(zones: str) -> list[Candidate]:
+    return [Candidate(member(number), zone) for number, zone in enumerate(zones)]
+
+
+def zone_of(candidates: list[Candidate], chosen: tuple[Member, ...]) -> list[str]:
+    zones = {candidate.member: candidate.zone for candidate in candidates}
+    return [zones[each] for each in chosen]
+
+
+def test_every_ensemble_has_distinct_bookies_and_all_zones() -> None:
+    for sizes, zones, seed in product(
+        [(3, 3, 2), (3, 2, 2), (5, 3, 2)], ["aabbcc", "aaabc", "abcde", "aaaaa"], range(20)
+    ):
+        quorum, candidates = Quorum(*sizes), bookies(zones)
+        chosen = choose_ensemble(candidates, quorum, Random(seed))
+        assert chosen is not None
+        assert len({each.bookie for each in chosen}) == quorum.ensemble_size
+        if quorum.write_quorum == quorum.ensemble_size:
+            best = min(len(set(zones)), quorum.ensemble_size)
+            assert len(set(zone_of(candidates, chosen))) == best
+
+
+def test_striped_neighbours_lie_in_different_zones() -> None:
+    quorum, candidates = Quorum(4, 2, 2), bookies("aaabbb")
+    for seed in range(20):
+        chosen = choose_ensemble(candidates, quorum, Random(seed))
+        assert chosen is not None
+        zones = zone_of(candidates, chosen)
+        assert all(zones[seat] != zones[(seat + 1) % 4] for seat in range(4))
+
+
+def test_too_few_bookies_make_no_ensemble() -> None:
+    assert choose_ensemble(bookies("ab"), Quorum(3, 3, 2), Random(1)) is None
+
+
+def test_choices_are_repeatable_and_spread() -> None:
+    quorum, candidates = Quorum(3, 3, 2), bookies("......")
+    chosen = [choose_ensemble(candidates, quorum, Random(seed)) for seed in range(30)]
+    again = [choose_ensemble(candidates, quorum, Random(seed)) for seed in range(30)]
+    assert chosen == again
+    used = [each for ensemble in chosen if ensemble for each in ensemble]
+    assert all(used.count(candidate.member) > 5 for candidate in candidates)
+
+
+def test_only_failed_seats_are_refilled_and_the_zone_is_kept_apart() -> None:
+    quorum, candidates = Quorum(3, 3, 2), bookies("abcab")
+    ensemble = candidates[:3]
+    for seed in range(20):
+        chosen = choose_replacements(ensemble, [0], candidates, quorum, Random(seed))
+        assert chosen == (member(3), member(1), member(2))  # zone "a" again, not "b"
+
+
+def test_w7_a_bookie_is_never_seated_twice() -> None:
+    quorum = Quorum(3, 3, 2)
+    ensemble = bookies("...")
+    reborn = Candidate(member(1, incarnation=9))
+    # Wiped bookie 1 is no replacement for seat 0 ...
+    assert choose_replacements(ensemble, [0], [*ensemble, reborn], quorum, Random(1)) is None
+    # ... but it is for its own former self.
+    chosen = choose_replacements(ensemble, [0, 1], [*ensemble, reborn], quorum, Random(1))
+    assert chosen == (member(0), member(1, incarnation=9), member(2))
+
+
+def test_as_many_as_there_are_bookies_for_are_replaced() -> None:
+    quorum, candidates = Quorum(3, 3, 2), bookies("....")
+    chosen = choose_replacements(candidates[:3], [0, 2], candidates, quorum, Random(1))
+    assert chosen == (member(3), member(1), member(2))
+    assert choose_replacements(candidates[:3], [0], candidates[:3], quorum, Random(1)) is None
+
+
+def test_a_new_ledger_shrinks_to_the_bookies_that_answer() -> None:
+    wanted = Quorum(3, 3, 2)
+    assert degraded_quorum(wanted, 7, write_quorum_min=2) == wanted
+    assert degraded_quorum(wanted, 2, write_quorum_min=2) == Quorum(2, 2, 2)
+    assert degraded_quorum(wanted, 1, write_quorum_min=2) is None
+    assert degraded_quorum(wanted, 2, write_quorum_min=3) is None
+    assert degraded_quorum(Quorum(5, 3, 2), 4, write_quorum_min=2) == Quorum(4, 3, 2)

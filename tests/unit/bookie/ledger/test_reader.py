@@ -1,0 +1,172 @@
+"""The reader machine: fall back, speculate, refresh, give up; and what is a sound answer."""
+
+from random import Random
+
+import pytest
+from fakes.ledger_world import LEDGER, member, payload_bytes, payload_of
+
+from magnetar.bookie.ledger.reader import (
+    Action,
+    Ask,
+    Deliver,
+    GiveUp,
+    LedgerEntry,
+    RangeRead,
+    Refresh,
+    outranking,
+    sound_prefix,
+)
+from magnetar.metadata.model import EntryId, Member
+from magnetar.protos.envelope import BookieCode, ReadAnswer, encode_envelope
+
+B = [member(number) for number in range(5)]
+OK, NONE = BookieCode.OK, BookieCode.NO_SUCH_ENTRY
+ENTRIES = [LedgerEntry(EntryId(3), memoryview(b"abc"), 3)]
+
+
+def read(*replicas: Member) -> RangeRead:
+    return RangeRead(replicas or B[:3], speculate_after_s=2.0)
+
+
+def envelope(entry: int, ledger: int = LEDGER) -> bytes:
+    return encode_envelope(
+        ledger=ledger,
+        entry=entry,
+        confirmed=entry - 1,
+        length=payload_bytes(range(entry + 1)),
+        payload=[payload_of(entry)],
+    )
+
+
+def found(*entries: int) -> list[ReadAnswer]:
+    return [ReadAnswer(entry, OK, envelope(entry)) for entry in entries]
+
+
+@pytest.mark.parametrize("code", [code for code in BookieCode if code is not OK])
+def test_the_next_replica_is_asked_whatever_is_wrong(code: BookieCode) -> None:
+    machine = read()
+    assert machine.begin(0.0) == [Ask(B[0])]
+    assert machine.on_refused(B[0], code, 0.0) == [Ask(B[1])]
+    assert machine.on_entries(B[1], ENTRIES) == [Deliver(ENTRIES, B[1])]
+    machine.check()
+    assert machine.timer_at() is None
+
+
+def test_it_gives_up_only_after_a_refresh_showed_nobody_new() -> None:
+    machine = read(B[0], B[1])
+    machine.begin(0.0)
+    machine.on_refused(B[0], NONE, 0.0)
+    assert machine.on_refused(B[1], BookieCode.CORRUPT, 0.0) == [Refresh()]
+    actions = machine.on_refreshed([B[0], B[1]], 0.0)
+    assert actions == [GiveUp({B[0]: NONE, B[1]: BookieCode.CORRUPT})]
+    assert machine.on_entries(B[0], ENTRIES) == []
+
+
+def test_t45_replicas_that_a_refresh_shows_are_asked() -> None:
+    machine = read(B[0], B[1])
+    machine.begin(0.0)
+    machine.on_refused(B[0], BookieCode.CONNECTION_LOST, 0.0)
+    machine.on_refused(B[1], BookieCode.CONNECTION_LOST, 0.0)
+    assert machine.on_refreshed([B[3], B[1]], 0.0) == [Ask(B[3])]
+    actions = machine.on_refused(B[3], BookieCode.CONNECTION_LOST, 0.0)
+    assert isinstance(actions[0], GiveUp)  # once is enough
+
+
+def test_a_slow_replica_gets_company_ever_more_patiently() -> None:
+    machine = read()
+    machine.begin(10.0)
+    assert machine.timer_at() == 12.0
+    assert machine.on_tick(11.9) == []
+    assert machine.on_tick(12.0) == [Ask(B[1])]
+    assert machine.timer_at() == 16.0
+    assert machine.on_tick(16.0) == [Ask(B[2])]
+    assert machine.timer_at() is None
+    machine.check()
+    assert machine.on_entries(B[0], ENTRIES) == [Deliver(ENTRIES, B[0])]
+    assert machine.on_entries(B[1], ENTRIES) == []
+
+
+def test_who_is_still_being_asked_is_waited_for() -> None:
+    machine = read(B[0], B[1])
+    machine.begin(0.0)
+    machine.on_tick(2.0)
+    assert machine.on_refused(B[1], NONE, 2.1) == []
+    assert machine.on_entries(B[0], ENTRIES) == [Deliver(ENTRIES, B[0])]
+
+
+@pytest.mark.parametrize("start", range(0, 400, 200))
+def test_random_conversations_end_with_one_answer(start: int) -> None:
+    for seed in range(start, start + 200):
+        random = Random(seed)
+        machine = read(*B[: random.randint(1, 4)])
+        actions: list[Action] = machine.begin(0.0)
+        now, asked, ends = 0.0, list[Member](), list[Action]()
+        while True:
+            for action in actions:
+                match action:
+                    case Ask(who):
+                        assert who not in asked
+                        asked.append(who)
+                    case Refresh():
+                        pass
+                    case _:
+                        ends.append(action)
+            machine.check()
+            now += random.random()
+            if Refresh() in actions:
+                actions = machine.on_refreshed(random.sample(B, 3), now)
+            elif machine.asking and random.random() < 0.7:
+                who = random.choice(list(machine.asking))
+                if random.random() < 0.3:
+                    actions = machine.on_entries(who, ENTRIES)
+                else:
+                    actions = machine.on_refused(
+                        who, random.choice([NONE, BookieCode.IO_ERROR]), now
+                    )
+            elif machine.asking:
+                actions = machine.on_tick(now)
+            else:
+                break
+        assert len(ends) == 1, seed
+
+
+# -- what is a sound answer ----------------------------------------------------------------------
+
+
+def test_a_sound_prefix_carries_payloads_with_memory_of_their_own() -> None:
+    entries, code = sound_prefix(LEDGER, 4, found(4, 5))
+    assert code is OK
+    assert [(e.entry, bytes(e.payload), e.length) for e in entries] == [
+        (4, payload_of(4), payload_bytes(range(5))),
+        (5, payload_of(5), payload_bytes(range(6))),
+    ]
+    assert len(entries[0].payload.obj) == len(envelope(4))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ReadAnswer(5, OK, envelope(5)[:-1] + b"\xff"),  # T36: one byte is wrong
+        ReadAnswer(5, OK, b""),
+        ReadAnswer(5, OK, envelope(6)),  # T37: another entry in it
+        ReadAnswer(5, OK, envelope(5, LEDGER + 1)),
+        ReadAnswer(6, OK, envelope(6)),
+    ],
+)
+def test_the_prefix_ends_before_what_is_damaged_or_wrong(bad: ReadAnswer) -> None:
+    entries, code = sound_prefix(LEDGER, 4, [*found(4), bad, *found(6)])
+    assert [entry.entry for entry in entries] == [4]
+    assert code is BookieCode.CORRUPT
+
+
+def test_a_named_refusal_ends_the_prefix() -> None:
+    entries, code = sound_prefix(LEDGER, 4, [*found(4), ReadAnswer(5, NONE, b"")])
+    assert len(entries) == 1
+    assert code is NONE
+    assert sound_prefix(LEDGER, 4, []) == ([], OK)
+
+
+def test_perhaps_outranks_no() -> None:
+    assert outranking([NONE, BookieCode.IO_ERROR, NONE]) is BookieCode.IO_ERROR
+    assert outranking([NONE, BookieCode.NO_SUCH_LEDGER]) is NONE
+    assert outranking([]) is BookieCode.CONNECTION_LOST

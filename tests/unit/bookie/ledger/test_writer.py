@@ -1,0 +1,521 @@
+"""The writer machine: the rules of ensemble change by name, then random worlds."""
+
+from random import Random
+
+import pytest
+from fakes.ledger_world import LEDGER, World, WriterActor, member, payload_of, recover_fully
+
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.bookie.ledger.writer import (
+    ADD_VERDICTS,
+    ENTRY_OVERHEAD_BYTES,
+    Action,
+    AddVerdict,
+    Confirm,
+    Fail,
+    LedgerWriter,
+    ReplaceMembers,
+    SendAdd,
+    WriterLimits,
+    WriterState,
+)
+from magnetar.metadata.model import LedgerState
+from magnetar.protos.envelope import BookieCode
+
+LIMITS = WriterLimits(add_timeout_s=5.0, quorum_timeout_s=30.0, changes_max=3)
+B = [member(number) for number in range(8)]
+
+
+def writer(size: int = 3, write: int = 3, ack: int = 2, **more: object) -> LedgerWriter:
+    quorum = Quorum(size, write, ack)
+    return LedgerWriter(quorum, B[:size], limits=LIMITS, now=0.0, **more)  # type: ignore[arg-type]
+
+
+def append(machine: LedgerWriter, count: int = 1, *, now: float = 0.0) -> None:
+    for _ in range(count):
+        machine.append(10, (b"head", b"body"), now)
+        machine.check()
+
+
+def ack(machine: LedgerWriter, seat: int, *entries: int, now: float = 0.0) -> list[Action]:
+    actions = machine.on_acks(seat, entries, now)
+    machine.check()
+    return actions
+
+
+def lose(machine: LedgerWriter, seat: int) -> list[Action]:
+    actions = machine.on_add_failed(seat, BookieCode.CONNECTION_LOST)
+    machine.check()
+    return actions
+
+
+# -- appending and confirming --------------------------------------------------------------------
+
+
+def test_an_entry_goes_to_its_write_set_and_is_confirmed_at_the_ack_quorum() -> None:
+    machine = writer(4, 3, 2)
+    assert machine.append(10, (b"", b""), 0.0) == (0, 1, 2)
+    assert machine.append(10, (b"", b""), 0.0) == (1, 2, 3)
+    assert machine.append(10, (b"", b""), 0.0) == (0, 2, 3)
+    assert ack(machine, 2, 0, 1, 2) == []
+    assert ack(machine, 0, 0, 2) == [Confirm(0)]  # 1 holds up 2
+    assert ack(machine, 1, 1) == [Confirm(2)]
+    assert machine.confirmed_length == 30
+
+
+def test_confirmation_is_in_order_and_repeated_acks_count_once() -> None:
+    machine = writer()
+    append(machine, 2)
+    assert ack(machine, 0, 1) == []
+    assert ack(machine, 0, 1, 1) == []
+    assert ack(machine, 1, 1) == []
+    assert ack(machine, 0, 0) == []
+    assert ack(machine, 2, 0) == [Confirm(1)]
+    assert ack(machine, 2, 0, 1) == []
+
+
+def test_acks_from_outside_the_write_set_count_for_nothing() -> None:
+    machine = writer(4, 2, 2)
+    append(machine)
+    assert ack(machine, 0, 0) == []
+    assert ack(machine, 3, 0) == []
+    assert machine.confirmed == -1
+
+
+def test_an_entry_is_kept_until_its_whole_write_set_has_answered() -> None:
+    machine = writer()
+    append(machine, 2)
+    ack(machine, 0, 0, 1)
+    ack(machine, 1, 0, 1)
+    assert machine.confirmed == 1
+    assert machine.parts(0) == (b"head", b"body")
+    assert machine.laggards == 0b100
+    assert machine.lag_bytes == 20 + 2 * ENTRY_OVERHEAD_BYTES
+    assert machine.in_flight_bytes == 0
+    ack(machine, 2, 0)
+    assert machine.parts(0) is None
+    assert machine.parts(1) is not None
+    assert machine.lag_bytes == 10 + ENTRY_OVERHEAD_BYTES
+    ack(machine, 2, 1)
+    assert machine.laggards == 0
+    assert machine.lag_bytes == 0
+
+
+def test_an_entry_is_let_go_when_the_laggard_fails() -> None:
+    machine = writer()
+    append(machine)
+    ack(machine, 0, 0)
+    ack(machine, 1, 0)
+    assert lose(machine, 2) == [ReplaceMembers(1, (2,))]
+    assert machine.parts(0) is None
+
+
+# -- what a refusal means ------------------------------------------------------------------------
+
+
+def test_every_code_but_ok_has_a_verdict() -> None:
+    assert set(ADD_VERDICTS) == set(BookieCode) - {BookieCode.OK}
+    for code in BookieCode:
+        if not code.definite:  # an unknown outcome never ends the ledger
+            assert ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED
+
+
+@pytest.mark.parametrize("code", [code for code in BookieCode if code is not BookieCode.OK])
+def test_each_refusal_does_what_its_verdict_says(code: BookieCode) -> None:
+    machine = writer()
+    append(machine, 2)
+    actions = machine.on_add_failed(1, code)
+    machine.check()
+    if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
+        assert actions == [ReplaceMembers(0, (1,))]
+    else:
+        assert actions == [Fail(code)]
+        # I5: after the failure nothing succeeds any more.
+        assert ack(machine, 0, 0, 1) == []
+        assert ack(machine, 2, 0, 1) == []
+        assert machine.on_tick(100.0) == []
+        assert machine.confirmed == -1
+        assert machine.in_flight_bytes == 0
+
+
+# -- ensemble change: W1 to W10, T12 to T14 ------------------------------------------------------
+
+
+def test_w2_nothing_is_confirmed_while_the_ensemble_changes() -> None:
+    machine = writer()
+    append(machine)
+    assert lose(machine, 2) == [ReplaceMembers(0, (2,))]
+    assert ack(machine, 0, 0) == []
+    assert ack(machine, 1, 0) == []  # before the change is recorded
+    assert machine.confirmed == -1
+    new = (B[0], B[1], B[3])
+    assert machine.on_replaced(new, 1.0) == [SendAdd(0, 2), Confirm(0)]
+    machine.check()
+    assert machine.segment_first == 0
+
+
+def test_w3_the_change_reaches_every_pending_entry_in_one_step() -> None:
+    """Acks of the replaced seat are gone from all of them before any is confirmed."""
+    machine = writer(3, 3, 2)
+    append(machine, 3)
+    ack(machine, 2, 0, 1, 2)
+    lose(machine, 2)
+    ack(machine, 0, 1, 2)
+    actions = machine.on_replaced((B[0], B[1], B[3]), 1.0)
+    machine.check()
+    assert actions == [SendAdd(0, 2), SendAdd(1, 2), SendAdd(2, 2)]
+    assert machine.confirmed == -1  # seat 2's old acks no longer count
+    assert ack(machine, 2, 0, 1, 2) == []  # entry 0 has the new member only
+    assert ack(machine, 0, 0) == [Confirm(2)]
+
+
+def test_w5_there_and_back_again_resends_what_is_missing() -> None:
+    """A to B to A: the member is the same as two changes ago, and has not got the entry now."""
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == [SendAdd(0, 2)]
+    assert lose(machine, 2) == [ReplaceMembers(0, (2,))]
+    assert machine.on_replaced((B[0], B[1], B[2]), 2.0) == [SendAdd(0, 2)]
+    machine.check()
+    ack(machine, 2, 0)
+    assert ack(machine, 0, 0) == [Confirm(0)]
+
+
+def test_t12_an_entry_appended_during_the_change_reaches_the_new_member() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 0)
+    assert machine.append(10, (b"", b""), 0.5) == (1, 2)
+    actions = machine.on_replaced((B[3], B[1], B[2]), 1.0)
+    assert actions == [SendAdd(0, 0), SendAdd(1, 0)]
+    machine.check()
+
+
+def test_t12_a_failure_during_the_change_leads_to_another_round() -> None:
+    machine = writer(3, 3, 1)
+    append(machine)
+    assert lose(machine, 0) == [ReplaceMembers(0, (0,))]
+    assert lose(machine, 1) == []
+    actions = machine.on_replaced((B[3], B[1], B[2]), 1.0)
+    machine.check()
+    assert actions == [SendAdd(0, 0), ReplaceMembers(0, (1,))]
+
+
+def test_t12_failure_of_the_replacement() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    machine.on_replaced((B[0], B[1], B[3]), 1.0)
+    assert lose(machine, 2) == [ReplaceMembers(0, (2,))]
+
+
+def test_t12_striped_change_touches_only_the_entries_of_that_seat() -> None:
+    machine = writer(4, 2, 2)
+    append(machine, 4)  # write sets 01 12 23 30
+    ack(machine, 1, 0, 1)
+    lose(machine, 3)
+    actions = machine.on_replaced((B[0], B[1], B[2], B[4]), 1.0)
+    assert actions == [SendAdd(2, 3), SendAdd(3, 3)]
+    machine.check()
+
+
+def test_t13_the_word_of_a_replaced_bookie_no_longer_counts() -> None:
+    """On the way to the machine a member is turned into its seat; who has none is dropped there
+    (the appender, and the actor of the random worlds). Its earlier acks are dropped here."""
+    machine = writer(3, 3, 2)
+    append(machine)
+    ack(machine, 2, 0)
+    lose(machine, 2)
+    machine.on_replaced((B[0], B[1], B[3]), 1.0)
+    assert ack(machine, 0, 0) == []
+    assert machine.confirmed == -1
+
+
+def test_w8_changes_are_limited() -> None:
+    machine = writer(2, 2, 1)
+    append(machine)
+    for number in range(LIMITS.changes_max):
+        assert lose(machine, 1) == [ReplaceMembers(0, (1,))]
+        machine.on_replaced((B[0], B[2 + number]), 1.0)
+    assert lose(machine, 1) == []
+    assert machine.on_spares() == []
+    assert ack(machine, 0, 0) == [Confirm(0)]
+
+
+def test_w9_w10_what_is_confirmed_is_neither_touched_nor_sent_again() -> None:
+    machine = writer()
+    append(machine, 3)
+    ack(machine, 0, 0, 1)
+    ack(machine, 1, 0, 1)
+    before = machine.confirmed, machine.confirmed_length, machine.length
+    assert lose(machine, 1) == [ReplaceMembers(2, (1,))]
+    assert machine.on_replaced((B[0], B[3], B[2]), 1.0) == [SendAdd(2, 1)]
+    machine.check()
+    assert (machine.confirmed, machine.confirmed_length, machine.length) == before
+    assert machine.segment_first == 2
+    ack(machine, 2, 0, 1)  # the laggard of the sealed segment
+    assert machine.parts(0) is None
+
+
+def test_t14_without_a_spare_the_ledger_goes_on_at_the_ack_quorum() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    ack(machine, 0, 0)
+    ack(machine, 1, 0)
+    assert machine.on_unchanged() == [Confirm(0)]
+    machine.check()
+    assert machine.append(10, (b"", b""), 1.0) == (0, 1)
+    ack(machine, 0, 1)
+    assert ack(machine, 1, 1) == [Confirm(1)]
+    assert machine.parts(1) is None  # nobody is awaited
+    assert not machine.stuck
+
+
+def test_t14_a_spare_that_arrives_later_is_used() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    machine.on_unchanged()
+    assert machine.on_spares() == [ReplaceMembers(0, (2,))]
+    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == [SendAdd(0, 2)]
+
+
+def test_partial_replacement_goes_on_with_the_rest() -> None:
+    machine = writer(3, 3, 2)
+    append(machine)
+    lose(machine, 1)
+    lose(machine, 2)
+    assert machine.on_unchanged() == [ReplaceMembers(0, (1, 2))]
+    actions = machine.on_replaced((B[0], B[3], B[2]), 1.0)
+    assert actions == [SendAdd(0, 1)]  # and no further request for seat 2
+    machine.check()
+    assert machine.on_spares() == [ReplaceMembers(0, (2,))]
+
+
+def test_a_new_failure_asks_again_for_those_declined_before() -> None:
+    machine = writer(4, 4, 2)
+    append(machine)
+    lose(machine, 1)
+    machine.on_unchanged()
+    assert lose(machine, 2) == [ReplaceMembers(0, (1, 2))]
+
+
+def test_a_failed_member_that_is_back_gets_what_is_not_confirmed() -> None:
+    machine = writer()
+    append(machine, 2)
+    lose(machine, 2)
+    machine.on_unchanged()
+    ack(machine, 0, 0, 1)
+    ack(machine, 1, 0)
+    assert machine.on_rejoin(2, 1.0) == [SendAdd(1, 2)]
+    machine.check()
+    assert ack(machine, 2, 1) == [Confirm(1)]
+    assert machine.on_rejoin(2, 1.0) == []  # it is there already
+
+
+def test_a_failed_member_that_answers_after_all_is_taken_back() -> None:
+    machine = writer()
+    append(machine, 2, now=0.0)
+    assert machine.on_tick(5.0) == [ReplaceMembers(0, (0, 1, 2))]
+    assert machine.on_unchanged() == []
+    assert machine.stuck
+    assert ack(machine, 0, 0, now=6.0) == [SendAdd(1, 0)]
+    assert ack(machine, 1, 0, now=6.0) == [SendAdd(1, 1), Confirm(0)]
+    assert not machine.stuck
+
+
+def test_rejoin_during_a_change_is_harmless() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    assert machine.on_rejoin(2, 1.0) == [SendAdd(0, 2)]
+    machine.check()
+    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == [SendAdd(0, 2)]
+    machine.check()
+
+
+def test_a_failure_while_changing_makes_the_change_void() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    assert machine.on_add_failed(0, BookieCode.FENCED) == [Fail(BookieCode.FENCED)]
+    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == []
+    assert machine.on_unchanged() == []
+
+
+# -- time and memory -----------------------------------------------------------------------------
+
+
+def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
+    machine = writer()
+    append(machine, now=1.0)
+    ack(machine, 0, 0)
+    ack(machine, 1, 0)
+    append(machine, now=3.0)
+    assert machine.on_tick(5.9) == []
+    assert machine.on_tick(6.0) == [ReplaceMembers(1, (2,))]
+
+
+def test_a_fresh_member_has_its_own_time_for_old_entries() -> None:
+    machine = writer()
+    append(machine, now=0.0)
+    lose(machine, 2)
+    machine.on_replaced((B[0], B[1], B[3]), 4.0)
+    assert machine.on_tick(5.0) == [ReplaceMembers(0, (0, 1))]
+    machine.on_unchanged()
+    assert machine.on_tick(8.9) == []
+    assert machine.on_tick(9.0) == [ReplaceMembers(0, (0, 1, 2))]
+
+
+def test_the_quorum_timeout_fails_the_ledger() -> None:
+    machine = writer()
+    append(machine, 2, now=0.0)
+    ack(machine, 0, 0)
+    machine.on_tick(5.0)
+    machine.on_unchanged()
+    assert machine.on_tick(29.9) == []
+    assert machine.on_tick(30.0) == [Fail(BookieCode.TIMEOUT)]
+    assert machine.seal() == (-1, 0)
+
+
+def test_a_laggard_fails_if_the_others_suffice() -> None:
+    machine = writer()
+    append(machine, 3)
+    ack(machine, 0, 0, 1, 2)
+    ack(machine, 1, 0, 1, 2)
+    assert machine.on_lagging(machine.laggards) == [ReplaceMembers(3, (2,))]
+    assert machine.lag_bytes == 0
+
+
+def test_a_laggard_that_is_needed_is_waited_for() -> None:
+    machine = writer()
+    append(machine, 2)
+    ack(machine, 0, 0)
+    ack(machine, 1, 0)
+    lose(machine, 1)
+    machine.on_unchanged()
+    assert machine.laggards == 0b100
+    assert machine.on_lagging(machine.laggards) == []
+    assert machine.laggards == 0b100
+
+
+def test_in_flight_bytes_count_payload_and_overhead() -> None:
+    machine = writer()
+    append(machine, 3)
+    assert machine.in_flight_bytes == 3 * (10 + ENTRY_OVERHEAD_BYTES)
+    ack(machine, 0, 0)
+    ack(machine, 1, 0)
+    assert machine.in_flight_bytes == 2 * (10 + ENTRY_OVERHEAD_BYTES)
+
+
+def test_sealing_gives_the_confirmed_end_and_stops_everything() -> None:
+    machine = writer()
+    append(machine, 2)
+    ack(machine, 0, 0, 1)
+    ack(machine, 1, 0, 1)
+    assert machine.seal() == (1, 20)
+    machine.check()
+    assert machine.state is WriterState.SEALED
+    assert lose(machine, 2) == []
+    assert ack(machine, 2, 0) == []
+    assert machine.on_tick(1000.0) == []
+
+
+def test_describe_shows_who_is_waited_for() -> None:
+    machine = writer()
+    append(machine)
+    ack(machine, 1, 0)
+    assert machine.describe().splitlines()[1] == "  entry 0: acked by [1], awaited from [0, 2]"
+
+
+# -- random worlds -------------------------------------------------------------------------------
+
+QUORUMS = [(3, 3, 2), (2, 2, 2), (3, 2, 2), (5, 3, 2), (3, 3, 3), (1, 1, 1), (4, 3, 2), (4, 2, 1)]
+
+
+def writer_world(seed: int) -> WriterActor:
+    """Bookies come and go, messages are lost; the writer alone, nobody recovers."""
+    random = Random(seed)
+    quorum = Quorum(*random.choice(QUORUMS))
+    world = World.build(
+        quorum,
+        quorum.ensemble_size + random.randrange(4),
+        random,
+        loss=random.choice([0.0, 0.01, 0.05]),
+    )
+    actor = WriterActor(world)
+    for _ in range(150):
+        chance = random.random()
+        if chance < 0.30:
+            actor.append()
+        elif chance < 0.33:
+            bookie = random.choice(list(world.bookies.values()))
+            bookie.up = not bookie.up
+        elif chance < 0.35:
+            actor.tick()
+        else:
+            for _ in range(4):
+                world.step()
+    world.loss = 0.0
+    for bookie in world.bookies.values():
+        bookie.up = True
+    return actor
+
+
+@pytest.mark.parametrize("start", range(0, 240, 60))
+def test_every_append_of_every_world_is_confirmed_in_the_end(start: int) -> None:
+    entries = changes = 0
+    for seed in range(start, start + 60):
+        actor = writer_world(seed)
+        machine, world = actor.machine, actor.world
+        for _ in range(200):
+            actor.tick()
+            while world.step():
+                pass
+            if machine.idle:
+                break
+        assert machine.confirmed == machine.appended == world.confirmed, (seed, machine.describe())
+        actor.close()
+        while world.step():
+            pass
+        assert actor.closed, seed
+        world.check_closed()
+        entries += machine.confirmed + 1
+        changes += machine.changes
+    assert entries > 1500, "the worlds did not do anything"
+    assert changes > 50, "the fault had no effect"
+
+
+def test_a_read_only_bookie_is_replaced_at_once() -> None:
+    world = World.build(Quorum(3, 3, 2), 4, Random(1))
+    actor = WriterActor(world)
+    seated = actor.machine.ensemble[1]
+    world.bookies[seated].read_only = True
+    actor.append()
+    while world.step():
+        pass
+    assert seated not in actor.machine.ensemble
+    assert world.metadata.last_segment.members == actor.machine.ensemble
+    assert world.confirmed == 0
+
+
+def test_t42_a_zombie_writer_confirms_nothing_after_a_recovery() -> None:
+    world = World.build(Quorum(3, 3, 2), 5, Random(2))
+    actor = WriterActor(world)
+    for _ in range(3):
+        actor.append()
+    while world.step():
+        pass
+    recover_fully(world)
+    for _ in range(3):
+        actor.append()
+    while world.step():
+        pass
+    assert actor.machine.state is WriterState.FAILED
+    assert world.confirmed == 2
+    assert world.metadata.state is LedgerState.CLOSED
+    assert world.metadata.last_entry == 2
+    assert world.metadata.ledger == LEDGER
+    assert world.metadata.length == sum(len(payload_of(entry)) for entry in range(3))

@@ -206,9 +206,10 @@ class ZooKeeperNode:
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: there, and silent."""
+        """SIGSTOP: there, and silent. Returns when it is."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         assert self._process is not None

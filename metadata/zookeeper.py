@@ -54,6 +54,7 @@ from magnetar.metadata.store import (
     parents_of,
 )
 from magnetar.metadata.tree import check_change, check_delete, check_prefix
+from magnetar.metadata.url import MetadataUrl
 from magnetar.metadata.watches import Watches
 from magnetar.runtime.log import get_logger
 
@@ -133,6 +134,16 @@ class ZooKeeperStore:
             raise
         log.info("metadata session", hosts=hosts, session=f"{store.session_id:#x}", chroot=chroot)
         return store
+
+    @classmethod
+    async def connect_url(
+        cls, url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S
+    ) -> "ZooKeeperStore":
+        """`connect` to where a metadata URL (url.py) says. Raises InvalidMetadataUrl as well."""
+        where = MetadataUrl.parse(url)
+        return await cls.connect(
+            where.hosts, session_timeout_s=session_timeout_s, chroot=where.chroot
+        )
 
     @property
     def session_id(self) -> int:
@@ -228,7 +239,9 @@ class ZooKeeperStore:
         self._watches.fire_session(SessionState.CLOSED)
         self._watches.clear()
         self._arms.clear()
-        await asyncio.wait({self._in_thread(self._stop)}, timeout=_CLOSE_S)
+        stopped = self._in_thread(self._stop)
+        if self._session:  # else there is no session to end, only a thread to let go
+            await asyncio.wait({stopped}, timeout=_CLOSE_S)
 
     # ---- requests ----
 
@@ -325,6 +338,8 @@ class ZooKeeperStore:
 
         def hear(result: Any) -> None:  # on a thread of kazoo's; may come twice
             error = result.exception
+            if error is not None and not isinstance(error, KazooException):
+                error = OutcomeUnknown("", f"kazoo failed: {error!r}")
             self._hop(_settle, answer, None if error else result.value, error)
 
         send().rawlink(hear)

@@ -1,0 +1,133 @@
+"""The launcher of real ZooKeepers: what it finds, what it says when it cannot, what it leaves."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.zookeeper_server import (
+    JavaMissing,
+    ZooKeeperEnsemble,
+    ZooKeeperJarsMissing,
+    ZooKeeperNotReady,
+    find_jars,
+    find_java,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    try:
+        find_java()
+        find_jars()
+    except (JavaMissing, ZooKeeperJarsMissing) as missing:
+        pytest.skip(str(missing))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_five_jars_are_found_in_the_wheel() -> None:
+    names = [jar.name for jar in find_jars()]
+    assert len(names) == 5
+    assert all(jar.exists() for jar in find_jars())
+    assert any(name.startswith("zookeeper-3") for name in names)
+
+
+def test_a_server_starts_stops_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with ZooKeeperEnsemble(tmp_path) as server:
+        (node,) = server.nodes
+        assert node.mode() == "standalone"
+        assert server.hosts == node.address
+        assert server.leader() is node
+        first = node.pid
+        assert first is not None
+        node.kill()
+        assert not node.running
+        assert node.pid is None
+        assert node.mode() is None
+        assert not is_alive(first)
+        node.start()
+        second = node.pid
+        assert second not in (None, first)
+        assert node.mode() == "standalone"
+    assert second is not None
+    assert not is_alive(second)
+    server.stop()  # again: nothing to do
+
+
+def test_a_paused_server_is_silent_and_can_be_stopped(tmp_path: Path) -> None:
+    with ZooKeeperEnsemble(tmp_path, force_sync=False) as server:
+        (node,) = server.nodes
+        node.pause()
+        assert node.running
+        assert node.mode() is None
+        node.resume()
+        assert node.mode() == "standalone"
+        node.pause()
+    assert not node.running
+
+
+def test_java_that_is_missing_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(JavaMissing, match="openjdk-17"):
+        ZooKeeperEnsemble(tmp_path / "zookeeper")
+    assert not (tmp_path / "zookeeper").exists()
+
+
+def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").write_text("")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == tmp_path / "bin" / "java"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    assert find_java() != tmp_path / "nowhere" / "bin" / "java"
+
+
+def test_a_jar_that_ends_the_server_is_reported_with_its_log(tmp_path: Path) -> None:
+    jars = [jar for jar in find_jars() if "jute" not in jar.name]
+    server = ZooKeeperEnsemble(tmp_path, jars=jars)
+    with pytest.raises(ZooKeeperNotReady) as error:
+        server.start()
+    assert "NoClassDefFoundError" in error.value.log_tail
+    assert error.value.node == 1
+    assert not server.nodes[0].running
+
+
+def test_a_server_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
+    """Without one of the jars the main thread dies, and the process stays and says nothing."""
+    jars = [jar for jar in find_jars() if "snappy" not in jar.name]
+    server = ZooKeeperEnsemble(tmp_path, jars=jars, ready_s=1.5)
+    server.nodes[0].launch()
+    pid = server.nodes[0].pid
+    assert pid is not None
+    started_s = time.monotonic()
+    with pytest.raises(ZooKeeperNotReady, match="did not get ready"):
+        server.start()
+    assert time.monotonic() - started_s < 5
+    assert not is_alive(pid)
+
+
+def test_two_launchers_in_one_process_do_not_share_ports(tmp_path: Path) -> None:
+    with (
+        ZooKeeperEnsemble(tmp_path / "one", force_sync=False) as one,
+        ZooKeeperEnsemble(tmp_path / "two", force_sync=False) as two,
+    ):
+        assert one.hosts != two.hosts
+        assert all(12_000 <= node.client_port < 32_000 for node in (*one.nodes, *two.nodes))

@@ -188,6 +188,13 @@ def test_truncated_anywhere(data: bytes) -> None:
             assert parse_entry(data[:end]).payload_bytes == end - metadata_end
 
 
+@pytest.mark.parametrize("beyond", [1, 2, 2**31])
+def test_a_metadata_size_beyond_the_end(beyond: int) -> None:
+    metadata = GOLDEN[10:-7]
+    with pytest.raises(MalformedEntry, match="is truncated"):
+        parse_entry(struct.pack(">I", len(metadata) + beyond) + metadata)
+
+
 def test_every_flipped_bit_is_noticed() -> None:
     for position in range(len(GOLDEN) * 8):
         damaged = bytearray(GOLDEN)

@@ -359,6 +359,7 @@ class _ClientStream:
         except (aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise StreamClosed("the peer has ended the stream", clean=False) from error
         except asyncio.CancelledError:
+            self._finish("cancelled here", clean=False)
             if not _cancelled_by_call():
                 raise
             raise self._closed() from None

@@ -29,7 +29,7 @@ from magnetar.runtime.grpc_frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from magnetar.runtime.frames import Buffer, FrameStream
     from magnetar.runtime.grpc_frames import MethodHandler
@@ -158,21 +158,26 @@ def test_closing_the_channel_ends_its_streams_without_a_false_cancellation() -> 
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
 
-    async def read(stream: FrameStream) -> str:
-        with pytest.raises(StreamClosed) as caught:
-            await stream.receive()
-        assert not caught.value.clean
-        return "closed"
+    async def until_closed(work: Callable[[], Awaitable[object]]) -> str:
+        try:
+            while True:
+                await work()
+        except StreamClosed as closed:
+            return "clean" if closed.clean else "broken"
 
     async def main() -> None:
         async with serving(S=frame_stream_handler(hold)) as channel:
-            stream = open_frame_stream(channel, "/t.T/S", peer="server")
+            read = open_frame_stream(channel, "/t.T/S", peer="server")
+            written = open_frame_stream(channel, "/t.T/S", peer="server")
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(read(stream))
-                await settle()
+                reading = group.create_task(until_closed(read.receive))
+                writing = group.create_task(until_closed(lambda: written.send([bytes(1 << 20)])))
+                await settle(50)
                 await channel.close()
-                assert await reading == "closed"
-            await stream.close()
+                assert await reading == "broken"
+                assert await writing == "broken"
+            await read.close()
+            await written.close()
 
     run(main())
 

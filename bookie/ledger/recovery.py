@@ -40,8 +40,9 @@ from magnetar.bookie.ledger.writer import (
 from magnetar.bookie.ledger.writer import (
     Confirm,
     Fail,
+    FindSpares,
     LedgerWriter,
-    ReplaceMembers,
+    RecordEnsemble,
     SendAdd,
     WriterLimits,
 )
@@ -57,7 +58,7 @@ from magnetar.protos.envelope import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 READ_AHEAD_ENTRIES: Final = 2_048
 """How far beyond the last conclusion a seat is asked. A writer leaves at most what it had in
@@ -111,9 +112,8 @@ class Abort:
     why: str
 
 
-Action = Fence | ReadRange | ReadLength | SendAdd | ReplaceMembers | Close | Abort
-"""SendAdd and ReplaceMembers mean seats of `LedgerRecovery.ensemble`; a replacement is not
-recorded in the metadata store."""
+Action = Fence | ReadRange | ReadLength | SendAdd | FindSpares | Close | Abort
+"""SendAdd and FindSpares mean seats of `LedgerRecovery.ensemble`."""
 
 
 class RecoveryState(Enum):
@@ -213,29 +213,17 @@ class LedgerRecovery:
 
     def on_acks(self, seat: int, entries: Iterable[int], now: float) -> list[Action]:
         writer = self._writer
-        return [] if writer is None else self._go_on(now, writer.on_acks(seat, entries, now))
+        return [] if writer is None else self._go_on(now, writer.on_acks(seat, entries))
 
     def on_add_failed(self, seat: int, code: BookieCode, now: float) -> list[Action]:
         self._trouble[self.ensemble[seat]] = code
         writer = self._writer
         return [] if writer is None else self._go_on(now, writer.on_add_failed(seat, code))
 
-    def on_replaced(self, ensemble: Sequence[Member], now: float) -> list[Action]:
-        """The working ensemble from the first entry on that is not written back; private."""
-        assert self._writer is not None
-        if self.state is not RecoveryState.READING:
-            return []
-        first = EntryId(self._writer.confirmed + 1)
-        if self._segments[-1].first_entry == first:
-            self._segments.pop()
-        self._segments.append(Segment(first, tuple(ensemble)))
-        return self._go_on(now, self._writer.on_replaced(ensemble, now))
-
-    def on_unchanged(self, now: float) -> list[Action]:
-        assert self._writer is not None
-        if self.state is not RecoveryState.READING:
-            return []
-        return self._go_on(now, self._writer.on_unchanged())
+    def on_spares_found(self, spares: Mapping[int, Member], now: float) -> list[Action]:
+        """The answer to FindSpares. The new ensemble stays private until the close (R6)."""
+        writer = self._writer
+        return [] if writer is None else self._go_on(now, writer.on_spares_found(spares))
 
     def on_tick(self, now: float) -> list[Action]:
         if self._writer is None:
@@ -361,7 +349,12 @@ class LedgerRecovery:
                     return self._abort(f"entries cannot be written back: {code.name}")
                 case Confirm():
                     pass  # `_maybe_close` looks at the writer
-                case SendAdd() | ReplaceMembers():
+                case RecordEnsemble(first, members):
+                    if self._segments[-1].first_entry == first:
+                        self._segments.pop()
+                    self._segments.append(Segment(EntryId(first), members))
+                    return self._go_on(now, self._writer.on_recorded(now))
+                case SendAdd() | FindSpares():
                     result.append(action)
         result += self._conclude(now)
         if self._is_reading() and self._writer.stuck:

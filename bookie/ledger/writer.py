@@ -6,12 +6,12 @@ uses the same machine for its write-backs.
 Theory. Each seat of the ensemble gets each entry whose write set includes it. An entry that is
 pending knows which seats *acked* it and which are still *awaited*. It is confirmed, strictly in
 order, when enough seats acked it; it is let go when nobody is awaited any more. A seat that answers
-with an error, or too late, is *failed*: not awaited, not sent to, and its replacement is asked for
-(`ReplaceMembers`). While that goes on nothing is confirmed: the segment that is being recorded
-begins right after the last confirmed entry, and an entry confirmed meanwhile by the old members
-would be looked for among the new ones. The answer is `on_replaced`, when the metadata store has the
-new ensemble, or `on_unchanged`, when there is no spare: then the ledger goes on without the failed
-seats, for as long as enough others answer, and takes a seat back when it answers again.
+with an error, or too late, is *failed*: not awaited, not sent to, and a spare is looked for
+(`FindSpares`). When one is found the new ensemble is recorded in the metadata store
+(`RecordEnsemble`), and until that is decided nothing is confirmed: the recorded segment begins
+right after the last confirmed entry, and an entry confirmed meanwhile by the old members would be
+looked for among the new ones. Without a spare the ledger goes on without the failed seats, for as
+long as enough others answer, and takes a seat back when it can be written to again.
 
 Invariants (see `check`):
 
@@ -96,12 +96,19 @@ class Confirm:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceMembers:
-    """Choose new members for these seats and record them from entry `first` on in metadata; then,
-    and only then (W1), `on_replaced`. Or `on_unchanged`."""
+class FindSpares:
+    """Look for bookies that can be written to, for these seats; then `on_spares_found`."""
+
+    seats: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEnsemble:
+    """Record in metadata that `members` hold the entries from `first` on. When that is durable, and
+    only then (W1), `on_recorded`; when it certainly did not happen, `on_not_recorded`."""
 
     first: int
-    seats: tuple[int, ...]
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +118,12 @@ class Fail:
     code: BookieCode
 
 
-Action = SendAdd | Confirm | ReplaceMembers | Fail
+Action = SendAdd | Confirm | FindSpares | RecordEnsemble | Fail
 
 
 class WriterState(Enum):
     OPEN = "open"
-    CHANGING = "changing"  # a ReplaceMembers is being carried out: nothing is confirmed
+    CHANGING = "changing"  # a RecordEnsemble is being carried out: nothing is confirmed
     FAILED = "failed"
     SEALED = "sealed"  # being closed: its end is decided
 
@@ -169,8 +176,9 @@ class LedgerWriter:
         self._pending: dict[int, _Pending] = {}  # released + 1 .. appended, in this order
         self._released = confirmed
         self._released_length = 0
-        self._requested: Seats = 0  # being replaced; only in state CHANGING
+        self._wanted: Seats = 0  # for which spares are being looked for, or recorded
         self._declined: Seats = 0  # failed seats for which there was no spare
+        self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING
         self._seated_at = [now] * quorum.ensemble_size
         self._targets = self._compute_targets()
 
@@ -189,12 +197,9 @@ class LedgerWriter:
         self._pending[entry] = _Pending(self.length, parts, now, awaited)
         return numbers
 
-    def on_acks(self, seat: int, entries: Iterable[int], now: float) -> list[Action]:
-        """The member on this seat holds these entries durably. Late and repeated acks are fine.
-
-        What the seat says is true even if it counts as failed; a failed seat that has no
-        replacement and answers is taken back.
-        """
+    def on_acks(self, seat: int, entries: Iterable[int]) -> list[Action]:
+        """The member on this seat holds these entries durably. Late and repeated acks are fine, and
+        those of a seat that counts as failed are as true as others."""
         bit = 1 << seat
         others = ~bit
         pending = self._pending
@@ -203,8 +208,6 @@ class LedgerWriter:
             if add is not None:
                 add.acked |= bit
                 add.awaited &= others
-        if self.failed & self._declined & bit:
-            return self.on_rejoin(seat, now)
         return self._advance()
 
     def on_add_failed(self, seat: int, code: BookieCode) -> list[Action]:
@@ -238,50 +241,62 @@ class LedgerWriter:
             late |= add.awaited & due
         return self._fail_seats(late)
 
-    def on_replaced(self, ensemble: Sequence[Member], now: float) -> list[Action]:
-        """Durable metadata lists `ensemble` from the first unconfirmed entry on.
+    def on_spares_found(self, spares: Mapping[int, Member]) -> list[Action]:
+        """The answer to FindSpares: new members by seat, as many as there are.
+
+        From here to `on_recorded` or `on_not_recorded` nothing is confirmed (W2).
+        """
+        if not self.writing:
+            return []
+        assert self.state is WriterState.OPEN
+        useful = self.failed & self._wanted & seats(spares)  # (a seat may be back meanwhile)
+        self._declined |= self.failed & self._wanted & ~useful
+        self._wanted = useful
+        if not useful:
+            return self._maybe_find()
+        members = list(self.ensemble)
+        for number in seat_numbers(useful):
+            members[number] = spares[number]
+        assert len({member.bookie for member in members}) == len(members), "W7: a bookie twice"
+        self.state = WriterState.CHANGING
+        self._proposed = tuple(members)
+        return [RecordEnsemble(self.confirmed + 1, self._proposed)]
+
+    def on_recorded(self, now: float) -> list[Action]:
+        """Durable metadata lists the proposed members from the first unconfirmed entry on.
 
         One step without an await, for all pending entries (W3): acks and awaits of the seats that
         changed hands are dropped, what is missing is sent, then comes one pass of confirmations.
         """
-        if self.state is WriterState.FAILED:
+        if not self.writing:
             return []
         assert self.state is WriterState.CHANGING
-        assert len(ensemble) == self.quorum.ensemble_size
-        new = seats(
-            number for number, member in enumerate(ensemble) if member != self.ensemble[number]
-        )
-        assert new, "the ensemble was recorded without a change"
-        for number in seat_numbers(new):
+        changed = self._wanted
+        for number in seat_numbers(changed):
             self._seated_at[number] = now
         for add in self._pending.values():
-            add.acked &= ~new
-            add.awaited &= ~new
-        self.ensemble = tuple(ensemble)
+            add.acked &= ~changed
+            add.awaited &= ~changed
+        self.ensemble, self._proposed = self._proposed, ()
         self.segment_first = self.confirmed + 1
         self.changes += 1
-        self.failed &= ~new
-        self._declined = self._requested & self.failed
-        self._requested = 0
-        self.state = WriterState.OPEN
-        self._targets = self._compute_targets()
-        return [*self._send_missing(), *self._advance(), *self._maybe_replace()]
+        self.failed &= ~changed
+        return self._end_change()
 
-    def on_unchanged(self) -> list[Action]:
-        """The members asked for could not be replaced, and metadata is certainly as it was. The
-        ledger goes on without them until `on_spares` or `on_rejoin`."""
-        if self.state is WriterState.FAILED:
+    def on_not_recorded(self) -> list[Action]:
+        """The metadata is certainly as it was. The ledger goes on without the failed seats until
+        `on_spares` or `on_rejoin`."""
+        if not self.writing:
             return []
         assert self.state is WriterState.CHANGING
-        self.state = WriterState.OPEN
-        self._declined = self._requested & self.failed
-        self._requested = 0
-        return [*self._advance(), *self._maybe_replace()]
+        self._proposed = ()
+        self._declined |= self.failed & self._wanted
+        return self._end_change()
 
     def on_spares(self) -> list[Action]:
-        """There may be bookies now that there were not: ask again for replacements."""
+        """There may be bookies now that there were not: look again for all failed seats."""
         self._declined = 0
-        return self._maybe_replace()
+        return self._maybe_find()
 
     def on_rejoin(self, seat: int, now: float) -> list[Action]:
         """A failed member can be written to again: it gets what is not confirmed yet. What was
@@ -318,9 +333,10 @@ class LedgerWriter:
 
     @property
     def stuck(self) -> bool:
-        """Some pending entry cannot be confirmed without a failed seat, and nobody is at it."""
+        """Something is pending, too few seats are left for it, and there are no spares."""
         return (
             self.state is WriterState.OPEN
+            and not self._wanted
             and not self.idle
             and not self.quorum.writable(self.failed)
         )
@@ -368,7 +384,8 @@ class LedgerWriter:
         assert self.segment_first <= self.confirmed + 1
         assert self.confirmed <= self.appended
         assert self.confirmed_length <= self.length
-        assert (self._requested != 0) == (self.state is WriterState.CHANGING)
+        assert bool(self._proposed) == (self.state is WriterState.CHANGING)
+        assert self._wanted or self.state is not WriterState.CHANGING
         assert not self._declined & ~self.failed
         assert len({member.bookie for member in self.ensemble}) == len(self.ensemble)
         if not self.writing:
@@ -422,17 +439,22 @@ class LedgerWriter:
         for add in self._pending.values():
             add.awaited &= ~gone
         self._targets = self._compute_targets()
-        return [*self._advance(), *self._maybe_replace()]
+        return [*self._advance(), *self._maybe_find()]
 
-    def _maybe_replace(self) -> list[Action]:
-        if self.state is not WriterState.OPEN or self.changes >= self._limits.changes_max:
+    def _maybe_find(self) -> list[Action]:
+        """One search or change at a time; what fails meanwhile is looked for afterwards."""
+        if self.state is not WriterState.OPEN or self._wanted:
             return []
-        if not self.failed & ~self._declined:
+        if not self.failed & ~self._declined or self.changes >= self._limits.changes_max:
             return []
-        self.state = WriterState.CHANGING
-        self._requested = self.failed
-        self._declined = 0
-        return [ReplaceMembers(self.confirmed + 1, seat_numbers(self._requested))]
+        self._wanted, self._declined = self.failed, 0
+        return [FindSpares(seat_numbers(self._wanted))]
+
+    def _end_change(self) -> list[Action]:
+        self._wanted = 0
+        self.state = WriterState.OPEN
+        self._targets = self._compute_targets()
+        return [*self._send_missing(), *self._advance(), *self._maybe_find()]
 
     def _send_missing(self) -> list[Action]:
         """From each entry's own facts, not from what has just changed: whoever of its write set
@@ -449,13 +471,13 @@ class LedgerWriter:
         if not self.writing:
             return []
         self.state = WriterState.FAILED
-        self._requested = 0
         self._drop_pending()
         return [Fail(code)]
 
     def _drop_pending(self) -> None:
         self._pending.clear()
         self._released, self._released_length = self.appended, self.length
+        self._wanted, self._declined, self._proposed = 0, 0, ()
 
     def _compute_targets(self) -> tuple[tuple[Seats, tuple[int, ...]], ...]:
         """For each window: the seats an entry goes to, as a set and as numbers."""

@@ -169,16 +169,26 @@ class World:
         delivery(self.random.random() >= self.loss)
         return True
 
-    def spares(
-        self, ensemble: Sequence[Member], failed: Sequence[int]
-    ) -> tuple[Member, ...] | None:
-        return choose_replacements(
+    def find_spares(
+        self,
+        ensemble: Sequence[Member],
+        failed: Sequence[int],
+        reply: Callable[[dict[int, Member]], None],
+    ) -> None:
+        """Choose among those who are up when the search begins; the answer comes later."""
+        chosen = choose_replacements(
             [Candidate(each) for each in ensemble],
             failed,
             [Candidate(each) for each, bookie in self.bookies.items() if bookie.up],
             self.quorum,
             self.random,
         )
+        changed = {
+            seat: after
+            for seat, (before, after) in enumerate(zip(ensemble, chosen or ensemble, strict=True))
+            if before != after
+        }
+        self.flying.append(lambda _: reply(changed))
 
     def note_confirmed(self, through: int) -> None:
         """Oracle of W4, I5 and I7: called at every confirmation."""
@@ -285,9 +295,14 @@ class WriterActor:
                     self._send(entry, seat)
                 case writing.Confirm(through):
                     self.world.note_confirmed(through)
-                case writing.ReplaceMembers(first, seats):
+                case writing.FindSpares(seats):
+                    self.world.find_spares(self.machine.ensemble, seats, self._found)
+                case writing.RecordEnsemble(first, members):
                     assert first == self.machine.confirmed + 1
-                    self._replace(first, seats)
+                    self._store(
+                        self.metadata.with_ensemble(EntryId(first), members),
+                        lambda: self.carry_out(self.machine.on_recorded(self.world.now)),
+                    )
                 case writing.Fail():
                     assert not self.machine.writing
 
@@ -305,20 +320,12 @@ class WriterActor:
             return  # replaced meanwhile: its word no longer counts (T13)
         seat = self.machine.ensemble.index(who)
         if code is BookieCode.OK:
-            self.carry_out(self.machine.on_acks(seat, [entry], self.world.now))
+            self.carry_out(self.machine.on_acks(seat, [entry]))
         else:
             self.carry_out(self.machine.on_add_failed(seat, code))
 
-    def _replace(self, first: int, seats: tuple[int, ...]) -> None:
-        members = self.world.spares(self.machine.ensemble, seats)
-        if members is None:
-            self.carry_out(self.machine.on_unchanged())
-            return
-
-        def stored() -> None:
-            self.carry_out(self.machine.on_replaced(members, self.world.now))
-
-        self._store(self.metadata.with_ensemble(EntryId(first), members), stored)
+    def _found(self, spares: dict[int, Member]) -> None:
+        self.carry_out(self.machine.on_spares_found(spares))
 
     def _store(self, value: LedgerMetadata, stored: Callable[[], None]) -> None:
         expected = self.version
@@ -388,16 +395,16 @@ class RecoveryActor:
                     self._measure(entry)
                 case writing.SendAdd(entry, seat):
                     self._send(entry, seat)
-                case writing.ReplaceMembers(_, seats):
-                    members = self.world.spares(machine.ensemble, seats)
-                    if members is None:
-                        self.carry_out(machine.on_unchanged(self.world.now))
-                    else:
-                        self.carry_out(machine.on_replaced(members, self.world.now))
+                case writing.FindSpares(seats):
+                    self.world.find_spares(machine.ensemble, seats, self._found)
                 case recovering.Close():
                     self._close(action)
                 case recovering.Abort(why):
                     self.done, self.why = True, why
+
+    def _found(self, spares: dict[int, Member]) -> None:
+        if self.machine is not None and not self.dead:
+            self.carry_out(self.machine.on_spares_found(spares, self.world.now))
 
     def _ask(
         self, to: Member, request: Callable[[FakeBookie], object], reply: Callable[[object], None]

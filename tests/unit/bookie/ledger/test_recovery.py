@@ -29,7 +29,7 @@ from magnetar.bookie.ledger.recovery import (
     ReadRange,
     RecoveryState,
 )
-from magnetar.bookie.ledger.writer import ReplaceMembers, SendAdd
+from magnetar.bookie.ledger.writer import FindSpares, SendAdd
 from magnetar.metadata.model import EntryId, LedgerMetadata, LedgerState, Segment
 from magnetar.protos.envelope import (
     ADD,
@@ -317,9 +317,9 @@ def test_r6_a_failed_member_is_replaced_in_private() -> None:
     ack(machine, 0, 0)
     ack(machine, 1, 0)
     lost = machine.on_add_failed(2, BookieCode.CONNECTION_LOST, 0.0)
-    assert lost == [ReplaceMembers(1, (2,))]
+    assert lost == [FindSpares((2,))]
     new = (B[0], B[1], B[5])
-    assert machine.on_replaced(new, 0.0) == [SendAdd(1, 2)]
+    assert machine.on_spares_found({2: B[5]}, 0.0) == [SendAdd(1, 2)]
     assert machine.metadata.segments == (Segment(EntryId(0), tuple(B[:3])),)
     assert machine.asked == tuple(B[:3])  # who is read stays as it was
     ack(machine, 1, 1)
@@ -333,7 +333,7 @@ def test_r6_without_a_spare_it_goes_on_with_the_ack_quorum() -> None:
     answer(machine, 0, *found(0), *missing(1))
     answer(machine, 1, *found(0), *missing(1))
     machine.on_add_failed(2, BookieCode.CONNECTION_LOST, 0.0)
-    assert machine.on_unchanged(0.0) == []
+    assert machine.on_spares_found({}, 0.0) == []
     ack(machine, 0, 0)
     assert closes(ack(machine, 1, 0))
 
@@ -343,8 +343,8 @@ def test_r6_with_too_few_takers_it_aborts() -> None:
     answer(machine, 0, *found(0), *missing(1))
     machine.on_add_failed(1, BookieCode.CONNECTION_LOST, 0.0)
     assert machine.on_add_failed(2, BookieCode.IO_ERROR, 0.0) == []
-    assert machine.on_unchanged(0.0) == [ReplaceMembers(0, (1, 2))]
-    assert len(aborts(machine.on_unchanged(0.0))) == 1
+    assert machine.on_spares_found({}, 0.0) == [FindSpares((1, 2))]
+    assert len(aborts(machine.on_spares_found({}, 0.0))) == 1
     assert machine.state is RecoveryState.ABORTED
     assert ack(machine, 0, 0) == []
 
@@ -359,7 +359,7 @@ def test_silence_during_write_back_is_a_failure() -> None:
     machine = begun()
     answer(machine, 0, *found(0), *missing(1))
     ack(machine, 0, 0)
-    assert machine.on_tick(5.0) == [ReplaceMembers(0, (1, 2))]
+    assert machine.on_tick(5.0) == [FindSpares((1, 2))]
 
 
 # -- R7: the end ---------------------------------------------------------------------------------

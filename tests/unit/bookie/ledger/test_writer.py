@@ -13,13 +13,14 @@ from magnetar.bookie.ledger.writer import (
     AddVerdict,
     Confirm,
     Fail,
+    FindSpares,
     LedgerWriter,
-    ReplaceMembers,
+    RecordEnsemble,
     SendAdd,
     WriterLimits,
     WriterState,
 )
-from magnetar.metadata.model import LedgerState
+from magnetar.metadata.model import LedgerState, Member
 from magnetar.protos.envelope import BookieCode
 
 LIMITS = WriterLimits(add_timeout_s=5.0, quorum_timeout_s=30.0, changes_max=3)
@@ -37,14 +38,33 @@ def append(machine: LedgerWriter, count: int = 1, *, now: float = 0.0) -> None:
         machine.check()
 
 
-def ack(machine: LedgerWriter, seat: int, *entries: int, now: float = 0.0) -> list[Action]:
-    actions = machine.on_acks(seat, entries, now)
+def ack(machine: LedgerWriter, seat: int, *entries: int) -> list[Action]:
+    actions = machine.on_acks(seat, entries)
     machine.check()
     return actions
 
 
 def lose(machine: LedgerWriter, seat: int) -> list[Action]:
     actions = machine.on_add_failed(seat, BookieCode.CONNECTION_LOST)
+    machine.check()
+    return actions
+
+
+def exchange(machine: LedgerWriter, spares: dict[int, Member], *, now: float = 1.0) -> list[Action]:
+    """These spares were found, and the new ensemble is recorded."""
+    (record,) = machine.on_spares_found(spares)
+    machine.check()
+    assert isinstance(record, RecordEnsemble)
+    assert record.first == machine.confirmed + 1
+    assert all(record.members[seat] == spare for seat, spare in spares.items())
+    actions = machine.on_recorded(now)
+    machine.check()
+    assert machine.ensemble == record.members
+    return actions
+
+
+def no_spares(machine: LedgerWriter) -> list[Action]:
+    actions = machine.on_spares_found({})
     machine.check()
     return actions
 
@@ -106,7 +126,7 @@ def test_an_entry_is_let_go_when_the_laggard_fails() -> None:
     append(machine)
     ack(machine, 0, 0)
     ack(machine, 1, 0)
-    assert lose(machine, 2) == [ReplaceMembers(1, (2,))]
+    assert lose(machine, 2) == [FindSpares((2,))]
     assert machine.parts(0) is None
 
 
@@ -127,7 +147,7 @@ def test_each_refusal_does_what_its_verdict_says(code: BookieCode) -> None:
     actions = machine.on_add_failed(1, code)
     machine.check()
     if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
-        assert actions == [ReplaceMembers(0, (1,))]
+        assert actions == [FindSpares((1,))]
     else:
         assert actions == [Fail(code)]
         # I5: after the failure nothing succeeds any more.
@@ -141,17 +161,34 @@ def test_each_refusal_does_what_its_verdict_says(code: BookieCode) -> None:
 # -- ensemble change: W1 to W10, T12 to T14 ------------------------------------------------------
 
 
-def test_w2_nothing_is_confirmed_while_the_ensemble_changes() -> None:
+def test_w1_w2_nothing_is_confirmed_while_the_ensemble_is_recorded() -> None:
+    machine = writer()
+    append(machine, 2)
+    assert lose(machine, 2) == [FindSpares((2,))]
+    ack(machine, 0, 0)
+    assert ack(machine, 1, 0) == [Confirm(0)]  # looking for spares holds up nothing
+    record = RecordEnsemble(1, (B[0], B[1], B[3]))
+    assert machine.on_spares_found({2: B[3]}) == [record]
+    assert machine.ensemble == (B[0], B[1], B[2])  # W1: nobody uses the new one yet
+    assert ack(machine, 0, 1) == []
+    assert ack(machine, 1, 1) == []
+    assert machine.confirmed == 0
+    assert machine.on_recorded(1.0) == [SendAdd(1, 2), Confirm(1)]
+    machine.check()
+    assert machine.segment_first == 1
+
+
+def test_w2_a_change_that_did_not_happen_confirms_what_had_gathered() -> None:
     machine = writer()
     append(machine)
-    assert lose(machine, 2) == [ReplaceMembers(0, (2,))]
-    assert ack(machine, 0, 0) == []
-    assert ack(machine, 1, 0) == []  # before the change is recorded
-    assert machine.confirmed == -1
-    new = (B[0], B[1], B[3])
-    assert machine.on_replaced(new, 1.0) == [SendAdd(0, 2), Confirm(0)]
+    lose(machine, 2)
+    machine.on_spares_found({2: B[3]})
+    ack(machine, 0, 0)
+    ack(machine, 1, 0)
+    assert machine.on_not_recorded() == [Confirm(0)]
     machine.check()
-    assert machine.segment_first == 0
+    assert machine.ensemble == (B[0], B[1], B[2])
+    assert machine.on_spares() == [FindSpares((2,))]
 
 
 def test_w3_the_change_reaches_every_pending_entry_in_one_step() -> None:
@@ -161,7 +198,7 @@ def test_w3_the_change_reaches_every_pending_entry_in_one_step() -> None:
     ack(machine, 2, 0, 1, 2)
     lose(machine, 2)
     ack(machine, 0, 1, 2)
-    actions = machine.on_replaced((B[0], B[1], B[3]), 1.0)
+    actions = exchange(machine, {2: B[3]}, now=1.0)
     machine.check()
     assert actions == [SendAdd(0, 2), SendAdd(1, 2), SendAdd(2, 2)]
     assert machine.confirmed == -1  # seat 2's old acks no longer count
@@ -174,9 +211,9 @@ def test_w5_there_and_back_again_resends_what_is_missing() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
-    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == [SendAdd(0, 2)]
-    assert lose(machine, 2) == [ReplaceMembers(0, (2,))]
-    assert machine.on_replaced((B[0], B[1], B[2]), 2.0) == [SendAdd(0, 2)]
+    assert exchange(machine, {2: B[3]}, now=1.0) == [SendAdd(0, 2)]
+    assert lose(machine, 2) == [FindSpares((2,))]
+    assert exchange(machine, {2: B[2]}, now=2.0) == [SendAdd(0, 2)]
     machine.check()
     ack(machine, 2, 0)
     assert ack(machine, 0, 0) == [Confirm(0)]
@@ -187,7 +224,7 @@ def test_t12_an_entry_appended_during_the_change_reaches_the_new_member() -> Non
     append(machine)
     lose(machine, 0)
     assert machine.append(10, (b"", b""), 0.5) == (1, 2)
-    actions = machine.on_replaced((B[3], B[1], B[2]), 1.0)
+    actions = exchange(machine, {0: B[3]})
     assert actions == [SendAdd(0, 0), SendAdd(1, 0)]
     machine.check()
 
@@ -195,19 +232,27 @@ def test_t12_an_entry_appended_during_the_change_reaches_the_new_member() -> Non
 def test_t12_a_failure_during_the_change_leads_to_another_round() -> None:
     machine = writer(3, 3, 1)
     append(machine)
-    assert lose(machine, 0) == [ReplaceMembers(0, (0,))]
+    assert lose(machine, 0) == [FindSpares((0,))]
+    machine.on_spares_found({0: B[3]})
     assert lose(machine, 1) == []
-    actions = machine.on_replaced((B[3], B[1], B[2]), 1.0)
+    assert machine.on_recorded(1.0) == [SendAdd(0, 0), FindSpares((1,))]
     machine.check()
-    assert actions == [SendAdd(0, 0), ReplaceMembers(0, (1,))]
+
+
+def test_t12_a_failure_during_the_search_leads_to_another_round() -> None:
+    machine = writer(3, 3, 1)
+    append(machine)
+    lose(machine, 0)
+    assert lose(machine, 1) == []
+    assert exchange(machine, {0: B[3]}) == [SendAdd(0, 0), FindSpares((1,))]
 
 
 def test_t12_failure_of_the_replacement() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
-    machine.on_replaced((B[0], B[1], B[3]), 1.0)
-    assert lose(machine, 2) == [ReplaceMembers(0, (2,))]
+    exchange(machine, {2: B[3]}, now=1.0)
+    assert lose(machine, 2) == [FindSpares((2,))]
 
 
 def test_t12_striped_change_touches_only_the_entries_of_that_seat() -> None:
@@ -215,7 +260,7 @@ def test_t12_striped_change_touches_only_the_entries_of_that_seat() -> None:
     append(machine, 4)  # write sets 01 12 23 30
     ack(machine, 1, 0, 1)
     lose(machine, 3)
-    actions = machine.on_replaced((B[0], B[1], B[2], B[4]), 1.0)
+    actions = exchange(machine, {3: B[4]})
     assert actions == [SendAdd(2, 3), SendAdd(3, 3)]
     machine.check()
 
@@ -227,7 +272,7 @@ def test_t13_the_word_of_a_replaced_bookie_no_longer_counts() -> None:
     append(machine)
     ack(machine, 2, 0)
     lose(machine, 2)
-    machine.on_replaced((B[0], B[1], B[3]), 1.0)
+    exchange(machine, {2: B[3]}, now=1.0)
     assert ack(machine, 0, 0) == []
     assert machine.confirmed == -1
 
@@ -236,8 +281,8 @@ def test_w8_changes_are_limited() -> None:
     machine = writer(2, 2, 1)
     append(machine)
     for number in range(LIMITS.changes_max):
-        assert lose(machine, 1) == [ReplaceMembers(0, (1,))]
-        machine.on_replaced((B[0], B[2 + number]), 1.0)
+        assert lose(machine, 1) == [FindSpares((1,))]
+        exchange(machine, {1: B[2 + number]})
     assert lose(machine, 1) == []
     assert machine.on_spares() == []
     assert ack(machine, 0, 0) == [Confirm(0)]
@@ -249,8 +294,8 @@ def test_w9_w10_what_is_confirmed_is_neither_touched_nor_sent_again() -> None:
     ack(machine, 0, 0, 1)
     ack(machine, 1, 0, 1)
     before = machine.confirmed, machine.confirmed_length, machine.length
-    assert lose(machine, 1) == [ReplaceMembers(2, (1,))]
-    assert machine.on_replaced((B[0], B[3], B[2]), 1.0) == [SendAdd(2, 1)]
+    assert lose(machine, 1) == [FindSpares((1,))]
+    assert exchange(machine, {1: B[3]}) == [SendAdd(2, 1)]
     machine.check()
     assert (machine.confirmed, machine.confirmed_length, machine.length) == before
     assert machine.segment_first == 2
@@ -263,9 +308,8 @@ def test_t14_without_a_spare_the_ledger_goes_on_at_the_ack_quorum() -> None:
     append(machine)
     lose(machine, 2)
     ack(machine, 0, 0)
-    ack(machine, 1, 0)
-    assert machine.on_unchanged() == [Confirm(0)]
-    machine.check()
+    assert no_spares(machine) == []
+    assert ack(machine, 1, 0) == [Confirm(0)]
     assert machine.append(10, (b"", b""), 1.0) == (0, 1)
     ack(machine, 0, 1)
     assert ack(machine, 1, 1) == [Confirm(1)]
@@ -277,9 +321,9 @@ def test_t14_a_spare_that_arrives_later_is_used() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
-    machine.on_unchanged()
-    assert machine.on_spares() == [ReplaceMembers(0, (2,))]
-    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == [SendAdd(0, 2)]
+    no_spares(machine)
+    assert machine.on_spares() == [FindSpares((2,))]
+    assert exchange(machine, {2: B[3]}) == [SendAdd(0, 2)]
 
 
 def test_partial_replacement_goes_on_with_the_rest() -> None:
@@ -287,26 +331,38 @@ def test_partial_replacement_goes_on_with_the_rest() -> None:
     append(machine)
     lose(machine, 1)
     lose(machine, 2)
-    assert machine.on_unchanged() == [ReplaceMembers(0, (1, 2))]
-    actions = machine.on_replaced((B[0], B[3], B[2]), 1.0)
-    assert actions == [SendAdd(0, 1)]  # and no further request for seat 2
-    machine.check()
-    assert machine.on_spares() == [ReplaceMembers(0, (2,))]
+    assert no_spares(machine) == [FindSpares((1, 2))]
+    assert exchange(machine, {1: B[3]}) == [SendAdd(0, 1)]  # and no further search for seat 2
+    assert machine.on_spares() == [FindSpares((2,))]
 
 
 def test_a_new_failure_asks_again_for_those_declined_before() -> None:
     machine = writer(4, 4, 2)
     append(machine)
     lose(machine, 1)
-    machine.on_unchanged()
-    assert lose(machine, 2) == [ReplaceMembers(0, (1, 2))]
+    no_spares(machine)
+    assert lose(machine, 2) == [FindSpares((1, 2))]
+
+
+def test_with_too_few_seats_left_it_is_stuck_and_waits() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 1)
+    no_spares(machine)
+    assert not machine.stuck
+    lose(machine, 2)
+    assert not machine.stuck  # spares are being looked for
+    no_spares(machine)
+    assert machine.stuck
+    assert machine.on_rejoin(1, 1.0) == [SendAdd(0, 1)]
+    assert not machine.stuck
 
 
 def test_a_failed_member_that_is_back_gets_what_is_not_confirmed() -> None:
     machine = writer()
     append(machine, 2)
     lose(machine, 2)
-    machine.on_unchanged()
+    no_spares(machine)
     ack(machine, 0, 0, 1)
     ack(machine, 1, 0)
     assert machine.on_rejoin(2, 1.0) == [SendAdd(1, 2)]
@@ -315,34 +371,59 @@ def test_a_failed_member_that_is_back_gets_what_is_not_confirmed() -> None:
     assert machine.on_rejoin(2, 1.0) == []  # it is there already
 
 
-def test_a_failed_member_that_answers_after_all_is_taken_back() -> None:
+def test_the_word_of_a_failed_member_is_as_true_as_any() -> None:
     machine = writer()
-    append(machine, 2, now=0.0)
-    assert machine.on_tick(5.0) == [ReplaceMembers(0, (0, 1, 2))]
-    assert machine.on_unchanged() == []
+    append(machine, now=0.0)
+    machine.on_tick(5.0)
+    no_spares(machine)
     assert machine.stuck
-    assert ack(machine, 0, 0, now=6.0) == [SendAdd(1, 0)]
-    assert ack(machine, 1, 0, now=6.0) == [SendAdd(1, 1), Confirm(0)]
-    assert not machine.stuck
+    ack(machine, 0, 0)
+    assert ack(machine, 1, 0) == [Confirm(0)]
 
 
-def test_rejoin_during_a_change_is_harmless() -> None:
+def test_a_member_that_is_back_before_a_spare_is_found_keeps_its_seat() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
     assert machine.on_rejoin(2, 1.0) == [SendAdd(0, 2)]
+    assert machine.on_spares_found({2: B[3]}) == []
     machine.check()
-    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == [SendAdd(0, 2)]
+    assert machine.ensemble == (B[0], B[1], B[2])
+
+
+def test_rejoin_while_the_change_is_recorded_is_harmless() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    machine.on_spares_found({2: B[3]})
+    assert machine.on_rejoin(2, 1.0) == [SendAdd(0, 2)]
+    machine.check()
+    ack(machine, 2, 0)
+    assert machine.on_recorded(1.0) == [SendAdd(0, 2)]
     machine.check()
 
 
-def test_a_failure_while_changing_makes_the_change_void() -> None:
+def test_a_lost_ledger_makes_search_and_change_void() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
     assert machine.on_add_failed(0, BookieCode.FENCED) == [Fail(BookieCode.FENCED)]
-    assert machine.on_replaced((B[0], B[1], B[3]), 1.0) == []
-    assert machine.on_unchanged() == []
+    assert machine.on_spares_found({2: B[3]}) == []
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    machine.on_spares_found({2: B[3]})
+    machine.on_add_failed(0, BookieCode.FENCED)
+    assert machine.on_recorded(1.0) == []
+    assert machine.on_not_recorded() == []
+
+
+def test_w7_a_spare_that_sits_elsewhere_is_a_bug() -> None:
+    machine = writer()
+    append(machine)
+    lose(machine, 2)
+    with pytest.raises(AssertionError, match="W7"):
+        machine.on_spares_found({2: B[0]})
 
 
 # -- time and memory -----------------------------------------------------------------------------
@@ -355,18 +436,18 @@ def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
     ack(machine, 1, 0)
     append(machine, now=3.0)
     assert machine.on_tick(5.9) == []
-    assert machine.on_tick(6.0) == [ReplaceMembers(1, (2,))]
+    assert machine.on_tick(6.0) == [FindSpares((2,))]
 
 
 def test_a_fresh_member_has_its_own_time_for_old_entries() -> None:
     machine = writer()
     append(machine, now=0.0)
     lose(machine, 2)
-    machine.on_replaced((B[0], B[1], B[3]), 4.0)
-    assert machine.on_tick(5.0) == [ReplaceMembers(0, (0, 1))]
-    machine.on_unchanged()
+    exchange(machine, {2: B[3]}, now=4.0)
+    assert machine.on_tick(5.0) == [FindSpares((0, 1))]
+    no_spares(machine)
     assert machine.on_tick(8.9) == []
-    assert machine.on_tick(9.0) == [ReplaceMembers(0, (0, 1, 2))]
+    assert machine.on_tick(9.0) == [FindSpares((0, 1, 2))]
 
 
 def test_the_quorum_timeout_fails_the_ledger() -> None:
@@ -374,7 +455,7 @@ def test_the_quorum_timeout_fails_the_ledger() -> None:
     append(machine, 2, now=0.0)
     ack(machine, 0, 0)
     machine.on_tick(5.0)
-    machine.on_unchanged()
+    no_spares(machine)
     assert machine.on_tick(29.9) == []
     assert machine.on_tick(30.0) == [Fail(BookieCode.TIMEOUT)]
     assert machine.seal() == (-1, 0)
@@ -385,7 +466,7 @@ def test_a_laggard_fails_if_the_others_suffice() -> None:
     append(machine, 3)
     ack(machine, 0, 0, 1, 2)
     ack(machine, 1, 0, 1, 2)
-    assert machine.on_lagging(machine.laggards) == [ReplaceMembers(3, (2,))]
+    assert machine.on_lagging(machine.laggards) == [FindSpares((2,))]
     assert machine.lag_bytes == 0
 
 
@@ -395,7 +476,7 @@ def test_a_laggard_that_is_needed_is_waited_for() -> None:
     ack(machine, 0, 0)
     ack(machine, 1, 0)
     lose(machine, 1)
-    machine.on_unchanged()
+    no_spares(machine)
     assert machine.laggards == 0b100
     assert machine.on_lagging(machine.laggards) == []
     assert machine.laggards == 0b100

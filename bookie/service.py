@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -46,7 +47,7 @@ from magnetar.runtime.frames import FRAME_BYTES_MAX, Outbox
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -75,6 +76,18 @@ class State(StrEnum):
     STOPPING = "stopping"
 
 
+@dataclass(slots=True)
+class Counts:
+    """What was done since the start."""
+
+    adds_stored: int = 0
+    adds_refused: int = 0
+    add_bytes: int = 0
+    reads: int = 0
+    entries_read: int = 0
+    fences: int = 0
+
+
 class BookieService:
     """`run` must be running. Errors of the store while writing end the process
     (GroupCommit.die)."""
@@ -93,6 +106,7 @@ class BookieService:
         worker. `admission` writes through `commit`."""
         self.identity = identity
         self.state = State.SERVING
+        self.counts = Counts()
         self._data_dir = data_dir
         self._storage = storage
         self._commit = commit
@@ -167,6 +181,9 @@ class BookieService:
             outbox.put(*(encode_ack(a.ledger, a.entry, BookieCode.STOPPING) for a in adds))
             return
         admitted = self._admission.admit(adds)
+        self.counts.add_bytes += len(frame)
+        self.counts.adds_stored += len(admitted.stored)
+        self.counts.adds_refused += len(admitted.refused)
         if admitted.refused:
             outbox.put(b"".join(admitted.refused))
         if admitted.stored:
@@ -174,9 +191,10 @@ class BookieService:
 
     # -- Reads ---------------------------------------------------------------------------------
 
-    async def read(self, request: ReadRequest) -> AsyncIterator[Sequence[Buffer]]:
+    async def read(self, request: ReadRequest) -> AsyncGenerator[Sequence[Buffer], None]:
         """Frames of read answers, each as its parts: the entries that are there from `first` on,
         then why the next one is not given, unless a limit or `last` was reached."""
+        self.counts.reads += 1
         code = await self._open(
             request.incarnation, request.ledger, request.master_key, fence=request.fence
         )
@@ -202,6 +220,7 @@ class BookieService:
             yield parts
             if refused is not None:
                 return
+            self.counts.entries_read += len(found)
             entries_left -= len(found)
             bytes_left -= sum(map(len, found))
 
@@ -318,6 +337,7 @@ class BookieService:
     async def _fence(self, ledger: int, master_key: int) -> BookieCode:
         code = self._admission.fence(ledger, master_key)
         if code is BookieCode.OK:
+            self.counts.fences += 1
             state = self._admission.state(ledger)
             if not state.fence_durable:
                 await self._commit.wait_durable()

@@ -48,7 +48,7 @@ class GroupCommit:
         thread: Executor,
         die: Callable[[StorageFailed], None],
         pending_bytes_max: int,
-        observe_sync: Callable[[float, int], None] = lambda _seconds, _bytes: None,
+        observe_sync: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         """`note_durable` and the syncs run on `thread`, which has one worker. `die` ends the
         process (in tests it may return). `observe_sync` is told of each sync's seconds and
@@ -71,21 +71,19 @@ class GroupCommit:
         return self._filling.bytes + self._syncing_bytes
 
     def write(self, puts: Sequence[Put]) -> None:
-        """Write now, in order, in batches of about BATCH_BYTES_MAX. Visible on return.
+        """Write now, in order; a batch ends with the put that reaches BATCH_BYTES_MAX. Visible on
+        return.
 
         Raises StorageFailed, after `die` was called.
         """
         if self._failure is not None:
             raise self._failure
         begin, size = 0, 0
-        for at, (key, value) in enumerate(puts):
-            put_bytes = len(key) + len(value)
-            if size + put_bytes > BATCH_BYTES_MAX and at > begin:
-                self._write_batch(puts[begin:at], size)
-                begin, size = at, 0
-            size += put_bytes
-        if size:
-            self._write_batch(puts[begin:], size)
+        for end, (key, value) in enumerate(puts, start=1):
+            size += len(key) + len(value)
+            if size >= BATCH_BYTES_MAX or end == len(puts):
+                self._write_batch(puts[begin:end], size)
+                begin, size = end, 0
 
     def when_durable(self, done: Callable[[], None]) -> None:
         """Call `done`, on the loop, once everything written so far is durable; never on failure."""
@@ -127,7 +125,7 @@ class GroupCommit:
                 raise
             self._syncing_bytes = 0
             self._room.set()
-            self._observe_sync(loop.time() - begun_s, group.bytes)
+            self._observe_sync(loop.time() - begun_s)
             for done in group.waiting:
                 done()
 

@@ -22,7 +22,7 @@ Put = tuple[bytes, bytes]
 """A key and its value (format.py)."""
 
 BATCH_BYTES_MAX: Final = 256 << 10
-"""What one `write` should carry. RocksDB's call holds the interpreter's lock throughout: 24 MB took
+"""Where one `write` should end. RocksDB's call holds the interpreter's lock throughout: 24 MB took
 76 to 91 ms, so 256 KiB stops the loop for about 1 ms."""
 
 

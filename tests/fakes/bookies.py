@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from support import ManualClock
+from support import ManualClock, run
 
 from magnetar.bookie.admission import Admission
+from magnetar.bookie.contract import LastConfirmedRequest, ReadRequest
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.storage.commit import GroupCommit
@@ -19,6 +20,7 @@ from magnetar.bookie.storage.format import Identity
 from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.protos.envelope import (
     BookieCode,
+    ReadAnswer,
     decode_acks,
     decode_hello_reply,
     decode_read_answers,
@@ -29,17 +31,17 @@ from magnetar.protos.envelope import (
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from magnetar.bookie.contract import ReadRequest
     from magnetar.bookie.storage.store import Put
-    from magnetar.protos.envelope import HelloReply, ReadAnswer
+    from magnetar.protos.envelope import HelloReply
     from magnetar.runtime.frames import FrameStream
 
 INCARNATION = "00112233445566778899aabbccddeeff"
 IDENTITY = Identity(bookie="b1", cluster="c1", incarnation=INCARNATION, boot_epoch=3, ready=True)
 KEY = 0xA11CE  # a master key
+OTHER = "f" * 32  # another incarnation
 
 
 def crash_image(source: Path, target: Path) -> None:
@@ -268,3 +270,54 @@ async def _run(service: BookieService) -> None:
         await service.run()
     except StorageFailed:
         return  # `deaths` has it
+
+
+def with_bookie(test: Callable[[Bookie], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        async with running_bookie(**options) as bookie:  # type: ignore[arg-type]
+            await test(bookie)
+
+    run(main())
+
+
+def read_request(
+    first: int = 0,
+    last: int = 100,
+    *,
+    ledger: int = 1,
+    incarnation: str = INCARNATION,
+    master_key: int = KEY,
+    fence: bool = False,
+    bytes_max: int | None = None,
+    entries_max: int | None = None,
+) -> ReadRequest:
+    return ReadRequest(
+        incarnation=incarnation,
+        ledger=ledger,
+        master_key=master_key,
+        first=first,
+        last=last,
+        fence=fence,
+        bytes_max=bytes_max,
+        entries_max=entries_max,
+    )
+
+
+def last_request(
+    ledger: int = 1,
+    *,
+    incarnation: str = INCARNATION,
+    master_key: int = KEY,
+    fence: bool = False,
+) -> LastConfirmedRequest:
+    return LastConfirmedRequest(
+        incarnation=incarnation, ledger=ledger, master_key=master_key, fence=fence
+    )
+
+
+def none(entry: int, code: BookieCode) -> ReadAnswer:
+    return ReadAnswer(entry, code, b"")
+
+
+def some(*entries: int, ledger: int = 1) -> list[ReadAnswer]:
+    return [ReadAnswer(entry, BookieCode.OK, envelope(ledger, entry)) for entry in entries]

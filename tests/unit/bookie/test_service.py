@@ -8,85 +8,33 @@ import pytest
 from fakes.bookies import (
     IDENTITY,
     INCARNATION,
-    KEY,
+    OTHER,
     Bookie,
     FaultyStorage,
-    Writer,
     add,
     envelope,
-    running_bookie,
+    last_request,
+    none,
+    read_request,
+    some,
+    with_bookie,
 )
-from support import run, settle, wait_until
+from support import settle, wait_until
 
-from magnetar.bookie.contract import EntryRun, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.contract import EntryRun
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.service import READS_WAITING_MAX, State
+from magnetar.bookie.service import State
 from magnetar.protos.envelope import (
     ENTRY_BYTES_MAX,
-    RECOVERY,
     BookieCode,
-    ReadAnswer,
     encode_hello,
 )
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.frames import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
 OK = BookieCode.OK
-OTHER = "f" * 32
-
-
-def with_bookie(test: Callable[[Bookie], Awaitable[None]], **options: object) -> None:
-    async def main() -> None:
-        async with running_bookie(**options) as bookie:  # type: ignore[arg-type]
-            await test(bookie)
-
-    run(main())
-
-
-def read_request(
-    first: int = 0,
-    last: int = 100,
-    *,
-    ledger: int = 1,
-    incarnation: str = INCARNATION,
-    master_key: int = KEY,
-    fence: bool = False,
-    bytes_max: int | None = None,
-    entries_max: int | None = None,
-) -> ReadRequest:
-    return ReadRequest(
-        incarnation=incarnation,
-        ledger=ledger,
-        master_key=master_key,
-        first=first,
-        last=last,
-        fence=fence,
-        bytes_max=bytes_max,
-        entries_max=entries_max,
-    )
-
-
-def last_request(
-    ledger: int = 1,
-    *,
-    incarnation: str = INCARNATION,
-    master_key: int = KEY,
-    fence: bool = False,
-) -> LastConfirmedRequest:
-    return LastConfirmedRequest(
-        incarnation=incarnation, ledger=ledger, master_key=master_key, fence=fence
-    )
-
-
-def none(entry: int, code: BookieCode) -> ReadAnswer:
-    return ReadAnswer(entry, code, b"")
-
-
-def some(*entries: int, ledger: int = 1) -> list[ReadAnswer]:
-    return [ReadAnswer(entry, OK, envelope(ledger, entry)) for entry in entries]
 
 
 # -- Write streams -----------------------------------------------------------------------------
@@ -304,260 +252,6 @@ def test_a_failed_write_acknowledges_nothing_and_ends_the_stream() -> None:
         with pytest.raises(StreamClosed, match="No space left on device"):
             await writer.stream.receive()
         assert len(bookie.deaths) == 1
-
-    with_bookie(test)
-
-
-# -- Reads -------------------------------------------------------------------------------------
-
-
-def test_a_read_gives_the_run_that_is_there_then_names_the_gap() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        await writer.add(*(add(1, entry) for entry in (0, 1, 2, 4)))
-        gap = none(3, BookieCode.NO_SUCH_ENTRY)
-        assert await bookie.read(read_request(0, 9)) == [*some(0, 1, 2), gap]
-        assert await bookie.read(read_request(0, 2)) == some(0, 1, 2)
-        assert await bookie.read(read_request(3, 9)) == [gap]
-        assert await bookie.read(read_request(4, 4)) == some(4)
-        assert await bookie.read(read_request(0, 9, entries_max=2)) == some(0, 1)
-        assert await bookie.read(read_request(0, 9, entries_max=3)) == some(0, 1, 2)
-        assert await bookie.read(read_request(0, 9, bytes_max=1)) == some(0)
-        assert await bookie.read(read_request(0, 9, bytes_max=44)) == some(0, 1)
-
-    with_bookie(test)
-
-
-def test_a_long_read_comes_in_several_frames() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        payload = bytes(50_000)
-        await writer.add(*(add(1, entry, payload) for entry in range(20)))
-        sizes = [sum(map(len, parts)) async for parts in bookie.service.read(read_request(0, 19))]
-        assert len(sizes) == 4
-        assert all(size < FRAME_BYTES_MAX + 51_000 for size in sizes)
-
-    with_bookie(test)
-
-
-def test_an_entry_that_is_not_synced_yet_can_be_read() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        bookie.sync_thread.open = False
-        await writer.send(add(1, 0))
-        await wait_until(lambda: bookie.sync_thread.held)
-        assert await bookie.read(read_request(0, 0)) == some(0)
-
-    with_bookie(test)
-
-
-def test_an_unknown_ledger_and_an_empty_one() -> None:
-    async def test(bookie: Bookie) -> None:
-        assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_LEDGER)]
-        last = await bookie.service.last_confirmed(last_request())
-        assert last.code is BookieCode.NO_SUCH_LEDGER
-        last = await bookie.service.last_confirmed(last_request(fence=True))
-        assert last.code is BookieCode.NO_SUCH_ENTRY
-        assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_ENTRY)]
-
-    with_bookie(test)
-
-
-@pytest.mark.parametrize(
-    ("request_", "code"),
-    [
-        (read_request(0, 9, incarnation=OTHER), BookieCode.WRONG_INCARNATION),
-        (read_request(0, 9, incarnation=""), BookieCode.WRONG_INCARNATION),
-        (read_request(0, 9, incarnation=OTHER, fence=True), BookieCode.WRONG_INCARNATION),
-        (read_request(0, 9, master_key=KEY + 1), BookieCode.UNAUTHORIZED),
-        (read_request(0, 9, master_key=KEY + 1, fence=True), BookieCode.UNAUTHORIZED),
-        (read_request(9, 8), BookieCode.BAD_REQUEST),
-        (read_request(-1, 8), BookieCode.BAD_REQUEST),
-        (read_request(0, 9, ledger=-1), BookieCode.BAD_REQUEST),
-        (read_request(0, 9, ledger=-1, fence=True), BookieCode.BAD_REQUEST),
-    ],
-)
-def test_a_read_that_is_refused_says_why_and_fences_nothing(
-    request_: ReadRequest, code: BookieCode
-) -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        await writer.add(add(1, 0))
-        (answer,) = await bookie.read(request_)
-        assert answer.code is code
-        assert await writer.add(add(1, 1)) == [OK]
-
-    with_bookie(test)
-
-
-def test_an_unreadable_entry_is_unknown_and_never_missing() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        await writer.add(add(1, 0))
-        bookie.storage.failing["read"] = StorageFailed("read", "Corruption: checksum mismatch")
-        assert await bookie.read(read_request(0, 9)) == [none(0, BookieCode.IO_ERROR)]
-        assert await bookie.read(read_request(0, 9, ledger=2)) == [none(0, BookieCode.IO_ERROR)]
-        assert await bookie.read(read_request(0, 9, ledger=2, fence=True)) == [
-            none(0, BookieCode.IO_ERROR)
-        ]
-        for ledger in (1, 2):
-            last = await bookie.service.last_confirmed(last_request(ledger))
-            assert last.code is BookieCode.IO_ERROR
-        page = await bookie.service.list_entries(INCARNATION, ledger=2, first=0, entries_max=0)
-        assert page.code is BookieCode.IO_ERROR
-
-    with_bookie(test)
-
-
-def test_too_many_reads_are_turned_away_as_unknown() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        await writer.add(add(1, 0))
-        bookie.service._read_thread = bookie.sync_thread
-        bookie.sync_thread.open = False
-        async with asyncio.TaskGroup() as group:
-            reads = [
-                group.create_task(bookie.read(read_request(0, 0)))
-                for _ in range(READS_WAITING_MAX + 1)
-            ]
-            await wait_until(lambda: bookie.sync_thread.held == READS_WAITING_MAX)
-            await settle()
-            bookie.sync_thread.release()
-        answers = [read.result() for read in reads]
-        assert answers.count(some(0)) == READS_WAITING_MAX
-        assert answers.count([none(0, BookieCode.OVERLOADED)]) == 1
-
-    with_bookie(test)
-
-
-def test_the_last_entry_and_what_it_says_is_confirmed() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        await writer.add(add(1, 0), add(1, 4, confirmed=2), add(1, 3, confirmed=1))
-        last = await bookie.service.last_confirmed(last_request())
-        assert (last.code, last.last_entry, last.confirmed) == (OK, 4, 2)
-        assert last.length == 5 * len(b"payload")
-
-    with_bookie(test)
-
-
-# -- Fences ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_no_answer_to_a_fence_before_it_is_durable(*, stored: bool) -> None:
-    async def test(bookie: Bookie) -> None:
-        if stored:
-            writer = await bookie.connect()
-            await writer.add(add(1, 0))
-        bookie.sync_thread.open = False
-        async with asyncio.TaskGroup() as group:
-            read = group.create_task(bookie.read(read_request(0, 0, fence=True)))
-            last = group.create_task(bookie.service.last_confirmed(last_request(fence=True)))
-            await wait_until(lambda: bookie.sync_thread.held)
-            await settle()
-            assert not read.done()
-            assert not last.done()
-            bookie.sync_thread.release()
-            bookie.sync_thread.open = True
-        assert read.result() == (some(0) if stored else [none(0, BookieCode.NO_SUCH_ENTRY)])
-        restarted = bookie.storage.crash()
-        async with running_bookie(storage=restarted) as again:
-            assert await (await again.connect()).add(add(1, 1)) == [BookieCode.FENCED]
-
-    with_bookie(test)
-
-
-def test_a_second_fence_of_a_durable_one_costs_no_sync() -> None:
-    async def test(bookie: Bookie) -> None:
-        await bookie.read(read_request(0, 0, fence=True))
-        syncs = bookie.storage.syncs
-        await bookie.read(read_request(0, 0, fence=True))
-        assert bookie.storage.syncs == syncs
-
-    with_bookie(test)
-
-
-def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None:
-    async def test(bookie: Bookie) -> None:
-        bookie.sync_thread.open = False
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(bookie.read(read_request(0, 0, fence=True)))
-            await wait_until(lambda: bookie.sync_thread.held)
-            second = group.create_task(bookie.read(read_request(0, 0, fence=True)))
-            await settle()
-            bookie.sync_thread.release()
-            await first
-            await settle()
-            assert not second.done()  # it asked after that sync had begun
-            bookie.sync_thread.open = True
-            await wait_until(lambda: bookie.sync_thread.held)
-            bookie.sync_thread.release()
-
-    with_bookie(test)
-
-
-def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_fenced() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        bookie.sync_thread.open = False
-        await writer.send(add(1, 0))
-        await wait_until(lambda: bookie.sync_thread.held)
-        async with asyncio.TaskGroup() as group:
-            read = group.create_task(bookie.read(read_request(0, 1, fence=True)))
-            await settle()
-            await writer.send(add(1, 1))  # too late
-            assert await writer.acks(1) == [(1, 1, BookieCode.FENCED)]
-            bookie.sync_thread.open = True
-            bookie.sync_thread.release()
-        assert read.result() == [*some(0), none(1, BookieCode.NO_SUCH_ENTRY)]
-        assert await writer.acks(1) == [(1, 0, OK)]
-        assert await writer.add(add(1, 1, flags=RECOVERY)) == [OK]
-
-    with_bookie(test)
-
-
-def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see() -> None:
-    """Oracle: after any answer to a fencing read, no add is acknowledged that it did not show."""
-
-    async def test(bookie: Bookie) -> None:
-        writers = [await bookie.connect() for _ in range(3)]
-
-        async def write(writer: Writer, ledger: int, number: int) -> None:
-            for step in range(4):
-                await settle(number)
-                await writer.send(add(ledger, 4 * number + step))
-
-        async def fence(ledger: int, turns: int) -> set[int]:
-            await settle(turns)
-            seen: set[int] = set()
-            for entry in range(12):
-                answers = await bookie.read(read_request(entry, entry, ledger=ledger, fence=True))
-                seen |= {answer.entry for answer in answers if answer.code is OK}
-            return seen
-
-        outcomes = set()
-        for ledger in range(40):
-            async with asyncio.TaskGroup() as group:
-                for number, writer in enumerate(writers):
-                    group.create_task(write(writer, ledger, number))
-                fencing = group.create_task(fence(ledger, ledger // 2))
-            acks = [ack for writer in writers for ack in await writer.acks(4)]
-            acked = {entry for _, entry, code in acks if code is OK}
-            assert acked <= fencing.result(), ledger
-            outcomes.add(len(acked))
-        assert len(outcomes) > 3  # the fence did fall before, between and after the adds
-
-    with_bookie(test)
-
-
-def test_wrong_key_fences_nothing() -> None:
-    async def test(bookie: Bookie) -> None:
-        writer = await bookie.connect()
-        await writer.add(add(1, 0))
-        last = await bookie.service.last_confirmed(last_request(master_key=1, fence=True))
-        assert last.code is BookieCode.UNAUTHORIZED
-        assert await writer.add(add(1, 1)) == [OK]
 
     with_bookie(test)
 

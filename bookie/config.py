@@ -1,0 +1,68 @@
+"""A bookie's settings."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path  # noqa: TC003 (pydantic needs it at run time)
+from typing import ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from magnetar.bookie.bookie import PENDING_BYTES_MAX, STOP_GRACE_S
+from magnetar.bookie.storage.directory import OPEN_DEADLINE_S
+from magnetar.bookie.storage.format import is_name
+from magnetar.runtime.config import RoleConfig
+
+
+class BookieConfig(RoleConfig):
+    """Read from a TOML file, MAGNETAR_BOOKIE_<KEY> and flags. Ports may be 0: any free one."""
+
+    role: ClassVar[str] = "bookie"
+
+    id: str = Field(description="name of this bookie, for the life of its data directory")
+    data_dir: Path = Field(description="directory of its entries; made if it is not there")
+    metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    advertised_host: str = Field("", description="address that brokers are told; empty: host")
+    grpc_port: int = Field(3181, ge=0, le=65535)
+    http_port: int = Field(8000, ge=0, le=65535, description="/health and /metrics")
+    zone: str = Field("", description="what fails together with this bookie: a rack, a zone")
+    session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
+    pending_bytes_max: int = Field(
+        PENDING_BYTES_MAX, ge=1 << 20, description="bytes not yet on disk before writers must wait"
+    )
+    open_deadline_s: float = Field(
+        OPEN_DEADLINE_S, gt=0, description="for opening the store after an unclean end"
+    )
+    stop_grace_s: float = Field(STOP_GRACE_S, ge=0, description="for what is under way at a stop")
+
+    @field_validator("id")
+    @classmethod
+    def id_is_a_name(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError("1 to 128 of A-Z a-z 0-9 . _ -, beginning with a letter or digit")
+        return value
+
+    @model_validator(mode="after")
+    def advertised_is_reachable(self) -> Self:
+        if _is_wildcard(self.host) and not self.advertised_host:
+            raise ValueError(
+                f"host {self.host} is every address of this machine: advertised_host must say "
+                "which one brokers are to use"
+            )
+        return self
+
+    @property
+    def advertised(self) -> str:
+        return self.advertised_host or self.host
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("", "0.0.0.0", "::", "*")

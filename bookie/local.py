@@ -1,0 +1,69 @@
+"""A bookie in the same process, as the ledgers of standalone see it: no port, no serialising."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.metadata.model import BookieId, Member
+from magnetar.protos.envelope import BookieCode, decode_hello_reply, encode_hello
+from magnetar.runtime.memory_stream import MemoryStream, memory_stream_pair, serve_memory_stream
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from magnetar.bookie.contract import (
+        BookieInfo,
+        LastConfirmed,
+        LastConfirmedRequest,
+        ReadRequest,
+    )
+    from magnetar.bookie.service import BookieService
+    from magnetar.runtime.frames import Buffer, FrameStream
+
+# What gathers while the bookie is busy is 4 MiB at most; more waits at the writer.
+_FRAMES_MAX: Final = 16
+
+
+class LocalBookiePeer:
+    """A `BookiePeer`. The streams' serving ends run in `group`, which must outlive this."""
+
+    def __init__(self, service: BookieService, *, group: asyncio.TaskGroup) -> None:
+        self._service = service
+        self._group = group
+        self._streams: list[MemoryStream] = []
+
+    @property
+    def member(self) -> Member:
+        identity = self._service.identity
+        return Member(BookieId(identity.bookie), identity.incarnation)
+
+    async def open_write(self, client_name: str) -> FrameStream:
+        here, there = memory_stream_pair(client_name, self.member.bookie, frames_max=_FRAMES_MAX)
+        self._group.create_task(serve_memory_stream(there, self._service.handle_write))
+        await here.send([encode_hello(self.member.incarnation, client_name)])
+        reply = decode_hello_reply(await here.receive())
+        if reply.code is not BookieCode.OK:
+            await here.close()
+            raise BookieUnavailable(self.member.bookie, reply.code, "it refused the stream")
+        self._streams = [stream for stream in self._streams if not stream.ended]
+        self._streams.append(here)
+        return here
+
+    async def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:
+        async with aclosing(self._service.read(request)) as frames:
+            async for parts in frames:
+                yield b"".join(parts)
+
+    async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
+        return await self._service.last_confirmed(request)
+
+    async def info(self) -> BookieInfo:
+        return self._service.info()
+
+    async def close(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await stream.close()

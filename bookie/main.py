@@ -1,0 +1,168 @@
+"""The bookie's process: ports in front of a bookie, and its entry in the list of those that
+serve."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from magnetar.bookie.bookie import open_bookie, registration
+from magnetar.bookie.config import BookieConfig, is_loopback
+from magnetar.bookie.registration import Registration
+from magnetar.bookie.server import SERVICE, handlers
+from magnetar.bookie.service import State
+from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.config import ConfigError, load_config
+from magnetar.runtime.grpc_frames import grpc_server
+from magnetar.runtime.http import BaseApp, Health, serve_http
+from magnetar.runtime.listener import bind_port, port_of
+from magnetar.runtime.log import configure_logging, get_logger
+from magnetar.runtime.metrics import gauge, measure_process
+from magnetar.runtime.process import report_failure, run_process, settle_gc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.bookie.service import BookieService
+    from magnetar.metadata.store import MetadataStore
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Where a bookie listens."""
+
+    grpc_port: int
+    http_port: int
+
+
+async def run_bookie(config: BookieConfig, stop: asyncio.Event) -> None:
+    """A bookie of a cluster, until `stop` is set and what was under way is done.
+
+    Raises StartRefused, PortInUse, LeaseTaken, or what the metadata store raises.
+    """
+    store = await ZooKeeperStore.connect_url(
+        config.metadata_url, session_timeout_s=config.session_timeout_s
+    )
+    try:
+        await serve_bookie(config, stop, store=store, on_ready=lambda _: None)
+    finally:
+        await store.close()
+
+
+async def serve_bookie(
+    config: BookieConfig,
+    stop: asyncio.Event,
+    *,
+    store: MetadataStore,
+    on_ready: Callable[[Ready], None],
+) -> None:
+    """`run_bookie` on a metadata store that is there already. `on_ready` is called once it serves
+    and is registered; the caller closes the store, which ends the registration."""
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        listener = bind_port(config.host, config.http_port)
+        stack.callback(listener.close)
+        service = await stack.enter_async_context(
+            open_bookie(
+                config.data_dir,
+                bookie=config.id,
+                metadata=store,
+                clock=SystemClock(),
+                chance=random.SystemRandom(),
+                registry=registry,
+                pending_bytes_max=config.pending_bytes_max,
+                open_deadline_s=config.open_deadline_s,
+                stop_grace_s=config.stop_grace_s,
+            )
+        )
+        grpc_port = await stack.enter_async_context(
+            grpc_server({SERVICE: handlers(service)}, host=config.host, port=config.grpc_port)
+        )
+        entry = Registration(
+            store,
+            registration(
+                service,
+                address=f"{config.advertised}:{grpc_port}",
+                http_address=f"{config.advertised}:{port_of(listener)}",
+                zone=config.zone,
+            ),
+        )
+        app = BaseApp(lambda: _health(service, entry), registry)
+        gauge(registry, "magnetar_bookie_registered", "1 while registered.", lambda: entry.held)
+
+        async def announce() -> None:
+            await entry.wait_held()
+            settle_gc()
+            _say_ready(config, grpc_port, port_of(listener))
+            on_ready(Ready(grpc_port, port_of(listener)))
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(serve_http(app, listener)),
+                group.create_task(measure_process(registry)),
+                group.create_task(entry.run()),
+                group.create_task(announce()),
+            ]
+            await stop.wait()
+            await service.stop(grace_s=config.stop_grace_s)
+            for task in tasks:
+                task.cancel()
+
+
+def _say_ready(config: BookieConfig, grpc_port: int, http_port: int) -> None:
+    log.info(
+        "bookie serves",
+        bookie=config.id,
+        host=config.host,
+        grpc_port=grpc_port,
+        http_port=http_port,
+    )
+    if is_loopback(config.host):
+        log.info(
+            "listening on loopback only: reachable from this machine alone; set host to change it",
+            host=config.host,
+        )
+    else:
+        log.warning(
+            "listening without TLS or authentication: whoever reaches the port can read and write",
+            host=config.host,
+        )
+
+
+def _health(service: BookieService, entry: Registration) -> Health:
+    identity = service.identity
+    return Health(
+        role="bookie",
+        id=identity.bookie,
+        state=service.state if entry.held else "unregistered",
+        ready=service.state is State.SERVING and entry.held,
+        details={"incarnation": identity.incarnation, "boot_epoch": identity.boot_epoch},
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run as a program; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m magnetar.bookie.main", description=__doc__)
+    parser.add_argument("--config", type=Path, help="a TOML file")
+    options = parser.parse_args(arguments)
+    configure_logging()
+    try:
+        config = load_config(BookieConfig, file=options.config, flags={})
+    except ConfigError as error:
+        return report_failure(error)
+    return run_process(lambda stop: run_bookie(config, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

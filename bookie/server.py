@@ -1,0 +1,119 @@
+"""The bookie's gRPC edge: bytes and protobuf outside, `BookieService` and values inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import DecodeError
+
+from magnetar.bookie.contract import LastConfirmed, LastConfirmedRequest, ReadRequest
+from magnetar.protos import bookie_pb2 as pb
+from magnetar.protos.envelope import BookieCode, encode_read_answer
+from magnetar.runtime.grpc_frames import frame_reply_handler, frame_stream_handler, unary_handler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    import grpc
+
+    from magnetar.bookie.service import BookieService
+    from magnetar.runtime.frames import Buffer
+
+SERVICE: Final = "magnetar.bookie.Bookie"
+
+
+def handlers(service: BookieService) -> Mapping[str, grpc.RpcMethodHandler[bytes, bytes]]:
+    """The methods of SERVICE, for `grpc_server`. A request that is no protobuf is a BAD_REQUEST."""
+    edge = _Edge(service)
+    return {
+        "Write": frame_stream_handler(service.handle_write),
+        "Read": frame_reply_handler(edge.read),
+        "LastConfirmed": unary_handler(edge.last_confirmed),
+        "ListLedgers": unary_handler(edge.list_ledgers),
+        "ListEntries": unary_handler(edge.list_entries),
+        "Info": unary_handler(edge.info),
+    }
+
+
+class _Edge:
+    def __init__(self, service: BookieService) -> None:
+        self._service = service
+
+    async def read(self, data: bytes) -> AsyncIterator[Sequence[Buffer]]:
+        try:
+            message = pb.ReadRequest.FromString(data)
+        except DecodeError:
+            yield encode_read_answer(-1, BookieCode.BAD_REQUEST)
+            return
+        request = ReadRequest(
+            incarnation=message.incarnation,
+            ledger=message.ledger,
+            master_key=message.master_key,
+            first=message.first,
+            last=message.last,
+            bytes_max=message.max_bytes or None,
+            entries_max=message.max_entries or None,
+            fence=message.fence,
+        )
+        async for parts in self._service.read(request):
+            yield parts
+
+    async def last_confirmed(self, data: bytes) -> bytes:
+        try:
+            message = pb.LastConfirmedRequest.FromString(data)
+        except DecodeError:
+            last = LastConfirmed(code=BookieCode.BAD_REQUEST)
+        else:
+            last = await self._service.last_confirmed(
+                LastConfirmedRequest(
+                    incarnation=message.incarnation,
+                    ledger=message.ledger,
+                    master_key=message.master_key,
+                    fence=message.fence,
+                )
+            )
+        return pb.LastConfirmedReply(
+            code=last.code,
+            confirmed=last.confirmed,
+            last_entry=last.last_entry,
+            length=last.length,
+        ).SerializeToString()
+
+    async def list_ledgers(self, data: bytes) -> bytes:
+        try:
+            message = pb.ListLedgersRequest.FromString(data)
+        except DecodeError:
+            return pb.ListLedgersReply(code=BookieCode.BAD_REQUEST).SerializeToString()
+        page = await self._service.list_ledgers(
+            message.incarnation, after=message.after, ledgers_max=message.max_ledgers
+        )
+        return pb.ListLedgersReply(
+            code=page.code, ledgers=page.ledgers, more=page.more
+        ).SerializeToString()
+
+    async def list_entries(self, data: bytes) -> bytes:
+        try:
+            message = pb.ListEntriesRequest.FromString(data)
+        except DecodeError:
+            return pb.ListEntriesReply(code=BookieCode.BAD_REQUEST).SerializeToString()
+        page = await self._service.list_entries(
+            message.incarnation,
+            ledger=message.ledger,
+            first=message.first,
+            entries_max=message.max_entries,
+        )
+        runs = [pb.EntryRun(first=run.first, count=run.count) for run in page.runs]
+        return pb.ListEntriesReply(code=page.code, runs=runs, more=page.more).SerializeToString()
+
+    async def info(self, _: bytes) -> bytes:
+        info = self._service.info()
+        return pb.InfoReply(
+            bookie=info.bookie,
+            incarnation=info.incarnation,
+            boot_epoch=info.boot_epoch,
+            state=info.state,
+            read_only=info.read_only,
+            disk_total_bytes=info.disk_total_bytes,
+            disk_free_bytes=info.disk_free_bytes,
+            cluster=info.cluster,
+        ).SerializeToString()

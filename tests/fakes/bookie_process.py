@@ -1,0 +1,160 @@
+"""A bookie as a process of its own, on metadata of its own, for tests that kill it.
+
+Run as a program it serves: `python bookie_process.py CONFIG METADATA_DIR`, and prints one JSON line
+when it is ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from fakes.bookies import Writer
+    from grpc import aio
+
+READY_S = 30.0
+
+
+class BookieProcess:
+    """Start it, talk to it, kill it, start it again."""
+
+    def __init__(self, directory: Path, **settings: object) -> None:
+        self.directory = directory
+        self.data_dir = Path(str(settings.get("data_dir", directory / "data")))
+        self.ready: dict[str, Any] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._log = directory / "log"
+        config = {
+            "id": "b1",
+            "data_dir": str(self.data_dir),
+            "metadata_url": "zk://unused:1",
+            "grpc_port": 0,
+            "http_port": 0,
+        } | settings
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "bookie.toml").write_text(
+            "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+        )
+
+    def launch(self) -> None:
+        with open(self._log, "a") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    __file__,
+                    str(self.directory / "bookie.toml"),
+                    str(self.directory / "metadata"),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        self.launch()
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, self.log
+        self.ready = json.loads(line)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ready['grpc_port']}"
+
+    @property
+    def incarnation(self) -> str:
+        return str(self.ready["incarnation"])
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self.wait()
+
+    def terminate(self) -> int:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        status = self._process.wait(READY_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return status
+
+    def end(self) -> None:
+        """Whatever state it is in."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+
+async def connect(channel: aio.Channel, incarnation: str) -> Writer:
+    from fakes.bookies import Writer
+
+    from magnetar.protos.envelope import decode_hello_reply, encode_hello
+
+    stream = open_frame_stream(channel, "/magnetar.bookie.Bookie/Write", peer="bookie")
+    await stream.send([encode_hello(incarnation, "test")])
+    writer = Writer(stream)
+    writer.reply = decode_hello_reply(await stream.receive())
+    return writer
+
+
+def channel_to(bookie: BookieProcess) -> aio.Channel:
+    return open_channel(bookie.address)
+
+
+async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> None:
+    from magnetar.bookie.config import BookieConfig
+    from magnetar.bookie.main import Ready, serve_bookie
+    from magnetar.bookie.storage.format import decode_identity
+    from magnetar.metadata.embedded import EmbeddedStore
+    from magnetar.runtime.config import load_config
+
+    config = load_config(BookieConfig, file=config_file, flags={})
+    store = await EmbeddedStore.open(metadata_dir)
+
+    def on_ready(ready: Ready) -> None:
+        identity = decode_identity((config.data_dir / "identity").read_bytes())
+        print(
+            json.dumps(
+                {
+                    "grpc_port": ready.grpc_port,
+                    "http_port": ready.http_port,
+                    "incarnation": identity.incarnation,
+                    "boot_epoch": identity.boot_epoch,
+                    "pid": os.getpid(),
+                }
+            ),
+            flush=True,
+        )
+
+    try:
+        await serve_bookie(config, stop, store=store, on_ready=on_ready)
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    from magnetar.runtime.log import configure_logging
+    from magnetar.runtime.process import run_process
+
+    configure_logging()
+    sys.exit(run_process(lambda stop: serve(Path(sys.argv[1]), Path(sys.argv[2]), stop)))

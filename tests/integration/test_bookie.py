@@ -1,0 +1,492 @@
+"""Bookies as real processes: killed, stopped, refused, out of disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookie_process import BookieProcess, channel_to, connect
+from fakes.bookies import KEY, add, crash_image, envelope
+from support import free_port, run
+
+from magnetar.bookie.bookie import EXIT_STORAGE_FAILED
+from magnetar.bookie.errors import DamagedStore
+from magnetar.bookie.storage.directory import WATERMARK, open_directory
+from magnetar.bookie.storage.watermark import read_watermark
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_registration
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.model import BookieId
+from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.protos import bookie_pb2 as pb
+from magnetar.protos.envelope import (
+    BookieCode,
+    decode_acks,
+    decode_envelope,
+    decode_read_answers,
+)
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.grpc_frames import call_unary, open_channel, read_frames
+from magnetar.zookeeper_server import JavaMissing, ZooKeeperEnsemble, ZooKeeperJarsMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.cluster
+
+OK = BookieCode.OK
+
+
+@pytest.fixture
+def bookie(tmp_path: Path) -> Iterator[BookieProcess]:
+    process = BookieProcess(tmp_path / "b1")
+    yield process
+    process.end()
+
+
+def payload_of(ledger: int, entry: int) -> bytes:
+    """Of every size: some in tables, some in blob files."""
+    sizes = (0, 10, 1000, 4000, 5000, 70_000)
+    return random.Random(ledger * 1_000_003 + entry).randbytes(sizes[entry % len(sizes)])
+
+
+async def add_until_killed(
+    bookie: BookieProcess, ledger: int, *, kill_after: int
+) -> tuple[set[int], int]:
+    """Add entries to a ledger without pause; kill the bookie when so many were acknowledged.
+
+    Returns the acknowledged ones, and how many were sent.
+    """
+    acked: set[int] = set()
+    sent = 0
+    room = asyncio.Semaphore(30)  # frames on their way
+    channel = channel_to(bookie)
+    writer = await connect(channel, bookie.incarnation)
+
+    async def send() -> None:
+        nonlocal sent
+        with suppress(StreamClosed):
+            while True:
+                await writer.send(
+                    *(add(ledger, sent + n, payload_of(ledger, sent + n)) for n in range(7))
+                )
+                sent += 7
+                await room.acquire()
+
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(send())
+        with suppress(StreamClosed):
+            while True:
+                for _, entry, code in decode_acks(await writer.stream.receive()):
+                    assert code is OK
+                    acked.add(entry)
+                    if entry % 7 == 6:
+                        room.release()
+                if len(acked) >= kill_after:
+                    bookie.kill()
+        sending.cancel()
+    await writer.stream.close()
+    await channel.close()
+    return acked, sent
+
+
+async def read_all(bookie: BookieProcess, ledger: int) -> dict[int, bytes]:
+    channel = channel_to(bookie)
+    found: dict[int, bytes] = {}
+    code = OK
+    while code is OK:
+        request = pb.ReadRequest(
+            incarnation=bookie.incarnation,
+            ledger=ledger,
+            master_key=KEY,
+            first=len(found),
+            last=10**6,
+        )
+        async for frame in read_frames(
+            channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
+        ):
+            for answer in decode_read_answers(frame):
+                code = answer.code
+                if code is OK:
+                    found[answer.entry] = answer.envelope
+    assert code in (BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER)
+    await channel.close()
+    return found
+
+
+def test_every_acknowledged_entry_survives_kill_minus_9(bookie: BookieProcess) -> None:
+    async def main() -> None:
+        acked: dict[int, set[int]] = {}
+        for ledger, kill_after in enumerate((1, 60, 700, 1500)):
+            bookie.start()
+            assert bookie.ready["boot_epoch"] == ledger + 1
+            acked[ledger], sent = await add_until_killed(bookie, ledger, kill_after=kill_after)
+            assert kill_after <= len(acked[ledger]) <= sent
+        bookie.start()
+        for ledger, entries in acked.items():
+            found = await read_all(bookie, ledger)
+            assert entries <= found.keys()
+            for entry, stored in found.items():
+                assert stored == envelope(ledger, entry, payload_of(ledger, entry))
+
+    run(main(), deadline_s=100)
+
+
+def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(bookie: BookieProcess) -> None:
+    async def main() -> None:
+        bookie.start()
+        channel = channel_to(bookie)
+        writer = await connect(channel, bookie.incarnation)
+        assert await writer.add(add(1, 0)) == [OK]
+        for ledger in (1, 2):
+            request = pb.ReadRequest(
+                incarnation=bookie.incarnation,
+                ledger=ledger,
+                master_key=KEY,
+                first=1,
+                last=1,
+                fence=True,
+            )
+            answers = [
+                answer
+                async for frame in read_frames(
+                    channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
+                )
+                for answer in decode_read_answers(frame)
+            ]
+            assert answers == [(1, BookieCode.NO_SUCH_ENTRY, b"")]
+        bookie.kill()
+        await channel.close()
+
+        bookie.start()
+        channel = channel_to(bookie)
+        writer = await connect(channel, bookie.incarnation)
+        for ledger in (1, 2):
+            assert await writer.add(add(ledger, 1)) == [BookieCode.FENCED]
+            assert await writer.add(add(ledger, 1, master_key=KEY + 1)) == [BookieCode.UNAUTHORIZED]
+        await channel.close()
+
+    run(main(), deadline_s=60)
+
+
+def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(bookie: BookieProcess) -> None:
+    async def main() -> None:
+        bookie.start()
+        channel = channel_to(bookie)
+        writer = await connect(channel, bookie.incarnation)
+        for entry in range(50):
+            await writer.send(add(1, entry))
+        assert bookie.terminate() == 0
+        acks: list[BookieCode] = []
+        with suppress(StreamClosed):
+            while True:
+                acks += [code for *_, code in decode_acks(await writer.stream.receive())]
+        assert set(acks) <= {OK, BookieCode.STOPPING}
+        await channel.close()
+        mark = read_watermark(bookie.data_dir / WATERMARK)
+        assert mark is not None
+        assert mark.closed
+        bookie.start()
+        assert "replaying its log" not in bookie.log
+        found = await read_all(bookie, 1)
+        assert acks.count(OK) <= len(found)
+
+    run(main(), deadline_s=60)
+
+
+def get(bookie: BookieProcess, path: str) -> str:
+    url = f"http://127.0.0.1:{bookie.ready['http_port']}{path}"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
+
+
+def test_health_metrics_and_info(bookie: BookieProcess) -> None:
+    bookie.start()
+
+    async def main() -> None:
+        channel = channel_to(bookie)
+        writer = await connect(channel, bookie.incarnation)
+        assert await writer.add(add(1, 0), add(1, 1)) == [OK, OK]
+        data = await call_unary(channel, "/magnetar.bookie.Bookie/Info", b"")
+        info = pb.InfoReply.FromString(data)
+        assert (info.bookie, info.state, info.boot_epoch) == ("b1", "serving", 1)
+        assert 0 < info.disk_free_bytes < info.disk_total_bytes
+        await channel.close()
+
+    run(main())
+    health = json.loads(get(bookie, "/health"))
+    assert (health["role"], health["id"], health["state"]) == ("bookie", "b1", "serving")
+    assert health["incarnation"] == bookie.incarnation
+    metrics = get(bookie, "/metrics")
+    assert "magnetar_bookie_adds_stored_total 2.0" in metrics
+    assert "magnetar_bookie_registered 1.0" in metrics
+    assert "magnetar_bookie_sync_seconds_count" in metrics
+    assert "listening on loopback only" in bookie.log
+
+
+def test_a_second_process_on_the_directory_is_refused(
+    bookie: BookieProcess, tmp_path: Path
+) -> None:
+    bookie.start()
+    second = BookieProcess(tmp_path / "second", data_dir=str(bookie.data_dir))
+    second.launch()
+    assert second.wait() == 1
+    assert f"found that process {bookie.ready['pid']} uses it" in second.log
+    assert json.loads(get(bookie, "/health"))["state"] == "serving"
+
+
+@pytest.mark.parametrize("key", ["grpc_port", "http_port"])
+def test_a_port_in_use_is_refused_by_number(tmp_path: Path, key: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        bookie = BookieProcess(tmp_path / "b1", **{key: port})
+        bookie.launch()
+        assert bookie.wait() == 1
+    assert f"port {port} on 127.0.0.1 is in use" in bookie.log
+
+
+def test_a_log_that_lost_its_end_after_a_kill_refuses_to_start(bookie: BookieProcess) -> None:
+    async def main() -> None:
+        bookie.start()
+        await add_until_killed(bookie, 1, kill_after=300)
+
+    run(main(), deadline_s=60)
+    log = max((bookie.data_dir / "store").glob("*.log"))
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    for _ in range(2):
+        bookie.launch()
+        assert bookie.wait() == 1
+    assert "its log has lost its end" in bookie.log
+    assert str(bookie.data_dir) in bookie.log
+
+
+# -- The program -------------------------------------------------------------------------------
+
+
+def run_program(tmp_path: Path, config: str, **environment: str) -> tuple[int, str]:
+    (tmp_path / "bookie.toml").write_text(config)
+    done = subprocess.run(
+        [sys.executable, "-m", "magnetar.bookie.main", "--config", str(tmp_path / "bookie.toml")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_config_that_is_not_understood_is_refused_by_key(tmp_path: Path) -> None:
+    status, said = run_program(tmp_path, 'id = "b1"\ndata_dirr = "/x"\n')
+    assert status == 2
+    assert "unknown key 'data_dirr'" in said
+    assert "did you mean data_dir?" in said
+
+
+def test_an_unreachable_zookeeper_is_named(tmp_path: Path) -> None:
+    port = free_port()
+    status, said = run_program(
+        tmp_path,
+        f'id = "b1"\ndata_dir = "{tmp_path / "data"}"\nmetadata_url = "zk://127.0.0.1:{port}"\n',
+    )
+    assert status == 1
+    assert f"127.0.0.1:{port}" in said
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.zookeeper
+def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
+    """Starts, registers, is killed, and registers again before its former session has expired."""
+    try:
+        ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", force_sync=False)
+    except (JavaMissing, ZooKeeperJarsMissing) as missing:
+        pytest.skip(str(missing))
+    with ensemble:
+        (tmp_path / "bookie.toml").write_text(
+            f'id = "b1"\ndata_dir = "{tmp_path / "data"}"\ngrpc_port = 0\nhttp_port = 0\n'
+            f'metadata_url = "zk://{ensemble.hosts}/somewhere"\nsession_timeout_s = 9\n'
+        )
+        command = [sys.executable, "-m", "magnetar.bookie.main"]
+        command += ["--config", str(tmp_path / "bookie.toml")]
+
+        async def registered(epoch: int) -> None:
+            store = await ZooKeeperStore.connect_url(
+                f"zk://{ensemble.hosts}/somewhere", session_timeout_s=10
+            )
+            try:
+                async with asyncio.timeout(30):
+                    while True:
+                        found = await store.get(paths.bookie_available(BookieId("b1")))
+                        if found is not None:
+                            entry = decode_bookie_registration(found.value)
+                            if entry.boot_epoch == epoch:
+                                break
+                        await asyncio.sleep(0.05)
+                channel = open_channel(entry.address)
+                writer = await connect(channel, entry.incarnation)
+                assert await writer.add(add(1, epoch)) == [OK]
+                await writer.stream.close()
+                await channel.close()
+            finally:
+                await store.close()
+
+        with open(tmp_path / "log", "a") as log:
+            for epoch in (1, 2):
+                process = subprocess.Popen(command, stderr=log)
+                try:
+                    run(registered(epoch), deadline_s=60)
+                    process.send_signal(signal.SIGKILL if epoch == 1 else signal.SIGTERM)
+                    assert process.wait(30) == (-signal.SIGKILL if epoch == 1 else 0)
+                finally:
+                    process.kill()
+                    process.wait()
+
+
+# -- Disks -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(path: Path, option: str) -> Iterator[Path]:
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", option, "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs permission to mount a file system")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_process_and_loses_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=12m") as disk:
+        bookie = BookieProcess(tmp_path / "b1", data_dir=str(disk / "data"))
+
+        async def main() -> None:
+            bookie.start()
+            acked, sent = await add_until_killed(bookie, 1, kill_after=10**9)
+            assert bookie.wait() == EXIT_STORAGE_FAILED
+            assert len(acked) < sent
+            assert "No space left on device" in bookie.log
+            subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
+            bookie.start()
+            found = await read_all(bookie, 1)
+            assert acked
+            assert acked <= found.keys()
+            for entry, stored in found.items():
+                assert decode_envelope(stored).payload == payload_of(1, entry)
+
+        try:
+            run(main(), deadline_s=100)
+        finally:
+            bookie.end()
+
+
+# Opens a directory as a user who may not write there, or on a disk without space.
+CHILD = """
+import asyncio, os, random, sys
+from pathlib import Path
+from magnetar.bookie.errors import StartRefused
+from magnetar.bookie.storage.directory import open_directory
+from magnetar.metadata.memory import MemoryStore
+
+async def main(path):
+    try:
+        await open_directory(
+            Path(path), bookie="b1", metadata=MemoryStore(), chance=random.Random(1))
+    except StartRefused as refused:
+        print(type(refused).__name__, refused)
+
+if sys.argv[2] == "nobody":
+    os.setuid(65534)
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def start_in_child(path: Path, user: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path), user],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without permission")
+def test_a_directory_without_permission() -> None:
+    with tempfile.TemporaryDirectory() as path:
+        Path(path).chmod(0o755)
+        said = start_in_child(Path(path), "nobody")
+    assert said.startswith("DirectoryUnusable")
+    assert "Permission denied" in said
+    assert "write permission" in said
+
+
+@pytest.mark.parametrize("option", ["ro", *(f"size={size}k" for size in (4, 16, 32, 48, 64, 96))])
+def test_a_full_or_read_only_disk(tmp_path: Path, option: str) -> None:
+    with small_disk(tmp_path / "disk", option) as disk:
+        said = start_in_child(disk, "root")
+    if option == "size=96k" and not said:
+        return  # enough to start with; the sizes before it stop the start at one step after another
+    assert said.startswith("DirectoryUnusable"), said
+    assert ("Read-only file system" if option == "ro" else "No space left on device") in said
+
+
+def open_killed_directory(tmp_path: Path, *, open_deadline_s: float) -> None:
+    """Format a directory and open it again as a killed process would have left it."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        chance = random.Random(1)
+        first = await open_directory(tmp_path / "live", bookie="b1", metadata=store, chance=chance)
+        crash_image(tmp_path / "live", tmp_path / "killed")
+        first.close()
+        again = await open_directory(
+            tmp_path / "killed",
+            bookie="b1",
+            metadata=store,
+            chance=chance,
+            open_deadline_s=open_deadline_s,
+        )
+        again.close()
+
+    run(main())
+
+
+def test_a_store_that_hangs_while_opening_is_refused_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The child process stands still before it does anything: for its parent, an open that hangs.
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nos.kill(os.getpid(), {int(signal.SIGSTOP)})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DamagedStore, match=r"not opened within 0\.5 s"):
+        open_killed_directory(tmp_path, open_deadline_s=0.5)
+
+
+def test_a_child_that_dies_while_opening_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nos.kill(os.getpid(), {int(signal.SIGKILL)})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DamagedStore, match="ended with status -9"):
+        open_killed_directory(tmp_path, open_deadline_s=20)

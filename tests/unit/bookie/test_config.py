@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.bookie.config import BookieConfig, is_loopback
+from magnetar.runtime.config import ConfigError, load_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEEDED = {"id": "b1", "data_dir": "/data", "metadata_url": "zk://h:2181"}
+
+
+def load(**flags: object) -> BookieConfig:
+    return load_config(BookieConfig, file=None, flags=NEEDED | flags)
+
+
+def test_defaults() -> None:
+    config = load()
+    assert (config.host, config.grpc_port, config.advertised) == ("127.0.0.1", 3181, "127.0.0.1")
+
+
+def test_what_is_told_to_brokers() -> None:
+    assert load(host="10.0.0.5").advertised == "10.0.0.5"
+    assert load(host="0.0.0.0", advertised_host="b1.example").advertised == "b1.example"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_every_address_is_none_that_can_be_told(host: str) -> None:
+    with pytest.raises(ConfigError, match="advertised_host must say"):
+        load(host=host)
+
+
+@pytest.mark.parametrize("bookie", ["", "a b", "ä", "-a", "a/b", "x" * 129])
+def test_an_id_is_a_name(bookie: str) -> None:
+    with pytest.raises(ConfigError, match="--id: 1 to 128 of"):
+        load(id=bookie)
+
+
+@pytest.mark.parametrize("missing", sorted(NEEDED))
+def test_what_cannot_be_guessed_is_asked_for(missing: str) -> None:
+    flags = {key: value for key, value in NEEDED.items() if key != missing}
+    with pytest.raises(ConfigError, match=f"{missing} is required"):
+        load_config(BookieConfig, file=None, flags=flags)
+
+
+def test_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "bookie.toml"
+    file.write_text('id = "b1"\ndata_dir = "/data"\nmetadata_url = "zk://h:2181"\ngrcp_port = 1\n')
+    with pytest.raises(ConfigError, match=r"'grcp_port'.*did you mean grpc_port"):
+        load_config(BookieConfig, file=file, flags={})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "b1.example", "::"])
+def test_no_loopback(host: str) -> None:
+    assert not is_loopback(host)

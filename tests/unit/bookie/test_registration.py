@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from support import run, settle, wait_until
+
+from magnetar.bookie.registration import Registration
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_registration
+from magnetar.metadata.errors import LeaseTaken
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.metadata.model import BookieId, BookieRegistration
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+BOOKIE = BookieId("b1")
+PATH = paths.bookie_available(BOOKIE)
+OURS = BookieRegistration(
+    bookie=BOOKIE,
+    incarnation="a" * 32,
+    boot_epoch=5,
+    address="127.0.0.1:3181",
+    http_address="127.0.0.1:8000",
+    zone="z1",
+    read_only=False,
+)
+
+
+@asynccontextmanager
+async def registered(
+    store: MemoryStore, registration: BookieRegistration = OURS
+) -> AsyncIterator[Registration]:
+    entry = Registration(store, registration)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(entry.run())
+        yield entry
+        running.cancel()
+
+
+async def stored(store: MemoryStore) -> BookieRegistration | None:
+    found = await store.get(PATH)
+    if found is None:
+        return None
+    assert found.ephemeral_session
+    return decode_bookie_registration(found.value)
+
+
+def test_it_is_entered_and_goes_with_the_session() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = MemoryStore(tree), MemoryStore(tree)
+        async with registered(store) as entry:
+            await entry.wait_held()
+            assert entry.held
+            assert await stored(other) == OURS
+        await store.close()
+        assert await stored(other) is None
+
+    run(main())
+
+
+def test_it_is_entered_again_after_the_session_was_lost() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = MemoryStore(tree), MemoryStore(tree)
+        async with registered(store) as entry:
+            await entry.wait_held()
+            store.expire()
+            await wait_until(lambda: not entry.held)
+            assert await stored(other) is None
+            store.reconnect()
+            await entry.wait_held()
+            assert await stored(other) == OURS
+
+    run(main())
+
+
+def test_a_suspended_session_is_not_a_lost_one() -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        async with registered(store) as entry:
+            await entry.wait_held()
+            store.suspend()
+            await settle()
+            assert entry.held
+            store.reconnect()
+            await settle()
+            assert entry.held
+
+    run(main())
+
+
+def test_what_an_earlier_start_left_behind_is_replaced() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        before, now = MemoryStore(tree), MemoryStore(tree)
+        async with registered(before, replace(OURS, boot_epoch=4)) as entry:
+            await entry.wait_held()
+        async with registered(now) as entry:
+            await entry.wait_held()
+            assert await stored(now) == OURS
+
+    run(main())
+
+
+@pytest.mark.parametrize("other", [{"incarnation": "b" * 32}, {"boot_epoch": 6}])
+def test_somebody_elses_entry_is_waited_for(other: dict[str, object]) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        before, now = MemoryStore(tree), MemoryStore(tree)
+        theirs = replace(OURS, **other)  # type: ignore[arg-type]
+        async with registered(before, theirs) as entry:
+            await entry.wait_held()
+        async with registered(now) as entry:
+            await settle(100)
+            assert not entry.held
+            assert await stored(now) == theirs
+            await before.close()
+            await entry.wait_held()
+            assert await stored(now) == OURS
+
+    run(main())
+
+
+def test_a_later_start_of_the_same_directory_ends_this_one() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        ours, theirs = MemoryStore(tree), MemoryStore(tree)
+
+        async def both() -> None:
+            async with registered(ours) as entry:
+                await entry.wait_held()
+                async with registered(theirs, replace(OURS, boot_epoch=6)) as later:
+                    await later.wait_held()
+                    await asyncio.sleep(10)
+
+        with pytest.raises(ExceptionGroup) as failed:
+            await both()
+        assert failed.group_contains(LeaseTaken)
+
+    run(main())

@@ -72,13 +72,11 @@ class AckState:
         """The bits of the messages that are not acknowledged; None: no part of the batch is."""
         return self._partial.get(position)
 
-    @property
-    def acked_beyond_mark(self) -> int:
-        """How many entries beyond the mark are acknowledged."""
-        count = 0
+    def acked_beyond_mark(self) -> Iterator[tuple[int, int]]:
+        """How many entries beyond the mark are acknowledged, by ledger."""
         for ledger, bitmap in self._bitmaps.items():
-            count += bitmap.count_after(self._entry) if ledger == self._ledger else bitmap.count
-        return count
+            at_mark = ledger == self._ledger
+            yield ledger, bitmap.count_after(self._entry) if at_mark else bitmap.count
 
     def ranges(self) -> Iterator[AckedRange]:
         """What is acknowledged beyond the mark, in order of ledgers."""

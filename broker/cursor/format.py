@@ -41,11 +41,10 @@ _BATCH: Final = struct.Struct("<qI")  # ledger, entry
 class Kind(IntEnum):
     NAMED = 1
     MARKED = 2
-    RESET = 3
-    ENTRIES = 4
-    RANGES = 5
-    BITS = 6
-    BATCH = 7
+    ENTRIES = 3
+    RANGES = 4
+    BITS = 5
+    BATCH = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,6 @@ class Named:
 @dataclass(frozen=True, slots=True)
 class Marked:
     """Everything up to `mark` is acknowledged."""
-
-    subscription: int
-    mark: Position
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Everything up to `mark` is acknowledged and, so far, nothing else."""
 
     subscription: int
     mark: Position
@@ -105,7 +96,7 @@ class Batch:
     remaining: int  # never 0
 
 
-Record = Named | Marked | Reset | Entries | Ranges | Bits | Batch
+Record = Named | Marked | Entries | Ranges | Bits | Batch
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -129,22 +120,20 @@ def snapshot(subscription: int, name: str, state: AckState) -> list[bytes]:
 def delta(
     subscription: int,
     *,
-    reset: Position | None,
     mark: Position | None,
     acked: Mapping[int, array[int]],
     batches: Iterable[tuple[Position, int]],
 ) -> list[bytes]:
-    """Records of what changed: first the reset, then the mark, then whole entries by ledger, then
-    batches with what of them is left. None: there was none."""
+    """Records of what was acknowledged: the mark (None: it did not move), whole entries by ledger,
+    each once, and batches with what of them is left."""
     records = []
-    if reset is not None:
-        records.append(_record(Kind.RESET, subscription, _POSITION.pack(*reset)))
     if mark is not None:
         records.append(_record(Kind.MARKED, subscription, _POSITION.pack(*mark)))
     for ledger, entries in acked.items():
         first, last = min(entries), max(entries)
-        if last - first + 1 == len(entries):  # no entry is acknowledged twice
-            records += _number_records(Kind.RANGES, subscription, ledger, _numbers([first, last]))
+        if last - first + 1 == len(entries):
+            ends = _numbers((first, last))
+            records += _number_records(Kind.RANGES, subscription, ledger, ends)
         else:
             records += _number_records(Kind.ENTRIES, subscription, ledger, entries)
     return records + [_batch(subscription, *batch) for batch in batches]
@@ -167,6 +156,11 @@ def header(*, replay_from: int) -> bytes:
     """The first bytes of an entry. `replay_from` is the first entry of the cursor ledger that is
     still needed once this one is stored."""
     return _HEADER.pack(VERSION, replay_from)
+
+
+def inline(records: Iterable[bytes]) -> bytes:
+    """An entry for the topic's record."""
+    return header(replay_from=0) + b"".join(records)
 
 
 def _numbers(values: Iterable[int] = ()) -> array[int]:
@@ -241,8 +235,6 @@ def _read_record(kind: int, subscription: int, body: bytes) -> Record:
             return Named(subscription, body.decode())
         case Kind.MARKED:
             return Marked(subscription, Position(*_POSITION.unpack(body)))
-        case Kind.RESET:
-            return Reset(subscription, Position(*_POSITION.unpack(body)))
         case Kind.ENTRIES:
             return Entries(subscription, *_read_numbers(body))
         case Kind.RANGES:

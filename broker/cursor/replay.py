@@ -59,8 +59,6 @@ class Replay:
                 self._numbers[record.name] = max(former, record.subscription)
             case records.Marked():
                 state.on_ack_cumulative(record.mark)
-            case records.Reset():
-                state.reset(min(record.mark, self._chain.confirmed))
             case records.Entries():
                 for entry in record.entries:
                     state.on_ack(Position(record.ledger, entry))

@@ -86,6 +86,28 @@ class Chain:
         end = self._records[place + 1].first_index if following else self.next_index
         return self._records[place].first_index, end
 
+    def is_plain(self, ledger: int) -> bool:
+        """Whether every entry of this ledger holds one message."""
+        first, end = self.index_bounds(ledger)
+        return end - first == self.counts[ledger]
+
+    def messages_per_entry(self, ledger: int) -> float:
+        """On average; 1.0 while there are no entries."""
+        first, end = self.index_bounds(ledger)
+        return (end - first) / self.counts[ledger] if self.counts[ledger] > 0 else 1.0
+
+    def index_near(self, position: Position) -> tuple[int, bool]:
+        """Index of the last message at or before `position`, and whether that is exact; inside a
+        ledger with batches it is interpolated."""
+        if not self.is_entry(position):
+            position = self.previous_position(self.ceiling(position))
+        if not self.is_entry(position):
+            return self.first_index - 1, True
+        first, end = self.index_bounds(position.ledger)
+        count = self.counts[position.ledger]
+        exact = end - first == count or position.entry + 1 == count
+        return first + (end - first) * (position.entry + 1) // count - 1, exact
+
     def is_entry(self, position: Position) -> bool:
         return 0 <= position.entry < self.counts.get(position.ledger, 0)
 

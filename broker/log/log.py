@@ -107,7 +107,7 @@ class Log:
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[tuple[object, Position]]], None] = _not_set
         self.on_failed: Callable[[Sequence[object], LogError], None] = _not_set
-        self._config = config
+        self.config = config
         self._clock = clock
         self._cache = cache
         self._reader = LogReader(chain, ledgers, cache, lambda: self._writing)
@@ -172,7 +172,7 @@ class Log:
         if self._closing:
             raise LogClosed(str(self.name))
         pending = self._outstanding.take(view, context, now_ms=self._clock.now_ms())
-        if self._outstanding.bytes >= self._config.pending_bytes_max:
+        if self._outstanding.bytes >= self.config.pending_bytes_max:
             self._room.clear()
         if self._appender is None or not self._send(self._appender, pending):
             self._outstanding.queue.append(pending)
@@ -200,11 +200,11 @@ class Log:
         return True
 
     def _is_full(self, appender: Appender) -> bool:
-        if self._ledger_bytes >= self._config.ledger_bytes_max:
+        if self._ledger_bytes >= self.config.ledger_bytes_max:
             return True
-        if appender.appended + 1 < self._config.ledger_entries_max:
+        if appender.appended + 1 < self.config.ledger_entries_max:
             return False
-        return self._age_s >= self._config.ledger_age_s_min
+        return self._age_s >= self.config.ledger_age_s_min
 
     @property
     def _age_s(self) -> float:
@@ -233,7 +233,7 @@ class Log:
                 self._cache.put(StoredEntry(position, entry.index, entry.timestamp_ms, entry.view))
         self._reported = through
         self.chain.grow(through + 1, next_index=confirmed[-1].index + 1)
-        if self._outstanding.bytes < self._config.pending_bytes_max:
+        if self._outstanding.bytes < self.config.pending_bytes_max:
             self._room.set()
         contexts = (entry.context for entry in confirmed)
         self.on_appended(list(zip(contexts, positions, strict=True)))
@@ -297,7 +297,7 @@ class Log:
         self._work.clear()
         try:
             async with asyncio.timeout(
-                None if self._appender is None else self._config.check_interval_s
+                None if self._appender is None else self.config.check_interval_s
             ):
                 await self._work.wait()
         except TimeoutError:
@@ -309,7 +309,7 @@ class Log:
         if appender is None:
             return
         # Up to 5 % longer, each ledger its own time, so that not all topics roll at once.
-        age_s_max = self._config.ledger_age_s_max * (1 + appender.ledger * 40_503 % 1000 / 20_000)
+        age_s_max = self.config.ledger_age_s_max * (1 + appender.ledger * 40_503 % 1000 / 20_000)
         is_old = appender.appended >= 0 and self._age_s >= age_s_max
         if is_old or (appender.degraded and self.ledgers.full_ensemble_possible()):
             self._retire()
@@ -344,7 +344,8 @@ class Log:
         try:
             await self._record((*self.chain.records, record))
         except LogError:
-            await self._rolling.discard(appender)
+            if not self.tenure.may_be_recorded(appender.ledger):
+                await self._rolling.discard(appender)
             raise
         self.chain.open_ledger(record)
         self._writing = self._appender = appender

@@ -95,17 +95,11 @@ class LogReader:
     async def index_at(self, position: Position) -> int:
         """Index of the last message at or before `position`: exact, from the counts where they
         suffice, else from one entry that is read. ReadFailed."""
-        chain = self._chain
-        if not chain.is_entry(position):
-            position = chain.previous_position(chain.ceiling(position))
-        if not chain.is_entry(position):
-            return chain.first_index - 1
-        first, end = chain.index_bounds(position.ledger)
-        count = chain.counts[position.ledger]
-        if end - first == count:  # one message in each entry
-            return first + position.entry
-        if position.entry + 1 == count:
-            return end - 1
+        index, exact = self._chain.index_near(position)
+        if exact:
+            return index
+        if not self._chain.is_entry(position):
+            position = self._chain.previous_position(self._chain.ceiling(position))
         return (await self.entry_at(position)).index
 
     async def entry_at(self, position: Position) -> StoredEntry:

@@ -20,7 +20,7 @@ from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from magnetar.broker.log.ledgers import Appender, LedgerStore
     from magnetar.broker.log.tenure import Tenure
@@ -50,7 +50,7 @@ class Rolling:
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
         """Raises LogFenced."""
-        delays = self._backoff.delays()
+        delays = self.delays()
         while True:
             self._raise_if_lost()
             try:
@@ -61,7 +61,7 @@ class Rolling:
     async def close(self, appender: Appender) -> LedgerMetadata:
         """Close the ledger, or recover it where that fails: either way its end is known then.
         Raises LogFenced."""
-        delays = self._backoff.delays()
+        delays = self.delays()
         while True:
             self._raise_if_lost()
             try:
@@ -82,7 +82,7 @@ class Rolling:
     async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
         """Change the topic's record, and delete the ledgers that it gives up by that. Raises
         LogFenced, LogDamaged."""
-        delays = self._backoff.delays()
+        delays = self.delays()
         while True:
             try:
                 await self._tenure.change(change)
@@ -92,14 +92,15 @@ class Rolling:
         await self._tenure.delete_dropped(self._ledgers)
 
     async def discard(self, appender: Appender) -> None:
-        """A ledger that is not in the record after all."""
+        """Delete a ledger that is not in the record."""
         appender.abandon()
-        if self._tenure.may_be_recorded(appender.ledger):
-            return
         try:
             await self._ledgers.delete(appender.ledger)
         except (LedgerError, MetadataError) as error:
             log.warning("an orphan ledger remains", ledger=appender.ledger, error=str(error))
+
+    def delays(self) -> Iterator[float]:
+        return self._backoff.delays()
 
     def _raise_if_lost(self) -> None:
         if self._tenure.lost is not None:

@@ -10,6 +10,8 @@ from fakes.entries import entry_of, texts_of
 from fakes.ledgers import FakeLedgers, LedgerWorld, Steps
 from support import ManualClock, wait_until
 
+from magnetar.broker.cursor.cursors import Cursors
+from magnetar.broker.cursor.journal import CursorConfig
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import Log, LogConfig
 from magnetar.broker.log.position import EARLIEST, Position
@@ -120,3 +122,23 @@ async def opened(
             running.cancel()
     log.check()
     cache.check()
+
+
+QUICK = CursorConfig(gather_s=0.002)
+
+
+@contextlib.asynccontextmanager
+async def opened_cursors(
+    log: Log, *, config: CursorConfig = QUICK, close: bool = True
+) -> AsyncIterator[Cursors]:
+    """The cursors of an open log. `close=False`: the broker dies at the end."""
+    cursors = await Cursors.open(log, config)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(cursors.run())
+        try:
+            yield cursors
+            if close:
+                await cursors.close()
+        finally:
+            running.cancel()
+    cursors.check()

@@ -34,20 +34,17 @@ def read(records: list[bytes], *, replay_from: int = 0) -> list[stored.Record]:
 @given(
     st.integers(0, (1 << 32) - 1),
     st.none() | positions,
-    st.none() | positions,
     st.dictionaries(st.integers(0, 1 << 62), numbers, max_size=3),
     st.dictionaries(positions.filter(lambda p: p.entry >= 0), st.integers(1, 1 << 130), max_size=3),
 )
 def test_a_delta_is_read_back_as_it_was_written(
     subscription: int,
-    reset: Position | None,
     mark: Position | None,
     acked: dict[int, list[int]],
     batches: dict[Position, int],
 ) -> None:
     written = stored.delta(
         subscription,
-        reset=reset,
         mark=mark,
         acked={ledger: array("I", entries) for ledger, entries in acked.items()},
         batches=batches.items(),
@@ -56,9 +53,6 @@ def test_a_delta_is_read_back_as_it_was_written(
     for record in read(written):
         assert record.subscription == subscription
         match record:
-            case stored.Reset():
-                assert record.mark == reset
-                assert record == read(written)[0], "the reset does not come first"
             case stored.Marked():
                 assert record.mark == mark
             case stored.Entries():
@@ -88,23 +82,22 @@ def test_golden_bytes_of_each_kind() -> None:
         [
             b"\x01\x09\0\0\0\x04\0\0\0" + "søk".encode(),
             b"\x02\x09\0\0\0\x10\0\0\0" + struct.pack("<qq", 7, 1),
-            b"\x06\x09\0\0\0\x19\0\0\0" + struct.pack("<qI", 7, 0),
+            b"\x05\x09\0\0\0\x19\0\0\0" + struct.pack("<qI", 7, 0),
             b"\x38\0\0\0\0\x55\x55\x05\0\0\0\0\x08",
-            b"\x07\x09\0\0\0\x0d\0\0\0" + struct.pack("<qI", 7, 20) + b"\x05",
+            b"\x06\x09\0\0\0\x0d\0\0\0" + struct.pack("<qI", 7, 20) + b"\x05",
         ]
     )
     delta = stored.delta(
         9,
-        reset=Position(7, -1),
-        mark=None,
+        mark=Position(7, -1),
         acked={7: array("I", [5, 3]), 8: array("I", [2, 1, 0])},
         batches=[],
     )
     assert b"".join(delta) == b"".join(
         [
-            b"\x03\x09\0\0\0\x10\0\0\0" + struct.pack("<qq", 7, -1),
-            b"\x04\x09\0\0\0\x10\0\0\0" + struct.pack("<qII", 7, 5, 3),
-            b"\x05\x09\0\0\0\x10\0\0\0" + struct.pack("<qII", 8, 0, 2),
+            b"\x02\x09\0\0\0\x10\0\0\0" + struct.pack("<qq", 7, -1),
+            b"\x03\x09\0\0\0\x10\0\0\0" + struct.pack("<qII", 7, 5, 3),
+            b"\x04\x09\0\0\0\x10\0\0\0" + struct.pack("<qII", 8, 0, 2),
         ]
     )
     assert stored.header(replay_from=300) == b"\x01\x2c\x01\0\0\0\0\0\0"
@@ -132,7 +125,7 @@ def test_long_states_are_cut_into_records_and_entries_of_bounded_size() -> None:
         size = len(stored.header(replay_from=0)) + sum(len(record) for record in group)
         assert size <= stored.ENTRY_BYTES_MAX
     many = array("I", range(0, 400_000, 2))
-    delta = stored.delta(1, reset=None, mark=None, acked={1: many}, batches=[])
+    delta = stored.delta(1, mark=None, acked={1: many}, batches=[])
     assert max(len(record) for record in delta) < stored.BODY_BYTES_MAX + 100
     assert [e for r in read(delta) if isinstance(r, stored.Entries) for e in r.entries] == list(
         many
@@ -153,10 +146,7 @@ def test_sparse_holes_are_stored_as_ranges_and_dense_ones_as_bits() -> None:
     assert sum(map(len, stored.snapshot(1, "s", every_other))) < 50_000 // 8 + 100
 
 
-GOOD = (
-    stored.header(replay_from=0)
-    + stored.delta(3, reset=None, mark=Position(1, 2), acked={}, batches=[])[0]
-)
+GOOD = stored.header(replay_from=0) + stored.delta(3, mark=Position(1, 2), acked={}, batches=[])[0]
 
 
 @pytest.mark.parametrize(
@@ -170,12 +160,12 @@ GOOD = (
         (GOOD + b"\0", "cut off"),
         (GOOD[:9] + b"\x63" + GOOD[10:], "kind 99"),
         (GOOD[:9] + struct.pack("<BII", 2, 3, 3) + b"abc", "kind 2"),
-        (GOOD[:9] + struct.pack("<BII", 4, 3, 9) + bytes(9), "kind 4"),
-        (GOOD[:9] + struct.pack("<BII", 4, 3, 2) + bytes(2), "kind 4"),
-        (GOOD[:9] + struct.pack("<BII", 5, 3, 12) + bytes(12), "kind 5"),
-        (GOOD[:9] + struct.pack("<BIIqII", 5, 3, 16, 1, 9, 8), "ends before it begins"),
-        (GOOD[:9] + struct.pack("<BIIqI", 6, 3, 12, 1, 4), "begin at entry 4"),
-        (GOOD[:9] + struct.pack("<BIIqI", 7, 3, 12, 1, 4), "empty ack set"),
+        (GOOD[:9] + struct.pack("<BII", 3, 3, 9) + bytes(9), "kind 3"),
+        (GOOD[:9] + struct.pack("<BII", 3, 3, 2) + bytes(2), "kind 3"),
+        (GOOD[:9] + struct.pack("<BII", 4, 3, 12) + bytes(12), "kind 4"),
+        (GOOD[:9] + struct.pack("<BIIqII", 4, 3, 16, 1, 9, 8), "ends before it begins"),
+        (GOOD[:9] + struct.pack("<BIIqI", 5, 3, 12, 1, 4), "begin at entry 4"),
+        (GOOD[:9] + struct.pack("<BIIqI", 6, 3, 12, 1, 4), "empty ack set"),
         (GOOD[:9] + struct.pack("<BII", 1, 3, 1) + b"\xff", "kind 1"),
     ],
 )

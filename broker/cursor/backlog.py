@@ -1,0 +1,70 @@
+"""How much a subscription has not acknowledged, in entries and in messages.
+
+Entries are counted. Messages are a difference of indexes: of the log's end, of the mark, of the
+ends of each range acknowledged beyond it. Where a ledger has one message in each entry, an index
+follows from the position; in a ledger of batches it is in the entry, which has to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.log.position import Position
+
+if TYPE_CHECKING:
+    from magnetar.broker.cursor.acks import AckState
+    from magnetar.broker.log.chain import Chain
+    from magnetar.broker.log.log import Log
+
+LOOKUPS_MAX: Final = 100
+"""Entries read for one exact backlog: 100 reads of an entry each take some 100 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    entries: int  # always exact
+    messages: int
+    exact: bool  # False: messages in batches are estimated by their ledger's average
+
+
+def estimate(chain: Chain, state: AckState) -> Backlog:
+    """Without reading anything; exact where no ledger with batches is involved."""
+    mark_index, exact = chain.index_near(state.mark_delete)
+    entries = chain.entries(after=state.mark_delete, through=chain.confirmed)
+    messages = chain.next_index - 1 - mark_index
+    for ledger, count in state.acked_beyond_mark():
+        entries -= count
+        messages -= round(count * chain.messages_per_entry(ledger))
+        exact = exact and chain.is_plain(ledger)
+    for position, remaining in state.partial.items():
+        average = round(chain.messages_per_entry(position.ledger))
+        messages -= max(average - remaining.bit_count(), 0)
+        exact = False
+    return Backlog(entries, messages, exact)
+
+
+async def count(topic_log: Log, state: AckState) -> Backlog:
+    """Exact, unless that takes more than LOOKUPS_MAX reads. Raises ReadFailed."""
+    chain = topic_log.chain
+    rough = estimate(chain, state)
+    if rough.exact:
+        return rough
+    # Everything is taken down before the first wait: acknowledgements go on meanwhile.
+    end_index = chain.next_index - 1
+    mark = state.mark_delete
+    messages_plain = sum(n for ledger, n in state.acked_beyond_mark() if chain.is_plain(ledger))
+    of_batches = (part for part in state.ranges() if not chain.is_plain(part.ledger))
+    ranges = list(islice(of_batches, LOOKUPS_MAX))
+    partial = list(state.partial.items())[:LOOKUPS_MAX]
+    if 1 + 2 * len(ranges) + 2 * len(partial) > LOOKUPS_MAX:
+        return rough
+    messages = end_index - await topic_log.index_at(mark) - messages_plain
+    for part in ranges:
+        last = await topic_log.index_at(Position(part.ledger, part.last))
+        messages -= last - await topic_log.index_at(Position(part.ledger, part.first - 1))
+    for position, remaining in partial:
+        before = chain.previous_position(position)
+        size = await topic_log.index_at(position) - await topic_log.index_at(before)
+        messages -= size - (remaining & ((1 << size) - 1)).bit_count()
+    return Backlog(rough.entries, messages, exact=True)

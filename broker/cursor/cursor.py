@@ -1,0 +1,214 @@
+"""One subscription's place in a log: what it has acknowledged, and what is left.
+
+Changes take effect in memory at once; the journal makes those of durable cursors durable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from magnetar.broker.cursor import backlog
+from magnetar.broker.cursor import format as stored
+from magnetar.broker.cursor.acks import ack_set_bits, ack_set_words
+from magnetar.broker.cursor.journal import Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.broker.cursor.acks import AckState
+    from magnetar.broker.cursor.backlog import Backlog
+    from magnetar.broker.cursor.journal import CursorJournal, Receipt
+    from magnetar.broker.log.chain import Chain
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
+
+
+class Cursor:
+    """Made by `Cursors`. `done` of the methods is called once: with None when the acknowledgement
+    is durable, with an error when that is not and will not be known (LogFenced, LogClosed) or not
+    said (TooManyReceipts). A cursor that is not durable calls it before the method returns."""
+
+    def __init__(
+        self,
+        name: str,
+        topic_log: Log,
+        state: AckState,
+        *,
+        number: int,
+        properties: Mapping[str, str],
+        journal: CursorJournal | None,
+    ) -> None:
+        self.name = name
+        self.properties = properties
+        self.number = number  # in the journal's records; a reset changes it
+        self._log = topic_log
+        self._state = state
+        self._journal = journal  # None: not durable
+        # What changed since it was last handed to the journal:
+        self._known_mark = state.mark_delete
+        self._acked: dict[int, array[int]] = {}  # entries by ledger
+        self._partly: dict[Position, None] = {}
+
+    # ---- what is acknowledged --------------------------------------------------------------------
+
+    @property
+    def durable(self) -> bool:
+        return self._journal is not None
+
+    @property
+    def mark_delete(self) -> Position:
+        """Everything up to here is acknowledged, though not all of that need be durable yet."""
+        return self._state.mark_delete
+
+    def is_acked(self, position: Position) -> bool:
+        return self._state.is_acked(position)
+
+    def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
+        """The messages of a batch that are not acknowledged, as signed 64-bit words; None: none
+        is."""
+        remaining = self._state.remaining(position)
+        return None if remaining is None else ack_set_words(remaining)
+
+    def first_unacked(self, position: Position) -> Position:
+        """Where to read on: the first entry at or after `position` that is not acknowledged, or the
+        place after the last one."""
+        return self._state.first_unacked(position)
+
+    @property
+    def backlog_entries(self) -> int:
+        """How many entries are not acknowledged."""
+        return self.backlog_nowait().entries
+
+    def backlog_nowait(self) -> Backlog:
+        """Exact but for messages in batches, which may be estimated: see `Backlog.exact`."""
+        return backlog.estimate(self._log.chain, self._state)
+
+    async def backlog(self) -> Backlog:
+        """Exact unless very scattered; may read up to 100 entries. Raises ReadFailed."""
+        return await backlog.count(self._log, self._state)
+
+    # ---- acknowledging ---------------------------------------------------------------------------
+
+    def acknowledge(self, positions: Sequence[Position], done: Receipt | None = None) -> int:
+        """Whole entries. Returns how many are newly acknowledged; what is not in the log is
+        ignored."""
+        on_ack = self._state.on_ack
+        count = 0
+        for position in positions:
+            if on_ack(position):
+                count += 1
+                self._note_entry(position)
+        self._note(done)
+        return count
+
+    def acknowledge_batch(
+        self, position: Position, ack_set: Sequence[int], done: Receipt | None = None
+    ) -> bool:
+        """Of a batch everything but what is set. Returns whether the entry is acknowledged by
+        that."""
+        if self._state.on_ack_batch_index(position, ack_set_bits(ack_set)):
+            self._note_part(position)
+        self._note(done)
+        return self._state.is_acked(position)
+
+    def acknowledge_cumulative(
+        self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
+    ) -> bool:
+        """Everything up to `position`, and of its own batch everything but what is set. Returns
+        whether the mark moved."""
+        remaining = ack_set_bits(ack_set)
+        if remaining == 0:
+            moved = self._state.on_ack_cumulative(position)
+        else:
+            moved = self._state.on_ack_cumulative(self._log.chain.previous_position(position))
+            if self._state.on_ack_batch_index(position, remaining):
+                self._note_part(position)
+        self._note(done)
+        return moved
+
+    async def reset(self, start: Position) -> None:
+        """The first entry at or after `start` (EARLIEST, LATEST, or an entry) is the next to be
+        delivered: what is acknowledged from there on is not any more, all before it is.
+
+        Durable on return. Acknowledgements that come meanwhile are superseded. Raises LogFenced,
+        LogUnavailable, SubscriptionNotFound.
+        """
+        mark = mark_before(self._log.chain, start)
+        if self._journal is None:
+            self.restart(mark, 0)
+            return
+        moved = Waiting()
+        self._journal.restart(self, mark, moved)
+        await moved.wait()
+
+    async def flush(self) -> None:
+        """Everything acknowledged before is durable on return. Raises LogFenced, LogClosed."""
+        flushed = Waiting()
+        self._note(flushed)
+        await flushed.wait()
+
+    def _note_entry(self, position: Position) -> None:
+        if self._journal is not None:
+            entries = self._acked.get(position.ledger)
+            if entries is None:
+                entries = self._acked[position.ledger] = array("I")
+            entries.append(position.entry)
+
+    def _note_part(self, position: Position) -> None:
+        if self._state.is_acked(position):  # that was the last of it
+            self._note_entry(position)
+        elif self._journal is not None:
+            self._partly[position] = None
+
+    def _note(self, done: Receipt | None) -> None:
+        if self._journal is not None:
+            self._journal.note(self, done)
+        elif done is not None:
+            done(None)
+
+    # ---- for the journal and the set of cursors --------------------------------------------------
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to be stored."""
+        moved = self._state.mark_delete != self._known_mark
+        return moved or bool(self._acked) or bool(self._partly)
+
+    def take_delta(self) -> list[bytes]:
+        mark = self._state.mark_delete
+        acked = {}
+        for ledger, entries in self._acked.items():
+            if ledger == mark.ledger and min(entries) <= mark.entry:
+                entries = array("I", [entry for entry in entries if entry > mark.entry])
+            if entries and ledger >= mark.ledger:
+                acked[ledger] = entries
+        batches = [
+            (position, remaining)
+            for position in self._partly
+            if (remaining := self._state.remaining(position)) is not None
+        ]
+        moved = None if mark == self._known_mark else mark
+        self._forget_changes()
+        return stored.delta(self.number, mark=moved, acked=acked, batches=batches)
+
+    def snapshot(self) -> list[bytes]:
+        self._forget_changes()
+        return stored.snapshot(self.number, self.name, self._state)
+
+    def restart(self, mark: Position, number: int) -> None:
+        """Everything up to `mark` is acknowledged and nothing else; that is stored under
+        `number`."""
+        self._state.reset(mark)
+        self.number = number
+        self._forget_changes()
+
+    def _forget_changes(self) -> None:
+        self._known_mark = self._state.mark_delete
+        self._acked = {}
+        self._partly = {}
+
+
+def mark_before(chain: Chain, start: Position) -> Position:
+    """The mark of a cursor that delivers the first entry at or after `start` next."""
+    return chain.previous_position(chain.ceiling(start))

@@ -1,0 +1,169 @@
+"""All subscriptions of one topic: restored, created, reset, deleted.
+
+The list of durable subscriptions is in the topic's record, changed by compare-and-set; a new one
+comes with its state inline, so it is durable before any cursor ledger is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.broker.cursor import format as stored
+from magnetar.broker.cursor.acks import AckState
+from magnetar.broker.cursor.cursor import Cursor, mark_before
+from magnetar.broker.cursor.journal import CursorConfig, CursorJournal
+from magnetar.broker.cursor.replay import Replay
+from magnetar.broker.errors import (
+    InvalidCursorRecord,
+    LogDamaged,
+    LogUnavailable,
+    SubscriptionNotFound,
+)
+from magnetar.broker.log.recovery import recover_ledger
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerId, SubscriptionRecord, TopicRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
+
+READ_BYTES_MAX: Final = 4 << 20
+"""Of a cursor ledger at once: usually all of it."""
+
+
+class Cursors:
+    """Made by `Cursors.open`. `run` must run for as long as it is used; close it before the log."""
+
+    def __init__(self, topic_log: Log, config: CursorConfig) -> None:
+        self._log = topic_log
+        self._tenure = topic_log.tenure
+        self._journal = CursorJournal(topic_log, config)
+        self._cursors: dict[str, Cursor] = {}
+
+    @classmethod
+    async def open(cls, topic_log: Log, config: CursorConfig | None = None) -> Cursors:
+        """Fence the topic's cursor ledger and restore what is in it and in the topic's record.
+
+        Raises LogUnavailable, LogDamaged.
+        """
+        cursors = cls(topic_log, config if config is not None else CursorConfig())
+        await cursors._restore()
+        return cursors
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the durable ones, sorted."""
+        return tuple(sorted(self._cursors))
+
+    def get(self, name: str) -> Cursor | None:
+        """A durable cursor; None: there is none of this name."""
+        return self._cursors.get(name)
+
+    async def ensure(
+        self, name: str, start: Position, properties: Mapping[str, str] | None = None
+    ) -> Cursor:
+        """The durable cursor of this name; durable on return. A new one starts with the first entry
+        at or after `start` (EARLIEST, LATEST, or an entry); one that exists is returned as it is.
+
+        Raises LogFenced, LogUnavailable.
+        """
+        if name in self._cursors:
+            return self._cursors[name]
+        state = AckState(self._log.chain, mark_before(self._log.chain, start))
+        inline = stored.inline(stored.snapshot(self._journal.next_number(), name, state))
+        fresh = SubscriptionRecord(properties if properties is not None else {}, inline)
+
+        def add(record: TopicRecord) -> TopicRecord:
+            if name in record.subscriptions:
+                return record
+            return replace(record, subscriptions={**record.subscriptions, name: fresh})
+
+        await self._tenure.change(add)
+        if name not in self._cursors:  # nobody else was faster
+            replay = Replay(self._log.chain)
+            replay.on_entry(self._tenure.record.subscriptions[name].inline)
+            self._add(name, replay)
+        return self._cursors[name]
+
+    def open_non_durable(self, name: str, start: Position) -> Cursor:
+        """A cursor in memory only, which nobody else knows of."""
+        state = AckState(self._log.chain, mark_before(self._log.chain, start))
+        return Cursor(name, self._log, state, number=0, properties={}, journal=None)
+
+    async def delete(self, name: str) -> None:
+        """Durable on return. Raises LogFenced, LogUnavailable, SubscriptionNotFound."""
+        if name not in self._cursors:
+            raise SubscriptionNotFound(name)
+
+        def remove(record: TopicRecord) -> TopicRecord:
+            left = {key: value for key, value in record.subscriptions.items() if key != name}
+            return replace(record, subscriptions=left)
+
+        await self._tenure.change(remove)
+        cursor = self._cursors.pop(name, None)
+        if cursor is not None:
+            self._journal.drop(cursor.number)
+
+    async def run(self) -> None:
+        """See CursorJournal.run."""
+        await self._journal.run()
+
+    async def close(self) -> None:
+        """See CursorJournal.close."""
+        await self._journal.close()
+
+    def check(self) -> None:
+        self._journal.check()
+
+    # ---- mechanics -------------------------------------------------------------------------------
+
+    def _add(self, name: str, replay: Replay) -> None:
+        record = self._tenure.record.subscriptions[name]
+        restored = replay.restored(name, record.inline)
+        cursor = Cursor(
+            name,
+            self._log,
+            restored.state,
+            number=restored.number,
+            properties=record.properties,
+            journal=self._journal,
+        )
+        self._cursors[name] = cursor
+        self._journal.add(cursor)
+
+    async def _restore(self) -> None:
+        replay = Replay(self._log.chain)
+        ledger = NO_LEDGER
+        try:
+            for subscription in self._tenure.record.subscriptions.values():
+                if subscription.inline:
+                    replay.on_entry(subscription.inline)
+            for ledger in self._tenure.record.cursor_ledgers:
+                await self._replay_ledger(replay, ledger)
+            self._journal.newest_number = replay.newest_number
+            for name in self._tenure.record.subscriptions:
+                self._add(name, replay)
+        except InvalidCursorRecord as error:
+            raise LogDamaged(str(self._tenure.name), ledger, error.reason) from error
+
+    async def _replay_ledger(self, replay: Replay, ledger: LedgerId) -> None:
+        metadata = await recover_ledger(self._tenure, self._log.ledgers, ledger)
+        last = metadata.last_entry
+        assert last is not None
+        if last < 0:
+            return
+        reader = self._log.ledgers.reader(metadata)
+        try:
+            (newest,) = await reader.read(last, last, bytes_max=1)
+            following = stored.read_header(newest.payload)
+            while following <= last:
+                part = await reader.read(EntryId(following), last, bytes_max=READ_BYTES_MAX)
+                for entry in part:
+                    replay.on_entry(entry.payload)
+                following = part[-1].entry + 1
+        except (LedgerError, MetadataError) as error:
+            doing = f"reading cursor ledger {ledger}"
+            raise LogUnavailable(str(self._tenure.name), doing, error) from error

@@ -1,0 +1,106 @@
+"""Gathers messages into batches.
+
+A batch is one entry: one receipt, one place in the ledger, one compression. It is sealed when it is
+full (by messages or bytes), when its first message has waited long enough, or when somebody waits
+for a message in it. Key-based batching keeps one batch open for each key, and seals all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from magnetar.client.errors import PulsarException
+from magnetar.client.message import MessageId
+
+if TYPE_CHECKING:
+    from magnetar.protos.message import OutgoingMessage
+
+Done = Callable[[PulsarException | None, MessageId | None], None]
+"""How one message's outcome is told: exactly one of the two is None."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that become one entry, in order, and what to call for each."""
+
+    messages: list[OutgoingMessage] = field(default_factory=list)
+    dones: list[Done] = field(default_factory=list)
+    message_bytes: int = 0
+
+    def append(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
+        self.messages.append(message)
+        self.dones.append(done)
+        self.message_bytes += message_bytes
+
+
+class BatchBuilder:
+    """A machine: messages in, sealed batches out.
+
+    1. Every message is in exactly one batch, open or sealed.
+    2. The open batches together are within both limits, unless one message alone exceeds the bytes.
+    3. Sealed batches come in the order of their first messages; a batch keeps the order of its own.
+    4. With `by_key` all messages of a batch have the same key.
+    """
+
+    def __init__(
+        self, *, messages_max: int, bytes_max: int, delay_s: float, by_key: bool = False
+    ) -> None:
+        assert messages_max > 0
+        assert bytes_max > 0
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._delay_s = delay_s
+        self._by_key = by_key
+        self._open: dict[str | bytes | None, Batch] = {}
+        self._messages = 0
+        self._bytes = 0
+        self._since: float | None = None  # when the oldest open message came; None: nothing open
+
+    def add(
+        self, message: OutgoingMessage, message_bytes: int, done: Done, now: float
+    ) -> list[Batch]:
+        """Take a message in; gives the batches that are sealed by that."""
+        sealed: list[Batch] = []
+        if self._bytes + message_bytes > self._bytes_max and self._since is not None:
+            sealed = self.seal()
+        if self._since is None:
+            self._since = now
+        key = _key_of(message) if self._by_key else None
+        batch = self._open.get(key)
+        if batch is None:
+            batch = self._open[key] = Batch()
+        batch.append(message, message_bytes, done)
+        self._messages += 1
+        self._bytes += message_bytes
+        if self._messages >= self._messages_max or self._bytes >= self._bytes_max:
+            sealed += self.seal()
+        return sealed
+
+    def seal(self) -> list[Batch]:
+        """Close all open batches."""
+        batches = list(self._open.values())
+        self._open = {}
+        self._messages = self._bytes = 0
+        self._since = None
+        return batches
+
+    def timer_at(self) -> float | None:
+        """When the open batches are to be sealed. None: there are none."""
+        return None if self._since is None else self._since + self._delay_s
+
+    def check(self) -> None:
+        batches = self._open.values()
+        assert self._messages == sum(len(batch.messages) for batch in batches)
+        assert self._bytes == sum(batch.message_bytes for batch in batches)
+        assert (self._since is None) == (self._messages == 0)
+        assert self._messages < self._messages_max
+        assert self._bytes < self._bytes_max
+        for key, batch in self._open.items():
+            assert len(batch.messages) == len(batch.dones)
+            assert not self._by_key or all(_key_of(m) == key for m in batch.messages)
+
+
+def _key_of(message: OutgoingMessage) -> str | bytes | None:
+    return message.partition_key if message.ordering_key is None else message.ordering_key

@@ -1,0 +1,35 @@
+"""The edge to the user's own code: what it raises is logged and does not stop the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec
+
+from magnetar.client.errors import PulsarException, Result
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from magnetar.client.message import MessageId
+
+log = get_logger(__name__)
+
+P = ParamSpec("P")
+
+SendCallback = Callable[["Result", "MessageId | None"], object]
+"""Called as `callback(result, message_id)`; the id is None unless the result is Ok."""
+
+
+def report(
+    callback: SendCallback | None, error: PulsarException | None, message_id: MessageId | None
+) -> None:
+    """Tell a user's callback the outcome of a send."""
+    if callback is not None:
+        call(callback, Result.Ok if error is None else error.result, message_id)
+
+
+def call(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call what a user gave us to call."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        log.error("a callback failed", exc_info=error, callback=repr(function))

@@ -1,0 +1,229 @@
+"""The asyncio consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from magnetar.client.errors import (
+    CumulativeAcknowledgementNotAllowedError,
+    OperationNotSupported,
+    PulsarException,
+    Timeout,
+)
+from magnetar.client.message import Message, MessageId
+from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
+from magnetar.client.subscription import Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.client.subscriber import Subscriber
+
+
+class Consumer:
+    """Receives the messages of a subscription. Made by `Client.subscribe`."""
+
+    def __init__(
+        self, subscriber: Subscriber, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
+    ) -> None:
+        self._subscriber = subscriber
+        self._queue = queue
+        self._policy = policy
+
+    async def receive(self, timeout_millis: int | None = None) -> Message:
+        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        timeout_s = None if timeout_millis is None else timeout_millis / 1000
+        return await take(self._subscriber, self._queue, timeout_s)
+
+    async def batch_receive(self) -> list[Message]:
+        """As many messages as the policy says, or fewer, even none, when its time is up."""
+        loop = asyncio.get_running_loop()
+        policy = self._policy
+        end_at = None if policy.timeout_s is None else loop.time() + policy.timeout_s
+        messages: list[Message] = []
+        size = 0
+        while len(messages) < policy.messages_max and size < policy.bytes_max:
+            left_s = None if end_at is None else max(end_at - loop.time(), 0)
+            try:
+                message = await take(self._subscriber, self._queue, left_s)
+            except Timeout:
+                break
+            messages.append(message)
+            size += len(message.data())
+        return messages
+
+    async def acknowledge(self, message: Message | MessageId) -> None:
+        """This message is done. Does not wait: acknowledgements are sent together within 100 ms,
+        again on another connection if need be, and `close` waits until they are durable."""
+        self._subscriber.check_open()
+        self._subscriber.acknowledge(acknowledgeable(message))
+
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """This message and all before it are done. Raises CumulativeAcknowledgementNotAllowedError
+        on Shared and Key_Shared subscriptions."""
+        self._subscriber.check_open()
+        check_cumulative(self._subscriber.subscription)
+        self._subscriber.acknowledge_cumulative(acknowledgeable(message))
+
+    async def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """This message is to come again after `negative_ack_redelivery_delay_ms`."""
+        self._subscriber.check_open()
+        self._subscriber.negative_acknowledge(id_of(message))
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Everything that was delivered and not acknowledged is to come again."""
+        self._subscriber.redeliver_unacknowledged()
+
+    async def seek(self, messageid: MessageId | int) -> None:
+        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
+        one that was published at that time in milliseconds or later."""
+        await self._subscriber.seek(messageid)
+
+    async def get_last_message_id(self) -> MessageId:
+        """Of the last message of the topic; (-1, -1) when it is empty."""
+        last, _ = await self._subscriber.last_message_id()
+        return last
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription, of which this must be the only consumer, and close."""
+        await self._subscriber.unsubscribe()
+
+    async def close(self) -> None:
+        """End, once the acknowledgements given before are durable. Raises Timeout if they may not
+        be."""
+        await self._subscriber.close()
+
+    def topic(self) -> str:
+        """The full name of the topic."""
+        return self._subscriber.topic
+
+    def subscription_name(self) -> str:
+        return self._subscriber.subscription.name
+
+    def consumer_name(self) -> str:
+        """The name that was given; "": none was."""
+        return self._subscriber.subscription.consumer_name or ""
+
+    def is_connected(self) -> bool:
+        """Whether a broker has it at the moment."""
+        return self._subscriber.is_attached
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class LoopQueue:
+    """A MessageQueue for tasks of one loop."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._failure: PulsarException | None = None  # None: more may come
+        self.last_taken: MessageId | None = None
+
+    def put(self, messages: Sequence[Message]) -> None:
+        if self._failure is None:
+            self._messages.extend(messages)
+            self._wake(len(messages))
+
+    def clear(self) -> MessageId | None:
+        self._messages.clear()
+        taken, self.last_taken = self.last_taken, None
+        return taken
+
+    def fail(self, error: PulsarException) -> None:
+        self._failure = self._failure or error
+        self._messages.clear()
+        self._wake(len(self._waiters))
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def maybe_take(self) -> Message | None:
+        """The next message, if there is one. Raises what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._messages:
+            return None
+        message = self._messages.popleft()
+        self.last_taken = message.message_id()
+        return message
+
+    async def wait(self) -> None:
+        """Return when it may be worth trying again."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # it was this one's turn; it is the next one's now
+            raise
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+
+async def take(subscriber: Subscriber, queue: LoopQueue, timeout_s: float | None) -> Message:
+    """Take a message out of the queue, waiting for it. Raises Timeout, and why there is no more."""
+    message = queue.maybe_take()
+    if message is None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while message is None:
+                    subscriber.on_waiting()
+                    await queue.wait()
+                    message = queue.maybe_take()
+        except TimeoutError:
+            raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
+    subscriber.on_taken(message)
+    return message
+
+
+def subscription_of(options: ConsumerOptions) -> Subscription:
+    """What a consumer with these options subscribes to."""
+    timeout_ms = options.unacked_messages_timeout_ms
+    return Subscription(
+        name=options.subscription_name,
+        type=options.consumer_type,
+        consumer_name=options.consumer_name,
+        properties=options.properties or {},
+        initial_position=options.initial_position,
+        start=None,
+        inclusive=options.start_message_id_inclusive,
+        queue_messages_max=options.queue_messages_max,
+        batch_indexes=options.batch_index_ack_enabled,
+        nack_delay_s=options.negative_ack_redelivery_delay_ms / 1000,
+        unacked_timeout_s=timeout_ms / 1000 if timeout_ms else None,
+    )
+
+
+def id_of(message: Message | MessageId) -> MessageId:
+    return message.message_id() if isinstance(message, Message) else message
+
+
+def acknowledgeable(message: Message | MessageId) -> MessageId:
+    """The id to acknowledge. Raises OperationNotSupported for one that does not say enough."""
+    message_id = id_of(message)
+    if message_id.batch_index() >= 0 and not message_id.batch_size():
+        raise OperationNotSupported(
+            f"{message_id} is in a batch of unknown size; use the id of a received message"
+        )
+    return message_id
+
+
+def check_cumulative(subscription: Subscription) -> None:
+    if subscription.type in (ConsumerType.Shared, ConsumerType.KeyShared):
+        raise CumulativeAcknowledgementNotAllowedError(
+            f"not on a subscription of type {subscription.type.name}",
+            subscription=subscription.name,
+        )

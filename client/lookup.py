@@ -1,0 +1,100 @@
+"""Who owns a topic, asked of any broker and followed through redirects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.errors import (
+    ConnectError,
+    LookupError,  # noqa: A004 - Apache's name
+    NotAllowedError,
+    PulsarException,
+    from_server_error,
+)
+from magnetar.client.pool import Purpose
+from magnetar.client.service_url import parse_service_url
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from magnetar.client.connection import Connection
+    from magnetar.client.pool import Pool
+
+REDIRECTS_MAX: Final = 20
+"""Pulsar's limit. More means that brokers point at each other."""
+
+
+class Lookup:
+    """Asks the brokers of the service URL in turn, beginning with the one that answered last."""
+
+    def __init__(self, service_url: str, pool: Pool) -> None:
+        self._brokers = parse_service_url(service_url)
+        self._pool = pool
+        self._first = 0
+
+    async def owner(self, topic: str) -> str:
+        """The URL of the broker that serves `topic`.
+
+        Raises ConnectError when no broker of the service URL could be reached, else what was
+        answered.
+        """
+        connection = await self._any_broker()
+        authoritative = False
+        for _ in range(REDIRECTS_MAX):
+            answer = await connection.request(
+                pb.CommandLookupTopic(topic=topic, authoritative=authoritative),
+                pb.CommandLookupTopicResponse,
+            )
+            if answer.response == pb.CommandLookupTopicResponse.Failed:
+                raise from_server_error(
+                    answer.error, answer.message, topic=topic, broker=connection.broker
+                )
+            owner = _one_url(answer.brokerServiceUrl)
+            if answer.response == pb.CommandLookupTopicResponse.Connect:
+                return owner
+            authoritative = answer.authoritative
+            connection = await self._pool.connection(owner, Purpose.PUBLISH)
+        raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
+
+    async def refuse_partitioned(self, topic: str) -> None:
+        """Raises NotAllowedError for a topic with partitions; else as `owner`."""
+        if await self.partitions(topic):
+            raise NotAllowedError(
+                "partitioned topics are not supported yet; name one partition", topic=topic
+            )
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions the topic has; 0: it is not partitioned, or not there yet.
+
+        Raises as `owner`.
+        """
+        connection = await self._any_broker()
+        answer = await connection.request(
+            pb.CommandPartitionedTopicMetadata(topic=topic),
+            pb.CommandPartitionedTopicMetadataResponse,
+        )
+        if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+            raise from_server_error(
+                answer.error, answer.message, topic=topic, broker=connection.broker
+            )
+        return answer.partitions
+
+    async def _any_broker(self) -> Connection:
+        """A session with a broker of the service URL, whichever answers first in turn."""
+        failures: list[str] = []
+        for _ in self._brokers:
+            broker = self._brokers[self._first]
+            try:
+                return await self._pool.connection(broker, Purpose.PUBLISH)
+            except ConnectError as error:
+                failures.append(f"{broker}: {error.reason}")
+                self._first = (self._first + 1) % len(self._brokers)
+        raise ConnectError("no broker could be reached: " + "; ".join(failures))
+
+
+def _one_url(text: str) -> str:
+    """A broker's own URL, as a broker wrote it."""
+    try:
+        (url,) = parse_service_url(text)
+    except (PulsarException, ValueError):
+        raise ConnectError(f"a broker named {text!r} as an owner's address") from None
+    return url

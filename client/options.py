@@ -1,0 +1,342 @@
+"""What a user can choose: one frozen value per thing that is created, checked once.
+
+The fields are the parameters of Apache's Python client, in its order and with its defaults, so
+that calls can be moved over as they are. Two defaults differ: batching is on, with the limits of
+Apache's Java client, and acknowledgements reach into batches, because batching is on. A parameter
+of a feature that does not exist here yet is refused by name rather than ignored. Accepted without
+effect are those that cannot matter: of partitions (every topic is one), of a pool of I/O threads
+(there is one), of statistics that the client does not print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from magnetar.client.errors import InvalidConfiguration, NotAllowedError
+from magnetar.client.message import MessageId
+
+
+class CompressionType(IntEnum):
+    """How a producer compresses its entries (a batch as a whole)."""
+
+    NONE = 0
+    LZ4 = 1
+    ZLib = 2
+    ZSTD = 3
+    SNAPPY = 4
+
+
+class ConsumerType(IntEnum):
+    """How the consumers of a subscription share its messages."""
+
+    Exclusive = 0
+    Shared = 1
+    Failover = 2
+    KeyShared = 3
+
+
+class InitialPosition(IntEnum):
+    """Where a subscription begins when it is made by subscribing."""
+
+    Latest = 0
+    Earliest = 1
+
+
+class BatchingType(IntEnum):
+    """Default: messages of all keys share a batch. KeyBased: a batch holds one key."""
+
+    Default = 0
+    KeyBased = 1
+
+
+class PartitionsRoutingMode(IntEnum):
+    """Which partition a message goes to. Means nothing for a topic without partitions."""
+
+    UseSinglePartition = 0
+    RoundRobinDistribution = 1
+    CustomPartition = 2
+
+
+class ProducerAccessMode(IntEnum):
+    """Whether a producer shares its topic with others. Only Shared is supported yet."""
+
+    Shared = 0
+    Exclusive = 1
+    WaitForExclusive = 2
+    ExclusiveWithFencing = 3
+
+
+class RegexSubscriptionMode(IntEnum):
+    """Which topics a pattern matches. Patterns are not supported yet."""
+
+    PersistentOnly = 0
+    NonPersistentOnly = 1
+    AllTopics = 2
+
+
+class ConsumerBatchReceivePolicy:
+    """When `batch_receive` returns: as soon as one limit is reached. A limit below 1 is none."""
+
+    def __init__(
+        self,
+        max_num_message: int = -1,
+        max_num_bytes: int = 10 * 1024 * 1024,
+        timeout_ms: int = 100,
+    ) -> None:
+        if max(max_num_message, max_num_bytes, timeout_ms) < 1:
+            raise InvalidConfiguration("a batch receive policy needs at least one limit")
+        self.messages_max = max_num_message if max_num_message > 0 else 2**31
+        self.bytes_max = max_num_bytes if max_num_bytes > 0 else 2**63
+        self.timeout_s = timeout_ms / 1000 if timeout_ms > 0 else None  # None: no limit
+
+
+UNACKED_TIMEOUT_MS_MIN: Final = 10_000
+"""Apache's lower limit: below it, messages that are merely being worked on would come again."""
+
+MessageListener = Callable[[Any, Any], object]
+"""Called as `listener(consumer, message)`."""
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """How to reach the brokers and how long to try."""
+
+    service_url: str
+    authentication: object | None = None
+    operation_timeout_seconds: int = 30
+    io_threads: int = 1
+    message_listener_threads: int = 1
+    concurrent_lookup_requests: int = 50000
+    log_conf_file_path: str | None = None
+    stats_interval_in_seconds: int = 600
+    use_tls: bool = False
+    tls_trust_certs_file_path: str | None = None
+    tls_allow_insecure_connection: bool = False
+    tls_validate_hostname: bool = False
+    logger: object | None = None
+    connection_timeout_ms: int = 10000
+    listener_name: str | None = None
+    tls_private_key_file_path: str | None = None
+    tls_certificate_file_path: str | None = None
+
+    def __post_init__(self) -> None:
+        _expect("service_url", self.service_url, str)
+        _refuse(
+            "authentication",
+            "log_conf_file_path",
+            "use_tls",
+            "tls_trust_certs_file_path",
+            "tls_allow_insecure_connection",
+            "tls_validate_hostname",
+            "listener_name",
+            "tls_private_key_file_path",
+            "tls_certificate_file_path",
+            options=self,
+        )
+        if self.logger is not None:
+            raise NotAllowedError("logger: configure Python's logging; ours are magnetar.client.*")
+        _expect_at_least(1, "operation_timeout_seconds", self.operation_timeout_seconds)
+        _expect_at_least(1, "connection_timeout_ms", self.connection_timeout_ms)
+        _expect_at_least(1, "message_listener_threads", self.message_listener_threads)
+        _expect_at_least(1, "concurrent_lookup_requests", self.concurrent_lookup_requests)
+        _expect_at_least(1, "io_threads", self.io_threads)
+
+
+@dataclass(frozen=True)
+class ProducerOptions:
+    """How a producer gathers, limits and names what it sends.
+
+    `send_timeout_millis` 0: a message waits for its receipt for ever.
+    """
+
+    topic: str
+    producer_name: str | None = None
+    schema: object | None = None
+    initial_sequence_id: int | None = None
+    send_timeout_millis: int = 30000
+    compression_type: CompressionType = CompressionType.NONE
+    max_pending_messages: int = 1000
+    max_pending_messages_across_partitions: int = 50000
+    block_if_queue_full: bool = False
+    batching_enabled: bool = True
+    batching_max_messages: int = 1000
+    batching_max_allowed_size_in_bytes: int = 128 * 1024
+    batching_max_publish_delay_ms: int = 1
+    chunking_enabled: bool = False
+    message_routing_mode: PartitionsRoutingMode = PartitionsRoutingMode.RoundRobinDistribution
+    lazy_start_partitioned_producers: bool = False
+    properties: Mapping[str, str] | None = None
+    batching_type: BatchingType = BatchingType.Default
+    encryption_key: str | None = None
+    crypto_key_reader: object | None = None
+    access_mode: ProducerAccessMode = ProducerAccessMode.Shared
+    message_router: object | None = None
+
+    def __post_init__(self) -> None:
+        _expect("topic", self.topic, str)
+        _refuse(
+            "schema",
+            "chunking_enabled",
+            "encryption_key",
+            "crypto_key_reader",
+            "access_mode",
+            "message_router",
+            options=self,
+        )
+        _expect("producer_name", self.producer_name, str, type(None))
+        _expect("compression_type", self.compression_type, CompressionType)
+        _expect("batching_type", self.batching_type, BatchingType)
+        _expect_properties("properties", self.properties)
+        if self.initial_sequence_id is not None:
+            _expect_at_least(-1, "initial_sequence_id", self.initial_sequence_id)
+        _expect_at_least(0, "send_timeout_millis", self.send_timeout_millis)
+        _expect_at_least(0, "max_pending_messages", self.max_pending_messages)
+        _expect_at_least(
+            0, "max_pending_messages_across_partitions", self.max_pending_messages_across_partitions
+        )
+        _expect_at_least(1, "batching_max_messages", self.batching_max_messages)
+        _expect_at_least(
+            1, "batching_max_allowed_size_in_bytes", self.batching_max_allowed_size_in_bytes
+        )
+        _expect_at_least(0, "batching_max_publish_delay_ms", self.batching_max_publish_delay_ms)
+
+    @property
+    def pending_messages_max(self) -> int:
+        """The smaller of the two limits, of which 0 is none."""
+        limits = (self.max_pending_messages, self.max_pending_messages_across_partitions)
+        return min((limit for limit in limits if limit), default=2**31)
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """How a consumer subscribes, how far it reads ahead and when it asks again."""
+
+    topic: str
+    subscription_name: str
+    consumer_type: ConsumerType = ConsumerType.Exclusive
+    schema: object | None = None
+    message_listener: MessageListener | None = None
+    receiver_queue_size: int = 1000
+    max_total_receiver_queue_size_across_partitions: int = 50000
+    consumer_name: str | None = None
+    unacked_messages_timeout_ms: int | None = None
+    broker_consumer_stats_cache_time_ms: int = 30000
+    negative_ack_redelivery_delay_ms: int = 60000
+    is_read_compacted: bool = False
+    properties: Mapping[str, str] | None = None
+    pattern_auto_discovery_period: int = 60
+    initial_position: InitialPosition = InitialPosition.Latest
+    crypto_key_reader: object | None = None
+    replicate_subscription_state_enabled: bool = False
+    max_pending_chunked_message: int = 10
+    auto_ack_oldest_chunked_message_on_queue_full: bool = False
+    start_message_id_inclusive: bool = False
+    batch_receive_policy: ConsumerBatchReceivePolicy | None = None
+    key_shared_policy: object | None = None
+    batch_index_ack_enabled: bool = True
+    regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
+    dead_letter_policy: object | None = None
+    crypto_failure_action: object | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topic, str):
+            raise NotAllowedError(
+                "topic: lists and patterns of topics are not supported yet; give one name"
+            )
+        _refuse(
+            "schema",
+            "is_read_compacted",
+            "crypto_key_reader",
+            "replicate_subscription_state_enabled",
+            "max_pending_chunked_message",
+            "auto_ack_oldest_chunked_message_on_queue_full",
+            "key_shared_policy",
+            "regex_subscription_mode",
+            "dead_letter_policy",
+            "crypto_failure_action",
+            options=self,
+        )
+        _expect("subscription_name", self.subscription_name, str)
+        if not self.subscription_name:
+            raise InvalidConfiguration("subscription_name must not be empty")
+        _expect("consumer_type", self.consumer_type, ConsumerType)
+        _expect("initial_position", self.initial_position, InitialPosition)
+        _expect("consumer_name", self.consumer_name, str, type(None))
+        _expect_properties("properties", self.properties)
+        _expect_at_least(0, "receiver_queue_size", self.receiver_queue_size)
+        _expect_at_least(
+            1,
+            "max_total_receiver_queue_size_across_partitions",
+            self.max_total_receiver_queue_size_across_partitions,
+        )
+        _expect_at_least(
+            0, "negative_ack_redelivery_delay_ms", self.negative_ack_redelivery_delay_ms
+        )
+        if self.unacked_messages_timeout_ms:
+            _expect_at_least(
+                UNACKED_TIMEOUT_MS_MIN,
+                "unacked_messages_timeout_ms",
+                self.unacked_messages_timeout_ms,
+            )
+
+    @property
+    def queue_messages_max(self) -> int:
+        return min(self.receiver_queue_size, self.max_total_receiver_queue_size_across_partitions)
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """Where a reader begins and how far it reads ahead."""
+
+    topic: str
+    start_message_id: MessageId
+    schema: object | None = None
+    reader_listener: MessageListener | None = None
+    receiver_queue_size: int = 1000
+    reader_name: str | None = None
+    subscription_role_prefix: str | None = None
+    is_read_compacted: bool = False
+    crypto_key_reader: object | None = None
+    start_message_id_inclusive: bool = False
+    crypto_failure_action: object | None = None
+
+    def __post_init__(self) -> None:
+        _expect("topic", self.topic, str)
+        _expect("start_message_id", self.start_message_id, MessageId)
+        _refuse(
+            "schema",
+            "is_read_compacted",
+            "crypto_key_reader",
+            "crypto_failure_action",
+            options=self,
+        )
+        _expect("reader_name", self.reader_name, str, type(None))
+        _expect("subscription_role_prefix", self.subscription_role_prefix, str, type(None))
+        _expect_at_least(0, "receiver_queue_size", self.receiver_queue_size)
+
+
+def _refuse(*names: str, options: object) -> None:
+    """Refuse parameters of features that do not exist yet, unless left at their defaults."""
+    for name in names:
+        value = getattr(options, name)
+        if value != getattr(type(options), name):
+            raise NotAllowedError(f"{name}={value!r}: not supported yet")
+
+
+def _expect(name: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidConfiguration(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
+def _expect_at_least(least: int, name: str, value: object) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidConfiguration(f"{name} must be an integer of at least {least}, not {value!r}")
+
+
+def _expect_properties(name: str, value: Mapping[str, str] | None) -> None:
+    for text in (*(value or {}).keys(), *(value or {}).values()):
+        _expect(f"every key and value of {name}", text, str)

@@ -1,0 +1,148 @@
+"""What a user gives to `send`, as a message; and how much of it may wait for receipts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.errors import (
+    InvalidMessage,
+    MemoryBufferIsFull,
+    NotAllowedError,
+    ProducerQueueIsFull,
+    PulsarException,
+)
+from magnetar.protos.message import OutgoingMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.runtime.clock import Clock
+
+UNASSIGNED: Final = -1
+"""The sequence id of a message whose producer has yet to choose it."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 16
+"""What a message takes in a batch beside its payload, keys and properties, rounded up."""
+
+PENDING_BYTES_MAX: Final = 64 << 20
+"""Bytes of one producer that may wait for their receipts, whatever the number of messages: 1,000 of
+5 MiB would be 5 GB. Apache's Java client has the same figure for a whole client."""
+
+_U63_MAX = 2**63 - 1
+
+
+def outgoing_message(
+    content: bytes | None,
+    properties: Mapping[str, str] | None = None,
+    partition_key: str | None = None,
+    ordering_key: str | None = None,
+    sequence_id: int | None = None,
+    replication_clusters: list[str] | None = None,
+    disable_replication: bool | None = None,
+    event_timestamp: int | None = None,
+    deliver_at: int | None = None,
+    deliver_after: timedelta | None = None,
+    *,
+    clock: Clock,
+) -> OutgoingMessage:
+    """The message that the arguments of `send` describe. Raises InvalidMessage, NotAllowedError."""
+    payload = b"" if content is None else content
+    if type(payload) is not bytes:
+        raise InvalidMessage(f"content must be bytes or None, not {type(content).__name__}")
+    message = OutgoingMessage(payload, UNASSIGNED)
+    if content is None:
+        message.null_value = True
+    if properties:
+        _check_texts("properties", *properties.keys(), *properties.values())
+        message.properties = dict(properties)
+    if partition_key:
+        _check_texts("partition_key", partition_key)
+        message.partition_key = partition_key
+    if ordering_key:
+        _check_texts("ordering_key", ordering_key)
+        message.ordering_key = ordering_key.encode()
+    if sequence_id is not None:
+        message.sequence_id = _checked("sequence_id", sequence_id)
+    if replication_clusters or disable_replication:
+        raise NotAllowedError("replication between clusters is not supported yet")
+    if event_timestamp is not None:
+        message.event_time_ms = _checked("event_timestamp", event_timestamp)
+    if deliver_at is not None:
+        message.deliver_at_ms = _checked("deliver_at", deliver_at)
+    if deliver_after is not None:
+        if not isinstance(deliver_after, timedelta):
+            raise InvalidMessage("deliver_after must be a timedelta")
+        delay_ms = deliver_after // timedelta(milliseconds=1)
+        message.deliver_at_ms = _checked("deliver_after", clock.now_ms() + delay_ms)
+    return message
+
+
+def message_bytes(message: OutgoingMessage) -> int:
+    """How much the message counts against limits in bytes."""
+    size = len(message.payload) + MESSAGE_OVERHEAD_BYTES
+    if message.partition_key is not None:
+        size += len(message.partition_key)
+    if message.ordering_key is not None:
+        size += len(message.ordering_key)
+    for key, value in message.properties.items():
+        size += len(key) + len(value) + MESSAGE_OVERHEAD_BYTES
+    return size
+
+
+class Room:
+    """A machine: how many messages and bytes wait for their receipts, and whether more may.
+
+    1. Taken and not given back are within both limits, but for one message larger than the bytes.
+    """
+
+    def __init__(self, messages_max: int, bytes_max: int, *, topic: str) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._topic = topic
+        self._messages = 0
+        self._bytes = 0
+
+    def maybe_take(self, size: int) -> bool:
+        """Take room for a message of `size` bytes, if there is."""
+        if self._messages >= self._messages_max or (
+            self._bytes + size > self._bytes_max and self._messages
+        ):
+            return False
+        self._messages += 1
+        self._bytes += size
+        return True
+
+    def give(self, messages: int, size: int) -> None:
+        """Their outcome is known."""
+        self._messages -= messages
+        self._bytes -= size
+        assert self._messages >= 0
+        assert self._bytes >= 0
+
+    def refusal(self) -> PulsarException:
+        """Why there was no room."""
+        if self._messages >= self._messages_max:
+            return ProducerQueueIsFull(self._messages_max, topic=self._topic)
+        return MemoryBufferIsFull(self._bytes_max, topic=self._topic)
+
+    def check(self) -> None:
+        assert 0 <= self._messages <= self._messages_max
+        assert self._bytes <= self._bytes_max or self._messages == 1
+        assert self._messages or not self._bytes
+
+
+def _check_texts(name: str, *texts: str) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidMessage(f"{name} must be str, not {text!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidMessage(f"{name} {text!r} cannot be encoded as UTF-8") from None
+
+
+def _checked(name: str, value: int) -> int:
+    if type(value) is not int or not 0 <= value <= _U63_MAX:
+        raise InvalidMessage(f"{name} must be an integer from 0 to 2^63-1, not {value!r}")
+    return value

@@ -1,0 +1,183 @@
+"""The asyncio producer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from magnetar.client.callbacks import SendCallback, report
+from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, message_bytes, outgoing_message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+
+    from magnetar.client.errors import PulsarException
+    from magnetar.client.message import MessageId
+    from magnetar.client.options import ProducerOptions
+    from magnetar.client.publisher import Publisher
+    from magnetar.runtime.clock import Clock
+
+
+class Producer:
+    """Publishes messages on a topic. Made by `Client.create_producer`."""
+
+    def __init__(self, publisher: Publisher, options: ProducerOptions, clock: Clock) -> None:
+        publisher.face = self
+        self._publisher = publisher
+        self._clock = clock
+        self._blocks = options.block_if_queue_full
+        self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._seal_is_due = False
+
+    async def send(
+        self,
+        content: bytes | None,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> MessageId:
+        """Publish a message and wait until it is stored; gives its id.
+
+        Messages that several tasks send in the same turn of the loop share a batch. Cancelling does
+        not take a message back that has been handed on. Raises Timeout (indefinite), MessageTooBig,
+        AlreadyClosed, ...; with a full queue waits (`block_if_queue_full`) or raises
+        ProducerQueueIsFull or MemoryBufferIsFull.
+        """
+        message = outgoing_message(
+            content,
+            properties,
+            partition_key,
+            ordering_key,
+            sequence_id,
+            replication_clusters,
+            disable_replication,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            clock=self._clock,
+        )
+        size = message_bytes(message)
+        await self._take_room(size)
+        outcome: asyncio.Future[MessageId] = self._loop.create_future()
+        self._publisher.submit(message, size, partial(_settle, outcome))
+        if not self._seal_is_due:
+            self._seal_is_due = True
+            self._loop.call_soon(self._seal)
+        return await outcome
+
+    def send_async(
+        self,
+        content: bytes | None,
+        callback: SendCallback | None,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> None:
+        """Publish a message without waiting; `callback(result, message_id)` is called with the
+        outcome. Never waits: with a full queue the outcome is ProducerQueueIsFull at once.
+
+        Not in Apache's asyncio client, but in its synchronous one.
+        """
+        message = outgoing_message(
+            content,
+            properties,
+            partition_key,
+            ordering_key,
+            sequence_id,
+            replication_clusters,
+            disable_replication,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            clock=self._clock,
+        )
+        size = message_bytes(message)
+        if self._room.maybe_take(size):
+            self._publisher.submit(message, size, partial(report, callback))
+        else:
+            report(callback, self._room.refusal(), None)
+
+    async def flush(self) -> None:
+        """Send what has gathered and wait until all of it is stored. Raises the first error."""
+        await self._publisher.flush()
+
+    async def close(self) -> None:
+        """Wait for the receipts of what was sent, and end. Raises Timeout if they do not come."""
+        await self._publisher.close()
+
+    def topic(self) -> str:
+        """The full name of the topic."""
+        return self._publisher.topic
+
+    def producer_name(self) -> str:
+        """The name that was given, or that the broker chose."""
+        return self._publisher.name
+
+    def last_sequence_id(self) -> int:
+        """Of the last message that was stored; -1: none was."""
+        return self._publisher.last_sequence_id
+
+    def is_connected(self) -> bool:
+        """Whether a broker has it at the moment."""
+        return self._publisher.is_attached
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # What the publisher calls
+
+    def on_released(self, messages: int, message_bytes: int) -> None:
+        self._room.give(messages, message_bytes)
+
+    def on_burst_end(self) -> None:
+        """Whoever waits for room tries again, in order; who finds none waits on."""
+        waiting, self._waiting = self._waiting, deque()
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _take_room(self, size: int) -> None:
+        while not self._room.maybe_take(size):
+            if not self._blocks:
+                raise self._room.refusal()
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def _seal(self) -> None:
+        self._seal_is_due = False
+        self._publisher.seal()
+
+
+def _settle(
+    outcome: asyncio.Future[MessageId],
+    error: PulsarException | None,
+    message_id: MessageId | None,
+) -> None:
+    if outcome.done():  # nobody waits any more
+        return
+    if error is not None:
+        outcome.set_exception(error)
+    else:
+        assert message_id is not None
+        outcome.set_result(message_id)

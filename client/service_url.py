@@ -1,0 +1,39 @@
+"""Where brokers are: `grpc://host:6660[,host2:6660]`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from magnetar.client.errors import InvalidUrl
+
+DEFAULT_PORT: Final = 6660
+SCHEME: Final = "grpc://"
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/,\s]+)(?::([0-9]{1,5}))?")
+
+
+def parse_service_url(text: str) -> tuple[str, ...]:
+    """The URL of each broker that is named. Raises InvalidUrl."""
+    if text.startswith(("pulsar://", "pulsar+ssl://")):
+        raise InvalidUrl(
+            f"{text!r} is an address for Apache Pulsar's clients; this one speaks gRPC:"
+            f" {SCHEME}host:{DEFAULT_PORT}"
+        )
+    if not text.startswith(SCHEME):
+        raise InvalidUrl(f"{text!r}: expected {SCHEME}host:port[,host2:port]")
+    addresses = text.removeprefix(SCHEME).rstrip("/").split(",")
+    return tuple(_broker_url(address, text) for address in addresses)
+
+
+def host_and_port(broker: str) -> str:
+    """What gRPC connects to, of a broker's URL."""
+    return broker.removeprefix(SCHEME)
+
+
+def _broker_url(address: str, text: str) -> str:
+    match = _ADDRESS.fullmatch(address.strip())
+    port = int(match[2] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise InvalidUrl(f"{text!r}: {address!r} is not host:port")
+    return f"{SCHEME}{match[1]}:{port}"

@@ -1,0 +1,546 @@
+"""The synchronous client: a thin face over the asyncio one, whose loop runs in a thread.
+
+All methods may be called from any thread. `send_async`, `acknowledge` and `receive` cross to the
+loop by way of crossing.py; everything else runs a coroutine there and waits for it. Callbacks of
+sends are called on the loop's thread and must not wait for the client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+
+from magnetar.client.asyncio import Client as AsyncClient
+from magnetar.client.callbacks import SendCallback, report
+from magnetar.client.consumer import (
+    acknowledgeable,
+    check_cumulative,
+    id_of,
+    subscription_of,
+)
+from magnetar.client.crossing import LoopThread, Mailbox, Outcome
+from magnetar.client.errors import OperationNotSupported, PulsarException, Timeout
+from magnetar.client.listeners import Listener, ListenerThread
+from magnetar.client.options import (
+    ClientOptions,
+    ConsumerBatchReceivePolicy,
+    ConsumerOptions,
+    ProducerOptions,
+    ReaderOptions,
+)
+from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, message_bytes, outgoing_message
+from magnetar.client.parts import World
+from magnetar.client.reader import begin_at_last, reader_subscription
+from magnetar.client.signature import taking
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+
+    from magnetar.client.batching import Done
+    from magnetar.client.message import Message, MessageId
+    from magnetar.client.publisher import Publisher
+    from magnetar.client.subscription import Subscription
+    from magnetar.protos.message import OutgoingMessage
+
+
+class Client:
+    """Makes producers, consumers and readers, and holds the connections that they share.
+
+    Connects when something is made. The parameters are those of ClientOptions.
+    """
+
+    _thread: LoopThread
+    _client: AsyncClient
+    _closed: bool
+
+    @taking(ClientOptions)
+    def __init__(self, options: ClientOptions) -> None:
+        self._set_up(options, World())
+
+    @classmethod
+    def in_world(cls, options: ClientOptions, world: World) -> Self:
+        """A client with another network, clock and chance: for tests and simulations."""
+        client = cls.__new__(cls)
+        client._set_up(options, world)
+        return client
+
+    @taking(ProducerOptions)
+    def create_producer(self, options: ProducerOptions) -> Producer:
+        """A producer on a topic. The parameters are those of ProducerOptions; errors as those of
+        the asyncio client."""
+        return self._thread.call(self._create_producer(options))
+
+    @taking(ConsumerOptions)
+    def subscribe(self, options: ConsumerOptions) -> Consumer:
+        """A consumer of a subscription, which is made unless it exists. The parameters are those of
+        ConsumerOptions; errors as those of the asyncio client."""
+        return self._thread.call(self._subscribe(options))
+
+    @taking(ReaderOptions)
+    def create_reader(self, options: ReaderOptions) -> Reader:
+        """A reader of a topic from a place in it. The parameters are those of ReaderOptions; errors
+        as those of the asyncio client."""
+        return self._thread.call(self._create_reader(options))
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        """The names of the topic's partitions; its own name if it has none."""
+        return self._thread.call(self._client.get_topic_partitions(topic))
+
+    def close(self) -> None:
+        """Close all producers and consumers as their `close` does, then the connections.
+
+        Raises the first error of those; everything is closed all the same. Closing a closed client
+        does nothing.
+        """
+        if self._closed:
+            return
+        self._thread.check_may_wait()
+        self._closed = True
+        try:
+            self._thread.call(self._client.close())
+        finally:
+            self._stop()
+
+    def shutdown(self) -> None:
+        """End everything at once. What has no receipt is told Interrupted, and acknowledgements
+        that were not answered may be lost."""
+        if not self._closed:
+            self._closed = True
+            self._thread.loop.call_soon_threadsafe(self._client.shutdown)
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _set_up(self, options: ClientOptions, world: World) -> None:
+        self._thread = LoopThread("magnetar-client")
+        self._closed = False
+        self._listener_threads: list[ListenerThread] = []
+        self._listener_threads_max = options.message_listener_threads
+        self._listeners = 0
+        try:
+            self._client = self._thread.call(_made(options, world))
+        except BaseException:
+            self._thread.stop()
+            raise
+        _OPEN.add(self)
+
+    async def _create_producer(self, options: ProducerOptions) -> Producer:
+        publisher = self._client.publisher(options)
+        producer = Producer(publisher, options, self._client, self._thread)
+        await self._client.opened(publisher)
+        return producer
+
+    async def _subscribe(self, options: ConsumerOptions) -> Consumer:
+        subscription = subscription_of(options)
+        inbox = _Inbox(self._client, self._thread, options.topic, subscription)
+        policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
+        consumer = Consumer(inbox, policy, self._thread)
+        if options.message_listener is not None:
+            consumer.listener = self._listener(inbox, consumer, options.message_listener)
+        await self._client.opened(inbox.subscriber)
+        return consumer
+
+    async def _create_reader(self, options: ReaderOptions) -> Reader:
+        subscription = reader_subscription(options, self._client.parts.random)
+        inbox = _Inbox(self._client, self._thread, options.topic, subscription)
+        reader = Reader(inbox, self._thread)
+        await self._client.opened(inbox.subscriber)
+        await begin_at_last(inbox.subscriber)
+        if options.reader_listener is not None:
+            self._listener(inbox, reader, options.reader_listener)
+        return reader
+
+    def _listener(
+        self, inbox: _Inbox, owner: object, listener: Callable[[Any, Any], object]
+    ) -> Listener:
+        """Have `listener(owner, message)` called, always on the same thread."""
+        if len(self._listener_threads) < self._listener_threads_max:
+            name = f"magnetar-listener-{len(self._listener_threads)}"
+            self._listener_threads.append(ListenerThread(name))
+        thread = self._listener_threads[self._listeners % len(self._listener_threads)]
+        self._listeners += 1
+
+        def deliver(message: Message) -> None:
+            inbox.was_taken(message)
+            listener(owner, message)
+
+        return Listener(inbox.mailbox, deliver, thread)
+
+    def _stop(self) -> None:
+        _OPEN.discard(self)
+        self._thread.stop()
+        for thread in self._listener_threads:
+            thread.stop()
+
+
+class Producer:
+    """Publishes messages on a topic. Made by `Client.create_producer`."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        options: ProducerOptions,
+        client: AsyncClient,
+        thread: LoopThread,
+    ) -> None:
+        publisher.face = self
+        self._publisher = publisher
+        self._thread = thread
+        self._clock = client.parts.clock
+        self._blocks = options.block_if_queue_full
+        self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
+        self._room_changed = threading.Condition(threading.Lock())
+        self._waiting = 0
+        self._crossing = thread.crossing(self._submit)
+
+    def send(
+        self,
+        content: bytes | None,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> MessageId:
+        """Publish a message and wait until it is stored; gives its id. Closes its batch at once.
+
+        Raises Timeout (indefinite), MessageTooBig, AlreadyClosed, ...; with a full queue waits
+        (`block_if_queue_full`) or raises ProducerQueueIsFull or MemoryBufferIsFull.
+        """
+        self._thread.check_may_wait()
+        message = outgoing_message(
+            content,
+            properties,
+            partition_key,
+            ordering_key,
+            sequence_id,
+            replication_clusters,
+            disable_replication,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            clock=self._clock,
+        )
+        size = message_bytes(message)
+        error = self._take_room(size)
+        if error is not None:
+            raise error
+        outcome = Outcome()
+        self._crossing.put((message, size, outcome.settle, True))
+        return outcome.wait()
+
+    def send_async(
+        self,
+        content: bytes | None,
+        callback: SendCallback | None,
+        properties: Mapping[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool | None = None,
+        event_timestamp: int | None = None,
+        deliver_at: int | None = None,
+        deliver_after: timedelta | None = None,
+    ) -> None:
+        """Publish a message; `callback(result, message_id)` is called with the outcome, on the
+        client's own thread. With a full queue waits (`block_if_queue_full`), or the outcome is
+        ProducerQueueIsFull or MemoryBufferIsFull at once."""
+        message = outgoing_message(
+            content,
+            properties,
+            partition_key,
+            ordering_key,
+            sequence_id,
+            replication_clusters,
+            disable_replication,
+            event_timestamp,
+            deliver_at,
+            deliver_after,
+            clock=self._clock,
+        )
+        size = message_bytes(message)
+        error = self._take_room(size)
+        if error is None:
+            self._crossing.put((message, size, partial(report, callback), False))
+        else:
+            report(callback, error, None)
+
+    def flush(self) -> None:
+        """Send what has gathered and wait until all of it is stored. Raises the first error."""
+        self._thread.call(self._publisher.flush())
+
+    def close(self) -> None:
+        """Wait for the receipts of what was sent, and end. Raises Timeout if they do not come."""
+        self._thread.call(self._publisher.close())
+
+    def topic(self) -> str:
+        """The full name of the topic."""
+        return self._publisher.topic
+
+    def producer_name(self) -> str:
+        """The name that was given, or that the broker chose."""
+        return self._publisher.name
+
+    def last_sequence_id(self) -> int:
+        """Of the last message that was stored; -1: none was."""
+        return self._publisher.last_sequence_id
+
+    def is_connected(self) -> bool:
+        """Whether a broker has it at the moment."""
+        return self._publisher.is_attached
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # In the user's thread
+
+    def _take_room(self, size: int) -> PulsarException | None:
+        """Why there is no room. None: it was taken."""
+        with self._room_changed:
+            if self._room.maybe_take(size):
+                return None
+            if not self._blocks or self._thread.is_current:
+                return self._room.refusal()
+            self._waiting += 1
+            try:
+                self._room_changed.wait_for(lambda: self._room.maybe_take(size))
+            finally:
+                self._waiting -= 1
+        return None
+
+    # On the loop
+
+    def on_released(self, messages: int, message_bytes: int) -> None:
+        with self._room_changed:
+            self._room.give(messages, message_bytes)
+
+    def on_burst_end(self) -> None:
+        if self._waiting:
+            with self._room_changed:
+                self._room_changed.notify_all()
+
+    def _submit(self, sends: deque[tuple[OutgoingMessage, int, Done, bool]]) -> None:
+        """A burst. Whoever waits for one of them gets its batch closed at once."""
+        submit = self._publisher.submit
+        somebody_waits = False
+        for message, size, done, waits in sends:
+            submit(message, size, done)
+            somebody_waits |= waits
+        if somebody_waits:
+            self._publisher.seal()
+
+
+class Consumer:
+    """Receives the messages of a subscription. Made by `Client.subscribe`."""
+
+    def __init__(
+        self, inbox: _Inbox, policy: ConsumerBatchReceivePolicy, thread: LoopThread
+    ) -> None:
+        self._inbox = inbox
+        self._subscriber = inbox.subscriber
+        self._policy = policy
+        self._thread = thread
+        self.listener: Listener | None = None  # None: the user calls receive()
+
+    def receive(self, timeout_millis: int | None = None) -> Message:
+        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        if self.listener is not None:
+            raise OperationNotSupported("messages go to the message_listener")
+        return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
+
+    def batch_receive(self) -> list[Message]:
+        """As many messages as the policy says, or fewer, even none, when its time is up."""
+        policy = self._policy
+        end_at = None if policy.timeout_s is None else monotonic() + policy.timeout_s
+        messages: list[Message] = []
+        size = 0
+        while len(messages) < policy.messages_max and size < policy.bytes_max:
+            left_s = None if end_at is None else max(end_at - monotonic(), 0)
+            try:
+                message = self._inbox.take(left_s)
+            except Timeout:
+                break
+            messages.append(message)
+            size += len(message.data())
+        return messages
+
+    def acknowledge(self, message: Message | MessageId) -> None:
+        """This message is done. Does not wait: acknowledgements are sent together within 100 ms,
+        again on another connection if need be, and `close` waits until they are durable."""
+        self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message))
+
+    def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """This message and all before it are done. Raises CumulativeAcknowledgementNotAllowedError
+        on Shared and Key_Shared subscriptions."""
+        check_cumulative(self._subscriber.subscription)
+        self._inbox.do(self._subscriber.acknowledge_cumulative, acknowledgeable(message))
+
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """This message is to come again after `negative_ack_redelivery_delay_ms`."""
+        self._inbox.do(self._subscriber.negative_acknowledge, id_of(message))
+
+    def redeliver_unacknowledged_messages(self) -> None:
+        """Everything that was delivered and not acknowledged is to come again."""
+        self._inbox.do(self._subscriber.redeliver_unacknowledged, None)
+
+    def pause_message_listener(self) -> None:
+        """Stop calling the listener; what comes meanwhile waits in the queue."""
+        if self.listener is not None:
+            self.listener.pause()
+
+    def resume_message_listener(self) -> None:
+        """Call the listener again."""
+        if self.listener is not None:
+            self.listener.resume()
+
+    def seek(self, messageid: MessageId | int) -> None:
+        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
+        one that was published at that time in milliseconds or later."""
+        self._thread.call(self._subscriber.seek(messageid))
+
+    def get_last_message_id(self) -> MessageId:
+        """Of the last message of the topic; (-1, -1) when it is empty."""
+        last, _ = self._thread.call(self._subscriber.last_message_id())
+        return last
+
+    def unsubscribe(self) -> None:
+        """Delete the subscription, of which this must be the only consumer, and close."""
+        self._thread.call(self._subscriber.unsubscribe())
+
+    def close(self) -> None:
+        """End, once the acknowledgements given before are durable. Raises Timeout if they may not
+        be."""
+        self._thread.call(self._subscriber.close())
+
+    def topic(self) -> str:
+        """The full name of the topic."""
+        return self._subscriber.topic
+
+    def subscription_name(self) -> str:
+        return self._subscriber.subscription.name
+
+    def consumer_name(self) -> str:
+        """The name that was given; "": none was."""
+        return self._subscriber.subscription.consumer_name or ""
+
+    def is_connected(self) -> bool:
+        """Whether a broker has it at the moment."""
+        return self._subscriber.is_attached
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Reader:
+    """Reads a topic from a place that the user chooses. Made by `Client.create_reader`."""
+
+    def __init__(self, inbox: _Inbox, thread: LoopThread) -> None:
+        self._inbox = inbox
+        self._subscriber = inbox.subscriber
+        self._thread = thread
+
+    def read_next(self, timeout_millis: int | None = None) -> Message:
+        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
+
+    def has_message_available(self) -> bool:
+        """Whether there is a message after the last that was read. Asks the broker if need be."""
+        return self._thread.call(self._subscriber.has_message_available())
+
+    def seek(self, messageid: MessageId | int) -> None:
+        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
+        one that was published at that time in milliseconds or later."""
+        self._thread.call(self._subscriber.seek(messageid))
+
+    def close(self) -> None:
+        self._thread.call(self._subscriber.close())
+
+    def topic(self) -> str:
+        """The full name of the topic."""
+        return self._subscriber.topic
+
+    def is_connected(self) -> bool:
+        """Whether a broker has it at the moment."""
+        return self._subscriber.is_attached
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Inbox:
+    """What a consumer and a reader have in common here: messages one way, what becomes of them the
+    other. Made on the loop."""
+
+    def __init__(
+        self, client: AsyncClient, thread: LoopThread, topic: str, subscription: Subscription
+    ) -> None:
+        self._thread = thread
+        self._prefetches = subscription.queue_messages_max > 0
+        self._crossing = thread.crossing(self._carry_out)
+        self.mailbox = Mailbox(topic, self._on_waiting)
+        self.subscriber = client.subscriber(topic, subscription, self.mailbox)
+
+    def take(self, timeout_s: float | None) -> Message:
+        """The next message. Raises Timeout, and why there is no more."""
+        message = self.mailbox.maybe_take()
+        if message is None:
+            self._thread.check_may_wait()
+            message = self.mailbox.take(timeout_s)
+        self.was_taken(message)
+        return message
+
+    def was_taken(self, message: Message) -> None:
+        self._crossing.put((self.subscriber.on_taken, message))
+
+    def do(self, function: Callable[[Any], None], argument: object) -> None:
+        """Have the subscriber do something. Raises AlreadyClosed."""
+        self.subscriber.check_open()
+        self._crossing.put((function, argument))
+
+    def _on_waiting(self) -> None:
+        if not self._prefetches:
+            self._crossing.put((self.subscriber.on_waiting, None))
+
+    def _carry_out(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
+        if not self.subscriber.is_over:
+            for function, argument in items:
+                function(argument)
+
+
+async def _made(options: ClientOptions, world: World) -> AsyncClient:
+    """Where there is a running loop."""
+    return AsyncClient.in_world(options, world)
+
+
+_OPEN: set[Client] = set()
+"""Clients that were not closed. A program that ends without closing them must not hang or crash in
+their threads, so they are ended first."""
+
+
+@atexit.register
+def _end_open_clients() -> None:
+    for client in list(_OPEN):
+        client.shutdown()

@@ -1,0 +1,56 @@
+"""Message ids: Apache's bytes and order. (Accessors of messages are covered where they arrive.)"""
+
+from __future__ import annotations
+
+import pickle
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.client.errors import InvalidMessage
+from magnetar.client.message import MessageId
+
+NUMBER = st.integers(-1, 2**63 - 1)
+SMALL = st.integers(-1, 3)
+
+
+@given(st.integers(-1, 2**31 - 1), NUMBER, NUMBER, st.integers(-1, 999))
+def test_the_bytes_are_apaches(partition: int, ledger: int, entry: int, batch_index: int) -> None:
+    ours = MessageId(partition, ledger, entry, batch_index)
+    theirs = pulsar.MessageId(partition, ledger, entry, batch_index)
+    assert ours.serialize() == theirs.serialize()
+    assert str(ours) == str(theirs)
+    assert MessageId.deserialize(theirs.serialize()) == ours
+
+
+@given(*[st.tuples(st.just(-1), SMALL, SMALL, SMALL)] * 2)
+def test_the_order_is_apaches(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    ours = MessageId(*a), MessageId(*b)
+    theirs = pulsar.MessageId(*a), pulsar.MessageId(*b)
+    assert (ours[0] < ours[1]) == (theirs[0] < theirs[1])
+    assert (ours[0] == ours[1]) == (theirs[0] == theirs[1])
+    assert (ours[0] >= ours[1]) == (theirs[0] >= theirs[1])
+    assert ours[0] != ours[1] or hash(ours[0]) == hash(ours[1])
+
+
+def test_the_ends_of_a_topic() -> None:
+    assert MessageId.earliest.serialize() == pulsar.MessageId.earliest.serialize()
+    assert MessageId.latest.serialize() == pulsar.MessageId.latest.serialize()
+    assert MessageId.earliest < MessageId(-1, 0, 0) < MessageId.latest
+
+
+def test_an_id_in_a_batch_keeps_the_size_of_the_batch() -> None:
+    one = MessageId(-1, 3, 4, 5, 6)
+    copies = MessageId.deserialize(one.serialize()), pickle.loads(pickle.dumps(one))
+    for copy in copies:
+        assert copy == one
+        assert copy.batch_size() == 6
+    assert one.batch_index() == 5
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\x08\x03", b"\xff\xff\xff", b"hello"])
+def test_garbage_is_refused(garbage: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        MessageId.deserialize(garbage)

@@ -1,0 +1,149 @@
+"""Options: Apache's parameters, in its order and with its defaults; what is not there is named."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pulsar
+import pytest
+
+from magnetar.client.errors import InvalidConfiguration, NotAllowedError
+from magnetar.client.message import MessageId
+from magnetar.client.options import (
+    ClientOptions,
+    CompressionType,
+    ConsumerBatchReceivePolicy,
+    ConsumerOptions,
+    ConsumerType,
+    ProducerAccessMode,
+    ProducerOptions,
+    ReaderOptions,
+)
+from magnetar.client.sync import Client
+
+DIFFERENT = {
+    "batching_enabled",  # on
+    "batching_max_publish_delay_ms",  # 1
+    "batch_index_ack_enabled",  # on
+    "schema",  # None stands for bytes
+    "crypto_failure_action",  # None stands for fail
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        (ClientOptions, pulsar.Client.__init__),
+        (ProducerOptions, pulsar.Client.create_producer),
+        (ConsumerOptions, pulsar.Client.subscribe),
+        (ReaderOptions, pulsar.Client.create_reader),
+    ],
+)
+def test_parameters_are_apaches(options: type, method: Any) -> None:
+    ours = inspect.signature(options).parameters
+    theirs = dict(inspect.signature(method).parameters)
+    del theirs["self"]
+    assert list(ours) == list(theirs)
+    for name, parameter in theirs.items():
+        if name in DIFFERENT:
+            continue
+        default = parameter.default
+        if default is not inspect.Parameter.empty and hasattr(default, "name"):
+            assert ours[name].default.name == default.name
+        else:
+            assert ours[name].default == default, name
+
+
+def test_both_faces_show_the_parameters() -> None:
+    shown = list(inspect.signature(Client.create_producer).parameters)
+    assert shown == ["self", *inspect.signature(ProducerOptions).parameters]
+
+
+def test_enums_are_apaches() -> None:
+    for ours in (CompressionType, ConsumerType, ProducerAccessMode):
+        theirs = getattr(pulsar, ours.__name__).__members__
+        assert {one.name: one.value for one in ours} == {
+            name: int(value) for name, value in theirs.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (ProducerOptions, {"chunking_enabled": True}),
+        (ProducerOptions, {"schema": object()}),
+        (ProducerOptions, {"encryption_key": "key"}),
+        (ProducerOptions, {"access_mode": ProducerAccessMode.Exclusive}),
+        (ProducerOptions, {"message_router": print}),
+        (ConsumerOptions, {"dead_letter_policy": object()}),
+        (ConsumerOptions, {"key_shared_policy": object()}),
+        (ConsumerOptions, {"is_read_compacted": True}),
+        (ConsumerOptions, {"crypto_key_reader": object()}),
+        (ConsumerOptions, {"replicate_subscription_state_enabled": True}),
+        (ReaderOptions, {"is_read_compacted": True}),
+        (ClientOptions, {"authentication": object()}),
+        (ClientOptions, {"tls_trust_certs_file_path": "x"}),
+        (ClientOptions, {"listener_name": "x"}),
+        (ClientOptions, {"logger": object()}),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(NotAllowedError, match=next(iter(given))):
+        make(options, **given)
+
+
+def test_lists_and_patterns_of_topics_are_refused() -> None:
+    for topic in (["a", "b"], re.compile("a.*")):
+        with pytest.raises(NotAllowedError, match="topic"):
+            ConsumerOptions(topic, "s")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (ProducerOptions, {"producer_name": 3}),
+        (ProducerOptions, {"compression_type": "LZ4"}),
+        (ProducerOptions, {"send_timeout_millis": -1}),
+        (ProducerOptions, {"max_pending_messages": 1.5}),
+        (ProducerOptions, {"max_pending_messages": True}),
+        (ProducerOptions, {"batching_max_messages": 0}),
+        (ProducerOptions, {"properties": {"a": 1}}),
+        (ConsumerOptions, {"unacked_messages_timeout_ms": 9999}),
+        (ConsumerOptions, {"receiver_queue_size": -1}),
+        (ConsumerOptions, {"consumer_type": 1}),
+        (ConsumerOptions, {"subscription_name": ""}),
+        (ReaderOptions, {"start_message_id": "earliest"}),
+        (ClientOptions, {"operation_timeout_seconds": 0}),
+        (ClientOptions, {"message_listener_threads": 0}),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfiguration, match=next(iter(given))):
+        make(options, **given)
+
+
+def test_limits_of_both_kinds() -> None:
+    assert ProducerOptions("t").pending_messages_max == 1000
+    assert make(ProducerOptions, max_pending_messages_across_partitions=7).pending_messages_max == 7
+    assert make(ProducerOptions, max_pending_messages=0).pending_messages_max == 50000
+    size = "max_total_receiver_queue_size_across_partitions"
+    assert make(ConsumerOptions, **{size: 10}).queue_messages_max == 10
+
+
+def test_batch_receive_policy() -> None:
+    with pytest.raises(InvalidConfiguration):
+        ConsumerBatchReceivePolicy(-1, -1, -1)
+    policy = ConsumerBatchReceivePolicy(10, 0, 250)
+    assert (policy.messages_max, policy.timeout_s) == (10, 0.25)
+
+
+def make(options: Any, **given: Any) -> Any:
+    required = {
+        ClientOptions: {"service_url": "grpc://a"},
+        ProducerOptions: {"topic": "t"},
+        ConsumerOptions: {"topic": "t", "subscription_name": "s"},
+        ReaderOptions: {"topic": "t", "start_message_id": MessageId.earliest},
+    }[options]
+    return options(**{**required, **given})

@@ -404,6 +404,13 @@ class Log:
         return self.chain.next_index - 1
 
     @property
+    def stored_bytes(self) -> int:
+        """In all its ledgers: of the closed ones as recorded, of the open one what was sent to
+        it."""
+        sent = 0 if self._writing is None else self._ledger_bytes
+        return sum(part.length for part in self.chain.records) + sent
+
+    @property
     def properties(self) -> Mapping[str, str]:
         """Of the topic's record."""
         return self.tenure.record.properties

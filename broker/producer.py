@@ -160,13 +160,8 @@ class ProducerHandle:
             self._end()
             self.events.closed(reason)
 
-    def on_appended(self, receipts: Sequence[tuple[Publish, Position]], now: float) -> None:
+    def on_appended(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
         """The log has these, in order."""
-        messages = size = 0
-        for publish, _ in receipts:
-            messages += publish.messages
-            size += publish.bytes
-        self.meter.count(messages, size, now)
         if self.state is ProducerState.CLOSED:
             return
         if self._refusals:

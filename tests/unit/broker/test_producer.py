@@ -46,7 +46,7 @@ class PlainLog:
             self.entry += len(done)
             handle = done[0].handle
             handle.on_appended(
-                [(publish, Position(0, first + index)) for index, publish in enumerate(done)], 0.0
+                [(publish, Position(0, first + index)) for index, publish in enumerate(done)]
             )
 
 
@@ -88,9 +88,7 @@ def test_receipts_come_in_batches_in_order() -> None:
         assert it.session.answers == [(n, Position(0, n)) for n in range(4)]
         assert it.session.batches == [3, 1]
         assert it.handle.outstanding == 0
-        described = it.handle.describe(1.0)
-        assert described["producerName"] == "p"
-        assert described["msgRateIn"] > 0
+        assert it.handle.describe(1.0)["producerName"] == "p"
 
     in_loop(test)
 

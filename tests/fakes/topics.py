@@ -1,0 +1,166 @@
+"""A topic on fake ledgers and a metadata store in memory, with the sessions of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from fakes.entries import entry_of
+from fakes.ledgers import FakeLedgers
+from fakes.sessions import FakeConsumerSession, FakeProducerSession
+from fakes.topic_log import SMALL, TOPIC
+from support import wait_until
+
+from magnetar.broker.contract import (
+    AccessMode,
+    ClientInfo,
+    InitialPosition,
+    ProducerRequest,
+    SubscribeRequest,
+    SubscriptionType,
+)
+from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.topic import ProducerNames, Topic, TopicState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fakes.topic_log import World
+
+    from magnetar.broker.consumer import ConsumerHandle
+    from magnetar.broker.dispatch.permits import Limits
+    from magnetar.broker.errors import BrokerError
+    from magnetar.broker.log.log import LogConfig
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.producer import ProducerHandle
+
+CLIENT = ClientInfo("127.0.0.1:1", "test")
+
+
+class TopicWorld:
+    """An open topic. `failures` holds what the broker was told of it."""
+
+    def __init__(self) -> None:
+        self.topic: Topic
+        self.failures: list[BrokerError] = []
+        self._consumers = 0
+        self._published = 0
+        self._producer: tuple[ProducerHandle, FakeProducerSession] | None = None
+
+    def on_failed(self, topic: Topic, error: BrokerError) -> None:
+        assert topic is self.topic
+        assert topic.state is TopicState.FAILED
+        self.failures.append(error)
+
+    async def produce(
+        self,
+        name: str = "",
+        *,
+        session: FakeProducerSession | None = None,
+        mode: AccessMode = AccessMode.SHARED,
+        topic_epoch: int | None = None,
+        user_provided: bool = True,
+        epoch: int = 0,
+    ) -> tuple[ProducerHandle, FakeProducerSession]:
+        session = session or FakeProducerSession()
+        request = ProducerRequest(
+            1,
+            name,
+            CLIENT,
+            user_provided_name=user_provided,
+            epoch=epoch,
+            access_mode=mode,
+            topic_epoch=topic_epoch,
+        )
+        return await self.topic.add_producer(request, session), session
+
+    async def publish(self, *texts: str, batches: bool = False, time_ms: int = 0) -> list[Position]:
+        """One message for each text (of a batch: its words); returns when they are durable."""
+        if self._producer is None:
+            self._producer = await self.produce("publisher")
+        handle, session = self._producer
+        before = len(session.answers)
+        for text in texts:
+            words = text.split() if batches else [text]
+            view = entry_of(*words, publish_time_ms=time_ms or 1_700_000_000_000)
+            handle.publish_nowait(self._published, self._published, view)
+            self._published += 1
+        await wait_until(lambda: len(session.answers) == before + len(texts), what="receipts")
+        positions = [answer for _, answer in session.answers[before:]]
+        assert not any(isinstance(position, Exception) for position in positions)
+        return positions  # type: ignore[return-value]
+
+    async def subscribe(
+        self,
+        name: str = "s",
+        *,
+        kind: SubscriptionType = SubscriptionType.EXCLUSIVE,
+        session: FakeConsumerSession | None = None,
+        permits: int = 1_000,
+        durable: bool = True,
+        start: Position | None = None,
+        initial: InitialPosition = InitialPosition.EARLIEST,
+        priority: int = 0,
+        rollback_s: int = 0,
+        compacted: bool = False,
+    ) -> tuple[ConsumerHandle, FakeConsumerSession]:
+        session = session or FakeConsumerSession()
+        self._consumers += 1
+        request = SubscribeRequest(
+            self._consumers,
+            name,
+            kind,
+            CLIENT,
+            consumer_name=f"c{self._consumers}",
+            durable=durable,
+            initial_position=initial,
+            start=start,
+            start_rollback_s=rollback_s,
+            priority=priority,
+            read_compacted=compacted,
+        )
+        handle = await self.topic.subscribe(request, session)
+        if permits:
+            handle.flow(permits)
+        return handle, session
+
+
+@contextlib.asynccontextmanager
+async def opened_topic(
+    world: World,
+    *,
+    config: LogConfig = SMALL,
+    limits: Limits | None = None,
+    cache_bytes: int = 1 << 20,
+    close: bool = True,
+) -> AsyncIterator[TopicWorld]:
+    """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
+    it = TopicWorld()
+    async with asyncio.TaskGroup() as tasks:
+        topic = it.topic = await Topic.open(
+            TOPIC,
+            store=world.store(),
+            ledgers=FakeLedgers(world.ledgers),
+            log_config=config,
+            cache=EntryCache(cache_bytes),
+            clock=world.clock,
+            names=ProducerNames("test-1"),
+            tasks=tasks,
+            on_failed=it.on_failed,
+            limits=limits,
+        )
+        try:
+            yield it
+            if close:
+                await topic.close()
+        finally:
+            abandon(topic)
+
+
+def abandon(topic: Topic) -> None:
+    """What is left of it when its broker dies: no task, and nothing written any more."""
+    for subscription in topic.subscriptions.values():
+        subscription._drop_dispatcher()
+    for task in topic._lasting:
+        task.cancel()

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("protos", "bookie", "broker", "metadata", "client", "spark", "pyspark_magnetar")
 FILE_LINES_MAX = 600
+TEST_FILE_LINES_MAX = 700  # a test file is a list of cases: longer, and still read in one go
 FUNCTION_LINES_MAX = 70
 BANNED_NAMES = {"utils", "util", "common", "helpers", "manager", "base", "core", "misc"}
 
@@ -61,8 +62,10 @@ def test_the_sources_are_found() -> None:
 
 
 def test_files_do_not_grow_past_a_sitting() -> None:
-    sizes = {name_of(path): len(path.read_text().splitlines()) for path in SOURCES + TESTS}
-    long = {name: lines for name, lines in sizes.items() if lines > FILE_LINES_MAX}
+    long = {}
+    for paths, limit in ((SOURCES, FILE_LINES_MAX), (TESTS, TEST_FILE_LINES_MAX)):
+        sizes = {name_of(path): len(path.read_text().splitlines()) for path in paths}
+        long |= {name: lines for name, lines in sizes.items() if lines > limit}
     assert long.keys() <= LONG_FILES.keys(), long
 
 

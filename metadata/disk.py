@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
 
 from magnetar.metadata.errors import StoreBusy, StoreDamaged, StoreFailed, StoreForeign
-from magnetar.metadata.store import parent_of
+from magnetar.metadata.node import parent_of
 from magnetar.metadata.tree import Node
 
 T = TypeVar("T")

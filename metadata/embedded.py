@@ -21,8 +21,9 @@ from typing import Any, Final, TypeVar
 
 from magnetar.metadata.disk import DiskNodes
 from magnetar.metadata.errors import MetadataError, StoreClosed, StoreFailed
-from magnetar.metadata.store import SessionState, Versioned, check_path
-from magnetar.metadata.tree import Tree, check_change, check_delete, check_prefix
+from magnetar.metadata.node import Versioned, check_change, check_delete, check_path, check_prefix
+from magnetar.metadata.store import SessionState
+from magnetar.metadata.tree import Tree
 from magnetar.metadata.watches import Watches
 
 T = TypeVar("T")

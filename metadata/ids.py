@@ -55,7 +55,6 @@ class LedgerIds:
 
     async def _fetch(self, newer_than: LedgerId) -> None:
         """Replace the block by a fresh one that starts beyond `newer_than`."""
-        self._block = range(0)
         while True:
             try:
                 stored = await self._store.get(paths.NEXT_LEDGER_ID)

@@ -63,7 +63,7 @@ class Lease:
         Raises LeaseTaken when another process replaced our node while our session was alive: both
         believe to be the same one, and the other one has won."""
         unwatch = self._store.watch(self._path, self._wake.set)
-        unwatch_session = self._store.watch_session(self._on_session)
+        unwatch_session = self._store.watch_session(lambda state: self._tell())
         try:
             while True:
                 self._wake.clear()
@@ -82,7 +82,7 @@ class Lease:
     async def _look(self) -> bool:
         """Returns whether to look again at once."""
         if self._store.session_state is not SessionState.CONNECTED:
-            return False  # its next state wakes us
+            return False  # the watch is called when there is a connection again
         try:
             return await self._maybe_change_node()
         except (BadVersion, NoNode):
@@ -118,10 +118,6 @@ class Lease:
         self._holder = holder
         self._session = session
         self._tell()
-
-    def _on_session(self, _state: SessionState) -> None:
-        self._tell()
-        self._wake.set()
 
     def _tell(self) -> None:
         if self.held != self._told:

@@ -25,8 +25,9 @@ from magnetar.metadata.errors import (
     StoreClosed,
     Unavailable,
 )
-from magnetar.metadata.store import SessionState, Versioned, check_path
-from magnetar.metadata.tree import Node, Tree, check_change, check_delete, check_prefix
+from magnetar.metadata.node import Versioned, check_change, check_delete, check_path, check_prefix
+from magnetar.metadata.store import SessionState
+from magnetar.metadata.tree import Node, Tree
 from magnetar.metadata.watches import Watches
 
 T = TypeVar("T")

@@ -20,27 +20,24 @@ Implementations: `memory` (tests and simulation), `embedded` (RocksDB, one proce
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, Protocol
 
-from magnetar.metadata.errors import (
-    BadVersion,
-    Contended,
-    NoNode,
-    OutcomeUnknown,
-    Unavailable,
-    ValueTooLarge,
-)
+from magnetar.metadata.errors import BadVersion, Contended, NoNode, OutcomeUnknown, Unavailable
+from magnetar.metadata.node import ABSENT, VALUE_BYTES_MAX, Versioned
 
-ABSENT: Final = -1
-"""As `expected`: the node must not exist."""
-
-VALUE_BYTES_MAX: Final = 1_000 * 1024
-"""ZooKeeper refuses packets over 0xfffff bytes; this leaves 24,575 for the path and the headers."""
-
-PATH_BYTES_MAX: Final = 16 * 1024
-"""What a path may take of those 24,575 bytes; the rest is for headers and access lists."""
+__all__ = [
+    "MetadataStore",
+    "SessionState",
+    "Versioned",
+    "ABSENT",
+    "VALUE_BYTES_MAX",
+    "update",
+    "Change",
+    "Verdict",
+    "KEEP",
+    "DELETE",
+]
 
 UPDATE_ATTEMPTS_MAX: Final = 1_000
 """Lost races before `update` gives up: someone else succeeded each time, so this is starvation."""
@@ -54,13 +51,6 @@ class SessionState(StrEnum):
     SUSPENDED = "suspended"
     LOST = "lost"
     CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Versioned:
-    value: bytes
-    version: int
-    ephemeral_session: int = 0  # 0: the node is persistent
 
 
 class MetadataStore(Protocol):
@@ -183,30 +173,3 @@ async def _apply(
     with suppress(NoNode):  # someone else, or a request of ours whose reply was lost, did it
         await store.delete(path, expected=expected)
     return None
-
-
-def check_path(path: str) -> None:
-    """Paths come from `paths.py`, which quotes what users named: a malformed one is a bug."""
-    assert path.startswith("/"), path
-    assert path == "/" or not path.endswith("/"), path
-    assert len(path.encode()) <= PATH_BYTES_MAX, f"path of {len(path)} characters"
-    parts = path.split("/")[1:]
-    assert path == "/" or all(part not in ("", ".", "..") for part in parts), path
-    assert path.isprintable(), path
-
-
-def check_value(path: str, value: bytes) -> None:
-    """Raises ValueTooLarge. The same limit for every store, so that what works in one process works
-    in a cluster."""
-    if len(value) > VALUE_BYTES_MAX:
-        raise ValueTooLarge(path, len(value), VALUE_BYTES_MAX)
-
-
-def parent_of(path: str) -> str:
-    return path.rpartition("/")[0] or "/"
-
-
-def parents_of(path: str) -> list[str]:
-    """Every proper ancestor but the root, outermost first."""
-    parts = path.split("/")[1:-1]
-    return ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]

@@ -14,14 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from magnetar.metadata.errors import BadVersion, NodeExists, NoNode, NotEmpty, ParentIsEphemeral
-from magnetar.metadata.store import (
-    ABSENT,
-    Versioned,
-    check_path,
-    check_value,
-    parent_of,
-    parents_of,
-)
+from magnetar.metadata.node import ABSENT, Versioned, parent_of, parents_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +111,3 @@ class Tree:
         for parent in missing:
             self.nodes.put(parent, Node(b""))
             self.touched |= {parent, parent_of(parent)}
-
-
-def check_change(path: str, value: bytes, expected: int) -> None:
-    """What every store checks before it sends a `put`. Raises ValueTooLarge."""
-    check_path(path)
-    check_value(path, value)
-    assert path != "/", "the root holds no value"
-    assert expected >= ABSENT, expected
-
-
-def check_delete(path: str, expected: int) -> None:
-    check_path(path)
-    assert path != "/", "the root cannot be deleted"
-    assert expected >= 0, f"delete compares with a version that was read, not {expected}"
-
-
-def check_prefix(path_prefix: str, value: bytes) -> None:
-    check_path(path_prefix + "0" * 10)
-    check_value(path_prefix, value)

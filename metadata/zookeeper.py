@@ -46,14 +46,16 @@ from magnetar.metadata.errors import (
     StoreClosed,
     Unavailable,
 )
-from magnetar.metadata.store import (
+from magnetar.metadata.node import (
     ABSENT,
-    SessionState,
     Versioned,
+    check_change,
+    check_delete,
     check_path,
+    check_prefix,
     parents_of,
 )
-from magnetar.metadata.tree import check_change, check_delete, check_prefix
+from magnetar.metadata.store import SessionState
 from magnetar.metadata.url import MetadataUrl
 from magnetar.metadata.watches import Watches
 from magnetar.runtime.log import get_logger

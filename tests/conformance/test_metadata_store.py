@@ -215,6 +215,27 @@ def test_requests_of_one_store_keep_their_order(check: Check) -> None:
     check(body)
 
 
+def test_requests_that_travel_together_see_each_other_in_order(check: Check) -> None:
+    async def body(world: World) -> None:
+        await world.one.put(f"{world.folder}/old", b"", expected=ABSENT)
+        async with asyncio.TaskGroup() as group:
+            run = group.create_task
+            run(world.one.put(f"{world.folder}/new", b"", expected=ABSENT))
+            run(world.one.delete(f"{world.folder}/old", expected=0))
+            between = run(world.one.children(world.folder))
+            run(world.one.delete(f"{world.folder}/new", expected=0))
+            gone = run(world.one.get(f"{world.folder}/new"))
+            empty = run(world.one.children(world.folder))
+            run(world.one.delete(world.folder, expected=0))
+            after = run(world.one.get(world.folder))
+        assert between.result() == ["new"]
+        assert gone.result() is None
+        assert empty.result() == []
+        assert after.result() is None
+
+    check(body)
+
+
 def test_a_large_value_fits_and_a_larger_one_is_refused_by_name(check: Check) -> None:
     async def body(world: World) -> None:
         path = f"{world.folder}/a"
@@ -402,39 +423,48 @@ def test_after_sync_the_others_changes_are_seen(check: Check) -> None:
 def test_a_watch_reports_creation_change_deletion_and_children(check: Check, by: str) -> None:
     async def body(world: World) -> None:
         path = f"{world.folder}/watched"
-        writer = getattr(world, by)
+        child = f"{path}/c"
+        writer: MetadataStore = getattr(world, by)
         called = asyncio.Event()
+        seen: list[object] = []
         world.one.watch(path, called.set)
 
-        async def expect(what: str, change: Awaitable[object], seen: Callable[[], object]) -> None:
-            await change
-            async with asyncio.timeout(5):
-                while not await seen():  # type: ignore[misc]
-                    await called.wait()
-                    called.clear()
+        async def follow() -> None:
+            """Reads when called, and at no other time."""
+            while True:
+                await called.wait()
+                called.clear()
+                stored = await world.one.get(path)
+                seen.append((stored and stored.value, await world.one.children(path)))
 
-        async def value() -> bytes | None:
-            stored = await world.one.get(path)
-            return None if stored is None else stored.value
-
-        async def is_value(wanted: bytes | None) -> bool:
-            return await value() == wanted
-
-        async def is_children(wanted: list[str]) -> bool:
-            return await world.one.children(path) == wanted
-
-        for _ in range(2):  # the second round finds one-shot watches that were not armed again
-            await expect(
-                "creation", writer.put(path, b"0", expected=ABSENT), lambda: is_value(b"0")
-            )
-            await expect("change", writer.put(path, b"1", expected=0), lambda: is_value(b"1"))
-            await expect("change", writer.put(path, b"2", expected=1), lambda: is_value(b"2"))
-            child = f"{path}/c"
-            await expect("child", writer.create_ephemeral(child, b""), lambda: is_children(["c"]))
-            await expect("no child", writer.delete(child, expected=0), lambda: is_children([]))
-            await expect("deletion", writer.delete(path, expected=2), lambda: is_value(None))
+        changes: list[tuple[Callable[[], Awaitable[object]], object]] = [
+            (lambda: writer.put(path, b"0", expected=ABSENT), (b"0", [])),
+            (lambda: writer.put(path, b"1", expected=0), (b"1", [])),
+            (lambda: writer.put(path, b"2", expected=1), (b"2", [])),
+            (lambda: writer.create_ephemeral(child, b""), (b"2", ["c"])),
+            (lambda: writer.delete(child, expected=0), (b"2", [])),
+            (lambda: writer.put(child, b"", expected=ABSENT), (b"2", ["c"])),
+            (lambda: writer.delete(child, expected=0), (b"2", [])),
+            (lambda: writer.delete(path, expected=2), (None, [])),
+        ]
+        async with asyncio.TaskGroup() as group:
+            follower = group.create_task(follow())
+            for _ in range(2):  # the second round finds one-shot watches that were not armed again
+                for change, result in changes:
+                    await _quiet(world.one, called)
+                    await change()
+                    await wait_until(lambda: seen and seen[-1] == result)  # noqa: B023
+            follower.cancel()
 
     check(body)
+
+
+async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
+    """Let calls that are still on their way arrive, so that none of them passes for the next."""
+    for _ in range(3):
+        await store.sync("/")
+        await settle()
+    assert not called.is_set()
 
 
 def test_a_change_while_the_watcher_reads_is_not_lost(check: Check) -> None:

@@ -558,6 +558,31 @@ def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: Path) 
     run(main(), deadline_s=60)
 
 
+def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path) -> None:
+    async def main() -> None:
+        with ZooKeeperEnsemble(tmp_path, size=3, force_sync=False) as ensemble:
+            leader = await asyncio.to_thread(ensemble.leader)
+            follower = next(node for node in ensemble.nodes if node is not leader)
+            async with connected(leader.address) as writer, connected(follower.address) as reader:
+                await writer.put("/a", b"0", expected=ABSENT)
+                await reader.sync("/a")
+                for round_number in range(3):
+                    follower.pause()
+                    first = round_number * 300
+                    for number in range(first, first + 300):
+                        await writer.put("/a", str(number + 1).encode(), expected=number)
+                    # Both are at the follower's door before what it has missed.
+                    sync = asyncio.get_running_loop().create_task(reader.sync("/a"))
+                    await asyncio.sleep(0.05)
+                    follower.resume()
+                    await sync
+                    stored = await reader.get("/a")
+                    assert stored is not None
+                    assert stored.version == first + 300
+
+    run(main(), deadline_s=60)
+
+
 async def _write(store: ZooKeeperStore, numbers: range) -> None:
     """Each number once, in order, whatever is lost."""
     for number in numbers:

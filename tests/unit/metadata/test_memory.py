@@ -180,6 +180,12 @@ def test_a_follower_that_lags_shows_the_past_until_it_must_not() -> None:
         assert calls == ["called"]
 
         store.fall_behind()
+        await other.put("/b", b"1", expected=0)
+        store.suspend()
+        store.reconnect()
+        assert await store.get("/b") == Versioned(b"1", 1)
+
+        store.fall_behind()
         await other.put("/a", b"2", expected=1)
         with pytest.raises(BadVersion):
             await store.put("/a", b"mine", expected=1)

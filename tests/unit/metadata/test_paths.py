@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from magnetar.metadata import paths
 from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, BrokerId, LedgerId
-from magnetar.metadata.store import check_path
+from magnetar.metadata.node import check_path
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 

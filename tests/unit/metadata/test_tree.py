@@ -17,8 +17,8 @@ from magnetar.metadata.errors import (
     ParentIsEphemeral,
 )
 from magnetar.metadata.memory import MemoryNodes
-from magnetar.metadata.store import ABSENT, Versioned
-from magnetar.metadata.tree import Tree, check_change, check_delete
+from magnetar.metadata.node import ABSENT, Versioned, check_change, check_delete
+from magnetar.metadata.tree import Tree
 
 PATHS = ["/a", "/b", "/a/a", "/a/b", "/a/a/a", "/ab"]
 

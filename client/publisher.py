@@ -162,7 +162,8 @@ class Publisher:
         if self._task is not None:
             self._task.cancel()
         self._detach(error)
-        self._abandon(Interrupted("closed before the receipt came", topic=self.topic))
+        reason = f"the receipt did not come in time: {error.reason}"
+        self._abandon(Interrupted(reason, topic=self.topic))
 
     @property
     def is_attached(self) -> bool:

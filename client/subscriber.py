@@ -283,8 +283,10 @@ class Subscriber:
             raise
         self._connection, self._consumer_id = connection, consumer_id
         self._permits.on_attached()
-        self._grant()
+        # First, so that the broker does not deliver what was acknowledged: its answer could overtake
+        # the delivery, which then would not be recognised.
         self._acks.on_attached(connection, consumer_id)
+        self._grant()
 
     def is_final(self, _: PulsarException) -> bool:
         return False  # whatever it is may pass
@@ -348,7 +350,7 @@ class Subscriber:
             sent &= bits_of(ack_set)
         wanted = sent & ~self._acks.acknowledged(key, size)
         start = self._start
-        if start is None:
+        if start is None or self._seeking:  # seeking: it is still the old place
             return sent, wanted
         if not self.subscription.is_durable:
             return sent, wanted & ~start.skipped(key, size)

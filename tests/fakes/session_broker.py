@@ -394,7 +394,11 @@ class Broker:
 
 
 class Cluster:
-    """Brokers, what they share, and a dialer to them."""
+    """Brokers, what they share, and a dialer to them.
+
+    Entered with `async with`, it owns the brokers' tasks; else they belong to whichever loop dials,
+    which is how a synchronous client's thread gets its brokers.
+    """
 
     def __init__(self, *urls: str) -> None:
         self.brokers = {url: Broker(self, url) for url in urls}
@@ -404,7 +408,7 @@ class Cluster:
         self.sends: list[tuple[int, bytes]] = []  # every SEND that arrived
         self.names = iter(range(1, 1000))
         self.damage = lambda entry: entry  # what is done to an entry on its way to a consumer
-        self._group = asyncio.TaskGroup()
+        self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def topic(self, name: str) -> Topic:
@@ -429,17 +433,19 @@ class Cluster:
             return client
         session = Session(target, server)
         target.sessions.append(session)
-        self._tasks.append(self._group.create_task(serve_memory_stream(server, session.serve)))
+        owner = self._group or asyncio.get_running_loop()
+        self._tasks.append(owner.create_task(serve_memory_stream(server, session.serve)))
         return client
 
     async def close(self) -> None:
         """Dialer: nothing is shared."""
 
     async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
+        self._group = await asyncio.TaskGroup().__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        assert self._group is not None
         for task in self._tasks:
             task.cancel()
         await self._group.__aexit__(*error)

@@ -1,0 +1,151 @@
+"""The client as a whole: what it leaves behind, how it ends, what importing it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from fakes.client_world import TOPIC, A, client_among
+from fakes.virtual_loop import run_virtual
+from support import settle
+
+import magnetar
+import magnetar.asyncio
+from magnetar.client.errors import AlreadyClosed, Interrupted, Result
+
+
+def own_tasks(before: set[asyncio.Task[Any]]) -> list[str]:
+    return sorted(task.get_name() for task in asyncio.all_tasks() - before)
+
+
+def test_close_leaves_no_tasks_and_closes_everything() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            before = asyncio.all_tasks()
+            producer = await client.create_producer("t")
+            consumer = await client.subscribe("t", "s")
+            reader = await client.create_reader("t", magnetar.MessageId.earliest)
+            await producer.send(b"x")
+            await client.close()
+            await settle()
+            assert {session.stream.ended for session in cluster.brokers[A].sessions} == {True}
+            assert own_tasks(before | set(cluster._tasks)) == []
+            for call in (producer.send(b"y"), consumer.receive(), reader.read_next()):
+                with pytest.raises(AlreadyClosed):
+                    await call
+            with pytest.raises(AlreadyClosed):
+                await client.create_producer("t")
+            await client.close()
+
+    run_virtual(main())
+
+
+def test_shutdown_waits_for_nothing() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            cluster.topic(TOPIC).hold_receipts = True
+            before = asyncio.all_tasks()
+            producer = await client.create_producer("t")
+            told: list[Result] = []
+            producer.send_async(b"x", lambda result, _: told.append(result))
+            client.shutdown()
+            assert told == [Result.Interrupted]
+            await settle()
+            assert own_tasks(before | set(cluster._tasks)) == []
+
+    run_virtual(main())
+
+
+def test_a_creation_that_is_cancelled_leaves_nothing() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await client.create_producer("u")
+            before = asyncio.all_tasks()
+            for broker in cluster.brokers.values():
+                broker.kill()
+            creating = asyncio.get_running_loop().create_task(client.create_producer("t"))
+            await asyncio.sleep(1)
+            creating.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await creating
+            await settle()
+            names = own_tasks(before)
+            assert not [name for name in names if "t" in name.split("/")]
+            assert len(client.parts.live) == 1
+
+    run_virtual(main())
+
+
+def test_as_a_context_manager() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            async with client, await client.create_producer("t") as producer:
+                producer.send_async(b"x", None)
+            assert len(cluster.topic(TOPIC).entries) == 1
+            with pytest.raises(AlreadyClosed):
+                await producer.send(b"y")
+
+    run_virtual(main())
+
+
+def test_a_bug_fails_the_client_loudly() -> None:
+    async def main() -> None:
+        stray: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+        async with client_among() as (client, cluster):
+            cluster.topic(TOPIC).hold_receipts = True
+            producer = await client.create_producer("t")
+            sending = asyncio.get_running_loop().create_task(producer.send(b"x"))
+            await settle()
+
+            async def bug() -> None:
+                raise AssertionError("a bug")
+
+            client.parts.scope.start(bug(), "bug")
+            with pytest.raises(Interrupted, match="a bug"):
+                await sending
+            with pytest.raises(Interrupted):
+                await client.create_producer("t")
+            await settle()
+            assert [context["message"] for context in stray] == ["a task of a client failed"]
+
+    run_virtual(main())
+
+
+def test_a_client_may_be_made_before_its_loop_and_closed_unused() -> None:
+    client = magnetar.asyncio.Client("grpc://localhost:1")
+
+    async def main() -> None:
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_every_public_name_is_there_and_in_the_stub() -> None:
+    import ast
+    from pathlib import Path
+
+    for name in magnetar.__all__:
+        assert getattr(magnetar, name) is not None
+    with pytest.raises(AttributeError):
+        magnetar.Nothing  # type: ignore[attr-defined]  # noqa: B018
+    stub = ast.parse(Path(magnetar.__file__).with_suffix(".pyi").read_text())
+    imported = {
+        alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == set(magnetar.__all__)
+
+
+def test_importing_is_light() -> None:
+    script = (
+        "import sys, magnetar, magnetar.asyncio; magnetar.Client, magnetar.MessageId;"
+        " print([name for name in sys.modules if name.split('.')[0] in"
+        " ('grpc', 'structlog', 'kazoo', 'rocksdict', 'pydantic', 'fastapi')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,600 @@
+"""A consumer in conversation with brokers that deliver, redeliver, move subscriptions and die."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.client_world import TOPIC, A, B, client_among
+from fakes.virtual_loop import run_virtual
+from support import settle
+
+from magnetar.client.errors import (
+    AlreadyClosed,
+    ConsumerBusy,
+    CumulativeAcknowledgementNotAllowedError,
+    NotAllowedError,
+    OperationNotSupported,
+    Timeout,
+)
+from magnetar.client.message import Message, MessageId
+from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType, InitialPosition
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from fakes.session_broker import Cluster, Subscription
+
+    from magnetar.client.asyncio import Client, Consumer, Producer
+
+EARLIEST = InitialPosition.Earliest
+SHARED = ConsumerType.Shared
+
+
+def subscription(cluster: Cluster) -> Subscription:
+    return cluster.topic(TOPIC).subscriptions["s"]
+
+
+async def publish(client: Client, count: int, *, batch: int = 1) -> Producer:
+    """Messages 0, 1, 2, ... in entries of `batch` messages."""
+    producer = await client.create_producer("t", batching_max_messages=batch)
+    for number in range(count):
+        producer.send_async(b"%d" % number, None)
+    await producer.flush()
+    return producer
+
+
+async def receive(consumer: Consumer, count: int) -> list[Message]:
+    return [await consumer.receive(5000) for _ in range(count)]
+
+
+def data(messages: list[Message]) -> list[int]:
+    return [int(message.data()) for message in messages]
+
+
+async def expect_none(consumer: Consumer) -> None:
+    with pytest.raises(Timeout):
+        await consumer.receive(500)
+
+
+def test_messages_come_with_all_their_parts() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            producer = await client.create_producer("t", producer_name="me")
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            await producer.send(
+                b"x",
+                properties={"a": "1"},
+                partition_key="k",
+                ordering_key="ö",
+                event_timestamp=5,
+            )
+            async with asyncio.TaskGroup() as group:
+                group.create_task(producer.send(None))
+                group.create_task(producer.send(b"y"))
+            first, second, third = await receive(consumer, 3)
+            assert (first.data(), first.value(), first.properties()) == (b"x", b"x", {"a": "1"})
+            assert (first.partition_key(), first.ordering_key()) == ("k", "ö")
+            assert (first.event_timestamp(), first.publish_timestamp()) == (5, 1_700_000_000_000)
+            assert (first.topic_name(), first.producer_name()) == (TOPIC, "me")
+            assert (first.redelivery_count(), first.schema_version()) == (0, b"")
+            assert first.message_id() == MessageId(-1, 1, 0)
+            assert second.has_null_value()
+            assert second.message_id() == MessageId(-1, 1, 1, 0)
+            assert (third.partition_key(), third.ordering_key(), third.properties()) == ("", "", {})
+            assert third.message_id() == MessageId(-1, 1, 1, 1)
+            assert consumer.subscription_name() == "s"
+            assert (consumer.topic(), consumer.consumer_name()) == (TOPIC, "")
+
+    run_virtual(main())
+
+
+def test_receive_times_out() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            consumer = await client.subscribe("t", "s")
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(Timeout):
+                await consumer.receive(timeout_millis=250)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(0.25, abs=0.01)
+
+    run_virtual(main())
+
+
+def test_permits_bound_what_is_read_ahead() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 30)
+            consumer = await client.subscribe(
+                "t", "s", initial_position=EARLIEST, receiver_queue_size=10
+            )
+            await settle()
+            assert len(subscription(cluster).out) == 10
+            assert data(await receive(consumer, 4)) == [0, 1, 2, 3]
+            await settle()
+            assert len(subscription(cluster).out) == 10
+            await receive(consumer, 1)
+            await settle()
+            assert len(subscription(cluster).out) == 15
+            assert data(await receive(consumer, 25)) == list(range(5, 30))
+            flows = cluster.brokers[A].commands(pb.CommandFlow)
+            assert [flow.messagePermits for flow in flows] == [10, 5, 5, 5, 5, 5]
+
+    run_virtual(main())
+
+
+def test_a_queue_of_none_asks_for_one_at_a_time() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 3)
+            consumer = await client.subscribe(
+                "t", "s", initial_position=EARLIEST, receiver_queue_size=0
+            )
+            await settle()
+            assert cluster.brokers[A].commands(pb.CommandFlow) == []
+            assert data(await receive(consumer, 2)) == [0, 1]
+            assert len(subscription(cluster).out) == 2
+
+    run_virtual(main())
+
+
+def test_acknowledgements_go_together_and_are_answered() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 6, batch=2)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            for message in await receive(consumer, 6):
+                await consumer.acknowledge(message)
+            assert subscription(cluster).acks == []
+            await asyncio.sleep(0.15)
+            (ack,) = subscription(cluster).acks
+            assert ack.HasField("request_id")
+            assert [one.entryId for one in ack.message_id] == [0, 1, 2]
+            assert subscription(cluster).unacked == {}
+
+    run_virtual(main())
+
+
+def test_part_of_a_batch_is_acknowledged_and_the_rest_comes_again() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 4, batch=4)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            messages = await receive(consumer, 4)
+            await consumer.acknowledge(messages[0])
+            await consumer.acknowledge(messages[2].message_id())
+            await consumer.close()
+            assert subscription(cluster).unacked == {(1, 0): 0b1010}
+            again = await client.subscribe("t", "s")
+            assert data(await receive(again, 2)) == [1, 3]
+            await expect_none(again)
+
+    run_virtual(main())
+
+
+def test_without_batch_indexes_only_whole_batches_are_acknowledged() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 4, batch=2)
+            consumer = await client.subscribe(
+                "t", "s", initial_position=EARLIEST, batch_index_ack_enabled=False
+            )
+            for message in (await receive(consumer, 4))[:3]:
+                await consumer.acknowledge(message)
+            await consumer.close()
+            assert subscription(cluster).unacked == {(1, 1): 0b11}
+
+    run_virtual(main())
+
+
+def test_cumulative_acknowledgement() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 6, batch=3)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            messages = await receive(consumer, 6)
+            await consumer.acknowledge_cumulative(messages[4])
+            await consumer.close()
+            assert subscription(cluster).unacked == {(1, 1): 0b100}
+            assert subscription(cluster).acks[0].ack_type == pb.CommandAck.Cumulative
+
+    run_virtual(main())
+
+
+def test_what_cannot_be_acknowledged() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            consumer = await client.subscribe("t", "s", SHARED)
+            with pytest.raises(CumulativeAcknowledgementNotAllowedError):
+                await consumer.acknowledge_cumulative(MessageId(-1, 1, 1))
+            with pytest.raises(OperationNotSupported):
+                await consumer.acknowledge(MessageId(-1, 1, 1, 2))
+            await consumer.close()
+            with pytest.raises(AlreadyClosed):
+                await consumer.acknowledge(MessageId(-1, 1, 1))
+
+    run_virtual(main())
+
+
+def test_close_waits_until_acknowledgements_are_durable() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 1)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            await consumer.acknowledge(await consumer.receive())
+            cluster.brokers[A].hold_acks = True
+            closing = asyncio.get_running_loop().create_task(consumer.close())
+            await asyncio.sleep(1)
+            assert not closing.done()
+            (ack,) = subscription(cluster).acks
+            answer = pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+            cluster.brokers[A].sessions[1].send(answer)
+            await closing
+            assert len(cluster.brokers[A].commands(pb.CommandCloseConsumer)) == 1
+
+    run_virtual(main())
+
+
+def test_close_carries_acknowledgements_over_to_the_next_broker() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 2)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            messages = await receive(consumer, 2)
+            cluster.brokers[A].hold_acks = True
+            await consumer.acknowledge(messages[0])
+            await asyncio.sleep(0.2)  # sent, and not answered
+            cluster.brokers[A].kill()
+            subscription(cluster).unacked = {(1, 0): 1, (1, 1): 1}  # it was not durable
+            await consumer.acknowledge(messages[1])  # not sent
+            cluster.take_over(B)
+            await consumer.close()
+            assert subscription(cluster).unacked == {}
+
+    run_virtual(main())
+
+
+def test_close_gives_up_after_the_operations_time() -> None:
+    async def main() -> None:
+        async with client_among(operation_timeout_seconds=2) as (client, cluster):
+            await publish(client, 1)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            cluster.brokers[A].hold_acks = True
+            await consumer.acknowledge(await consumer.receive())
+            with pytest.raises(Timeout, match="durable"):
+                await consumer.close()
+            with pytest.raises(AlreadyClosed):
+                await consumer.receive()
+
+    run_virtual(main())
+
+
+def test_close_wakes_who_waits_for_a_message() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            consumer = await client.subscribe("t", "s")
+            waiting = asyncio.get_running_loop().create_task(consumer.receive())
+            await settle()
+            await consumer.close()
+            with pytest.raises(AlreadyClosed):
+                await waiting
+
+    run_virtual(main())
+
+
+def test_what_was_not_acknowledged_comes_again_when_the_owner_dies() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 5)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            messages = await receive(consumer, 3)
+            await consumer.acknowledge(messages[0])
+            await consumer.acknowledge(messages[2])
+            cluster.brokers[A].kill()
+            cluster.take_over(B)
+            await settle()
+            assert data(await receive(consumer, 3)) == [1, 3, 4]
+            await expect_none(consumer)
+            await asyncio.sleep(0.2)
+            assert sorted(subscription(cluster).unacked) == [(1, 1), (1, 3), (1, 4)]
+
+    run_virtual(main())
+
+
+def test_nacks_come_again_after_the_delay() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 3)
+            consumer = await client.subscribe(
+                "t", "s", SHARED, initial_position=EARLIEST, negative_ack_redelivery_delay_ms=1000
+            )
+            messages = await receive(consumer, 3)
+            await consumer.negative_acknowledge(messages[1])
+            await consumer.negative_acknowledge(messages[0].message_id())
+            await consumer.acknowledge(messages[0])  # he changed his mind
+            began = asyncio.get_running_loop().time()
+            again = await consumer.receive()
+            assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.06)
+            assert (data([again]), again.redelivery_count()) == ([1], 1)
+            (asked,) = cluster.brokers[A].commands(pb.CommandRedeliverUnacknowledgedMessages)
+            assert [one.entryId for one in asked.message_ids] == [1]
+            await expect_none(consumer)
+
+    run_virtual(main())
+
+
+def test_a_nack_on_an_exclusive_subscription_starts_over() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            await publish(client, 4)
+            consumer = await client.subscribe(
+                "t", "s", initial_position=EARLIEST, negative_ack_redelivery_delay_ms=1000
+            )
+            messages = await receive(consumer, 3)
+            await consumer.acknowledge(messages[0])
+            await consumer.negative_acknowledge(messages[1])
+            await asyncio.sleep(1.1)
+            assert data(await receive(consumer, 3)) == [1, 2, 3]
+
+    run_virtual(main())
+
+
+def test_unacknowledged_messages_come_again_after_their_time() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            await publish(client, 3)
+            consumer = await client.subscribe(
+                "t", "s", SHARED, initial_position=EARLIEST, unacked_messages_timeout_ms=10_000
+            )
+            messages = await receive(consumer, 2)
+            await consumer.acknowledge(messages[0])
+            await asyncio.sleep(10.2)
+            assert data(await receive(consumer, 2)) == [2, 1]
+
+    run_virtual(main())
+
+
+def test_redeliver_everything_drops_what_waits_and_what_is_stale() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 4)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            messages = await receive(consumer, 2)
+            await consumer.acknowledge(messages[0])
+            consumer.redeliver_unacknowledged_messages()
+            # Sent before the broker hears of it: no epoch yet, so the fake one is stale.
+            (holder,) = subscription(cluster).consumers
+            holder.epoch = 0
+            holder.deliver((1, 3), 1)
+            assert data(await receive(consumer, 3)) == [1, 2, 3]
+            await expect_none(consumer)
+
+    run_virtual(main())
+
+
+def test_seek_begins_after_the_message_or_at_it() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 6, batch=3)
+            exclusive = await client.subscribe("t", "s", initial_position=EARLIEST)
+            messages = await receive(exclusive, 6)
+            for message in messages:
+                await exclusive.acknowledge(message)
+            await exclusive.seek(messages[1].message_id())
+            assert data(await receive(exclusive, 4)) == [2, 3, 4, 5]
+            await expect_none(exclusive)
+            # What was skipped is done, so it does not come again to the next consumer.
+            assert subscription(cluster).unacked == {(1, 0): 0b100, (1, 1): 0b111}
+            await exclusive.close()
+            inclusive = await client.subscribe("t", "s", start_message_id_inclusive=True)
+            await inclusive.seek(messages[1].message_id())
+            assert data(await receive(inclusive, 5)) == [1, 2, 3, 4, 5]
+            await inclusive.seek(MessageId.earliest)
+            assert data(await receive(inclusive, 6)) == list(range(6))
+            await inclusive.seek(MessageId.latest)
+            await expect_none(inclusive)
+
+    run_virtual(main())
+
+
+def test_a_refused_seek_changes_nothing() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 3)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            error = pb.CommandError(request_id=0, error=pb.NotAllowedError, message="no")
+            cluster.brokers[A].script(pb.CommandSeek, error)
+            with pytest.raises(NotAllowedError):
+                await consumer.seek(MessageId(-1, 1, 1))
+            assert data(await receive(consumer, 3)) == [0, 1, 2]
+
+    run_virtual(main())
+
+
+def test_last_message_id_through_a_change_of_broker() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            consumer = await client.subscribe("t", "s")
+            assert await consumer.get_last_message_id() == MessageId(-1, -1, -1)
+            await publish(client, 4, batch=2)
+            assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
+            cluster.brokers[A].kill()
+            cluster.take_over(B)
+            assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
+
+    run_virtual(main())
+
+
+def test_unsubscribe() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            consumer = await client.subscribe("t", "s")
+            await consumer.unsubscribe()
+            assert cluster.topic(TOPIC).subscriptions == {}
+            with pytest.raises(AlreadyClosed):
+                await consumer.receive()
+            with pytest.raises(AlreadyClosed):
+                await consumer.unsubscribe()
+
+    run_virtual(main())
+
+
+def test_a_second_consumer_of_an_exclusive_subscription_is_refused() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            await client.subscribe("t", "s")
+            with pytest.raises(ConsumerBusy):
+                await client.subscribe("t", "s")
+
+    run_virtual(main())
+
+
+def test_shared_consumers_share() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            consumers = [
+                await client.subscribe("t", "s", SHARED, receiver_queue_size=5) for _ in range(2)
+            ]
+            await publish(client, 10)
+            got = [data(await receive(consumer, 5)) for consumer in consumers]
+            assert sorted(got[0] + got[1]) == list(range(10))
+
+    run_virtual(main())
+
+
+def test_a_damaged_entry_is_reported_and_the_next_one_comes() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 3)
+            cluster.damage = lambda entry: (
+                entry[:-1] + b"?" if entry is cluster.topic(TOPIC).entries[1, 1] else entry
+            )
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            assert data(await receive(consumer, 2)) == [0, 2]
+            await settle()
+            (ack,) = subscription(cluster).acks
+            assert ack.validation_error == pb.CommandAck.ChecksumMismatch
+            assert [one.entryId for one in ack.message_id] == [1]
+
+    run_virtual(main())
+
+
+def test_batch_receive() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            await publish(client, 7)
+            consumer = await client.subscribe(
+                "t",
+                "s",
+                initial_position=EARLIEST,
+                batch_receive_policy=ConsumerBatchReceivePolicy(5, -1, 100),
+            )
+            assert data(await consumer.batch_receive()) == [0, 1, 2, 3, 4]
+            assert data(await consumer.batch_receive()) == [5, 6]
+            assert await consumer.batch_receive() == []
+
+    run_virtual(main())
+
+
+def test_receivers_are_served_in_order_and_a_cancelled_one_loses_nothing() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            consumer = await client.subscribe("t", "s")
+            loop = asyncio.get_running_loop()
+            waiting = [loop.create_task(consumer.receive()) for _ in range(3)]
+            await settle()
+            waiting[0].cancel()
+            await publish(client, 2, batch=2)
+            assert data([await waiting[1], await waiting[2]]) == [0, 1]
+
+    run_virtual(main())
+
+
+def test_listeners_belong_to_the_other_face() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            with pytest.raises(NotAllowedError, match="message_listener"):
+                await client.subscribe("t", "s", message_listener=print)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_readers_begin_where_they_are_told(batch: int) -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            producer = await publish(client, 8, batch=batch)
+            earliest = await client.create_reader("t", MessageId.earliest)
+            messages = [await earliest.read_next(1000) for _ in range(8)]
+            assert data(messages) == list(range(8))
+            assert not await earliest.has_message_available()
+            latest = await client.create_reader("t", MessageId.latest)
+            assert not await latest.has_message_available()
+            last = await client.create_reader(
+                "t", MessageId.latest, start_message_id_inclusive=True
+            )
+            assert await last.has_message_available()
+            assert data([await last.read_next(1000)]) == [7]
+            assert not await last.has_message_available()
+            for inclusive in (False, True):
+                reader = await client.create_reader(
+                    "t", messages[5].message_id(), start_message_id_inclusive=inclusive
+                )
+                rest = list(range(5 if inclusive else 6, 8))
+                assert data([await reader.read_next(1000) for _ in rest]) == rest
+                assert not await reader.has_message_available()
+            await producer.send(b"8")
+            assert await latest.has_message_available()
+            assert data([await latest.read_next(1000)]) == [8]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_reader_goes_on_where_it_was_when_the_owner_dies(batch: int) -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 8, batch=batch)
+            reader = await client.create_reader(
+                "t", MessageId.earliest, start_message_id_inclusive=True
+            )
+            assert data([await reader.read_next(1000) for _ in range(3)]) == [0, 1, 2]
+            cluster.brokers[A].kill()
+            cluster.take_over(B)
+            assert data([await reader.read_next(5000) for _ in range(5)]) == [3, 4, 5, 6, 7]
+            assert not await reader.has_message_available()
+
+    run_virtual(main())
+
+
+def test_a_reader_seeks() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            await publish(client, 6, batch=3)
+            reader = await client.create_reader("t", MessageId.earliest)
+            messages = [await reader.read_next(1000) for _ in range(4)]
+            await reader.seek(messages[1].message_id())
+            assert await reader.has_message_available()
+            assert data([await reader.read_next(1000) for _ in range(4)]) == [2, 3, 4, 5]
+            await reader.seek(MessageId.earliest)
+            assert data([await reader.read_next(1000)]) == [0]
+            await reader.close()
+            with pytest.raises(AlreadyClosed):
+                await reader.read_next()
+
+    run_virtual(main())
+
+
+def test_a_reader_lets_the_broker_forget_what_it_has_read() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 6, batch=3)
+            reader = await client.create_reader("t", MessageId.earliest)
+            for _ in range(4):
+                await reader.read_next(1000)
+            await asyncio.sleep(0.2)
+            (subscribed,) = cluster.topic(TOPIC).subscriptions.values()
+            assert subscribed.unacked == {(1, 1): 0b111}
+            assert subscribed.name.startswith("reader-")
+
+    run_virtual(main())

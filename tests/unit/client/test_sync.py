@@ -1,0 +1,338 @@
+"""The synchronous face, from several threads, with brokers in the client's own thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.client_world import TOPIC, A, world_of
+from fakes.session_broker import Cluster
+
+import magnetar
+from magnetar.client.options import ClientOptions
+from magnetar.client.sync import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EARLIEST = magnetar.InitialPosition.Earliest
+
+
+@contextmanager
+def client_among(**options: Any) -> Iterator[tuple[Client, Cluster]]:
+    cluster = Cluster(A)
+    client = Client.in_world(ClientOptions(A, **options), world_of(cluster))
+    try:
+        yield client, cluster
+    finally:
+        client.shutdown()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def in_threads(count: int, function: Callable[[int], None]) -> list[BaseException]:
+    """Run it in so many threads; gives what they raised."""
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            function(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    return errors
+
+
+def test_send_receive_acknowledge() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        first = producer.send(b"one", properties={"a": "1"})
+        assert first == magnetar.MessageId(-1, 1, 0)
+        with client.subscribe("t", "s", initial_position=EARLIEST) as consumer:
+            message = consumer.receive(1000)
+            assert (message.data(), message.properties()) == (b"one", {"a": "1"})
+            consumer.acknowledge(message)
+        assert cluster.topic(TOPIC).subscriptions["s"].unacked == {}
+        assert producer.last_sequence_id() == 0
+        assert (producer.topic(), producer.producer_name()) == (TOPIC, "fake-1")
+        assert producer.is_connected()
+        assert client.get_topic_partitions("t") == [TOPIC]
+        client.close()
+        client.close()
+        with pytest.raises(magnetar.AlreadyClosed):
+            producer.send(b"late")
+        with pytest.raises(magnetar.AlreadyClosed):
+            client.create_producer("t")
+
+
+def test_many_threads_send_and_receive() -> None:
+    each, threads = 300, 4
+    with client_among() as (client, _):
+        producer = client.create_producer("t", block_if_queue_full=True, max_pending_messages=50)
+        consumer = client.subscribe(
+            "t",
+            "s",
+            magnetar.ConsumerType.Shared,
+            initial_position=EARLIEST,
+            receiver_queue_size=40,
+        )
+        told: list[tuple[magnetar.Result, magnetar.MessageId | None]] = []
+        got: list[bytes] = []
+
+        def work(number: int) -> None:
+            if number < threads:
+                for index in range(each):
+                    content = b"%d-%d" % (number, index)
+                    if index % 50:
+                        producer.send_async(content, lambda *outcome: told.append(outcome))
+                    else:
+                        told.append((magnetar.Result.Ok, producer.send(content)))
+            else:
+                while len(got) < each * threads:
+                    try:
+                        message = consumer.receive(20)
+                    except magnetar.Timeout:
+                        continue
+                    got.append(message.data())
+                    consumer.acknowledge(message)
+
+        assert in_threads(threads + 2, work) == []
+        producer.flush()
+        assert [result for result, _ in told] == [magnetar.Result.Ok] * (each * threads)
+        assert len({message_id for _, message_id in told}) == each * threads
+        assert sorted(got) == sorted(b"%d-%d" % (n, i) for n in range(threads) for i in range(each))
+
+
+def test_each_threads_messages_keep_their_order() -> None:
+    with client_among() as (client, _):
+        producer = client.create_producer("t", max_pending_messages=0)
+
+        def send(number: int) -> None:
+            for index in range(200):
+                producer.send_async(b"%d %d" % (number, index), None)
+
+        assert in_threads(3, send) == []
+        producer.flush()
+        reader = client.create_reader("t", magnetar.MessageId.earliest)
+        seen: list[tuple[int, int]] = []
+        while reader.has_message_available():
+            number, index = map(int, reader.read_next(1000).data().split())
+            seen.append((number, index))
+        for number in range(3):
+            assert [index for who, index in seen if who == number] == list(range(200))
+
+
+def test_a_synchronous_send_closes_its_batch_at_once() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t", batching_max_publish_delay_ms=60_000)
+        told: list[Any] = []
+        producer.send_async(b"0", lambda *outcome: told.append(outcome))
+        assert producer.send(b"1").entry_id() == 0
+        wait_for(lambda: told)
+        assert cluster.topic(TOPIC).messages_of((1, 0)) == (2, True)
+
+
+def test_a_full_queue() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t", max_pending_messages=1)
+        cluster.topic(TOPIC).hold_receipts = True
+        told: list[magnetar.Result] = []
+        producer.send_async(b"0", lambda result, _: told.append(result))
+        producer.send_async(b"1", lambda result, _: told.append(result))
+        assert told == [magnetar.Result.ProducerQueueIsFull]
+        with pytest.raises(magnetar.ProducerQueueIsFull):
+            producer.send(b"2")
+
+
+def test_who_waits_for_room_is_released_by_a_shutdown() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t", max_pending_messages=1, block_if_queue_full=True)
+        cluster.topic(TOPIC).hold_receipts = True
+        producer.send_async(b"0", None)
+        threading.Timer(0.03, client.shutdown).start()
+        (error,) = in_threads(1, lambda _: producer.send(b"1") and None)
+        assert isinstance(error, magnetar.AlreadyClosed)
+
+
+def test_a_send_that_waits_is_told_interrupted_by_a_shutdown() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        cluster.topic(TOPIC).hold_receipts = True
+        threading.Timer(0.03, client.shutdown).start()
+        (error,) = in_threads(1, lambda _: producer.send(b"1") and None)
+        assert isinstance(error, magnetar.Interrupted)
+
+
+def test_a_callback_may_send_but_not_wait() -> None:
+    with client_among() as (client, _):
+        producer = client.create_producer("t")
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def callback(*_: object) -> None:
+            for wait in (lambda: producer.send(b"x"), producer.flush, client.close):
+                try:
+                    wait()
+                except magnetar.OperationNotSupported as error:
+                    errors.append(error)
+            producer.send_async(b"1", lambda *_: done.set())
+
+        producer.send_async(b"0", callback)
+        assert done.wait(5)
+        assert len(errors) == 3
+
+
+def test_close_waits_for_receipts_and_acknowledgements() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t", batching_max_publish_delay_ms=60_000)
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+        producer.send(b"0")
+        told: list[magnetar.Result] = []
+        for _ in range(10):
+            producer.send_async(b"1", lambda result, _: told.append(result))
+        consumer.acknowledge(consumer.receive(1000))
+        client.close()
+        assert told == [magnetar.Result.Ok] * 10
+        assert (1, 0) not in cluster.topic(TOPIC).subscriptions["s"].unacked
+
+
+def test_close_reports_what_is_not_known_to_be_durable() -> None:
+    with client_among(operation_timeout_seconds=1) as (client, cluster):
+        producer = client.create_producer("t")
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+        producer.send(b"0")
+        cluster.brokers[A].hold_acks = True
+        consumer.acknowledge(consumer.receive(1000))
+        with pytest.raises(magnetar.Timeout, match="durable"):
+            client.close()
+
+
+def test_receive_times_out_and_is_woken_by_close() -> None:
+    with client_among() as (client, _):
+        consumer = client.subscribe("t", "s")
+        with pytest.raises(magnetar.Timeout):
+            consumer.receive(timeout_millis=20)
+        threading.Timer(0.03, consumer.close).start()
+        errors = in_threads(3, lambda _: consumer.receive() and None)
+        assert [type(error) for error in errors] == [magnetar.AlreadyClosed] * 3
+
+
+def test_a_queue_of_none() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=0)
+        for number in range(3):
+            producer.send(b"%d" % number)
+        assert [consumer.receive(1000).data() for _ in range(2)] == [b"0", b"1"]
+        assert sorted(cluster.topic(TOPIC).subscriptions["s"].out) == [(1, 0), (1, 1)]
+
+
+def test_a_listener_is_called_for_each_message_in_order_on_one_thread() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        got: list[tuple[bytes, str]] = []
+
+        def listen(consumer: magnetar.Consumer, message: magnetar.Message) -> None:
+            got.append((message.data(), threading.current_thread().name))
+            consumer.acknowledge(message)
+            if message.data() == b"2":
+                raise RuntimeError("the user's")
+
+        consumer = client.subscribe("t", "s", message_listener=listen, receiver_queue_size=10)
+        for number in range(250):
+            producer.send_async(b"%d" % number, None)
+        wait_for(lambda: len(got) == 250)
+        assert got == [(b"%d" % number, "magnetar-listener-0") for number in range(250)]
+        with pytest.raises(magnetar.OperationNotSupported):
+            consumer.receive()
+        consumer.close()
+        assert cluster.topic(TOPIC).subscriptions["s"].unacked == {}
+
+
+def test_a_listener_pauses() -> None:
+    with client_among() as (client, _):
+        producer = client.create_producer("t")
+        got: list[bytes] = []
+        consumer = client.subscribe("t", "s", message_listener=lambda _, m: got.append(m.data()))
+        producer.send(b"0")
+        wait_for(lambda: got == [b"0"])
+        consumer.pause_message_listener()
+        producer.send(b"1")
+        producer.send(b"2")
+        assert got == [b"0"]
+        consumer.resume_message_listener()
+        wait_for(lambda: got == [b"0", b"1", b"2"])
+
+
+def test_a_reader_listener() -> None:
+    with client_among() as (client, _):
+        producer = client.create_producer("t")
+        for number in range(3):
+            producer.send(b"%d" % number)
+        got: list[bytes] = []
+        client.create_reader(
+            "t", magnetar.MessageId.earliest, reader_listener=lambda _, m: got.append(m.data())
+        )
+        wait_for(lambda: got == [b"0", b"1", b"2"])
+
+
+def test_consumer_calls() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        for number in range(4):
+            producer.send(b"%d" % number)
+        consumer = client.subscribe(
+            "t",
+            "s",
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=10,
+            batch_receive_policy=magnetar.ConsumerBatchReceivePolicy(3, -1, 50),
+        )
+        messages = consumer.batch_receive()
+        assert [message.data() for message in messages] == [b"0", b"1", b"2"]
+        consumer.acknowledge_cumulative(messages[0])
+        consumer.negative_acknowledge(messages[1])
+        wait_for(lambda: cluster.topic(TOPIC).subscriptions["s"].deliveries[1, 1] == 2)
+        assert consumer.receive(1000).data() == b"1"
+        consumer.redeliver_unacknowledged_messages()
+        wait_for(lambda: cluster.topic(TOPIC).subscriptions["s"].deliveries[1, 1] == 3)
+        assert consumer.get_last_message_id() == magnetar.MessageId(-1, 1, 3)
+        consumer.seek(messages[1].message_id())
+        assert consumer.receive(1000).data() == b"2"
+        assert (consumer.topic(), consumer.subscription_name()) == (TOPIC, "s")
+        consumer.unsubscribe()
+        assert cluster.topic(TOPIC).subscriptions == {}
+
+
+def test_a_forked_process_is_told_so() -> None:
+    with client_among() as (client, _):
+        child = os.fork()
+        if child == 0:
+            try:
+                client.create_producer("t")
+            except magnetar.OperationNotSupported:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_bad_url_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with pytest.raises(magnetar.InvalidUrl):
+        magnetar.Client("http://nowhere")
+    assert threading.active_count() == before

@@ -9,6 +9,7 @@ of its kind. Fields that a newer version added within the format survive: decode
 from typing import Final, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from magnetar.metadata.errors import CorruptRecord, UnsupportedFormat
 from magnetar.metadata.model import (
@@ -335,6 +336,8 @@ def _parse(message: R, kind: str, data: bytes) -> R:
 
 def _unknown(message: Message) -> bytes:
     """What is left of a message when all known fields are cleared. Consumes it: call it last."""
+    if len(UnknownFieldSet(message)) == 0:
+        return b""
     for field in message.DESCRIPTOR.fields:
         message.ClearField(field.name)
     return message.SerializeToString()

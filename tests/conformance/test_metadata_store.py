@@ -57,7 +57,9 @@ class World:
     folder: str
 
 
-@pytest.fixture(params=["memory", "embedded", "zookeeper"])
+@pytest.fixture(
+    params=["memory", "embedded", pytest.param("zookeeper", marks=pytest.mark.zookeeper)]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

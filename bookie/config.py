@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
-from pathlib import Path  # noqa: TC003 (pydantic needs it at run time)
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +11,7 @@ from magnetar.bookie.bookie import PENDING_BYTES_MAX, STOP_GRACE_S
 from magnetar.bookie.storage.directory import OPEN_DEADLINE_S
 from magnetar.bookie.storage.format import is_name
 from magnetar.runtime.config import RoleConfig
+from magnetar.runtime.listener import is_wildcard
 
 
 class BookieConfig(RoleConfig):
@@ -45,7 +45,7 @@ class BookieConfig(RoleConfig):
 
     @model_validator(mode="after")
     def advertised_is_reachable(self) -> Self:
-        if _is_wildcard(self.host) and not self.advertised_host:
+        if is_wildcard(self.host) and not self.advertised_host:
             raise ValueError(
                 f"host {self.host} is every address of this machine: advertised_host must say "
                 "which one brokers are to use"
@@ -55,14 +55,3 @@ class BookieConfig(RoleConfig):
     @property
     def advertised(self) -> str:
         return self.advertised_host or self.host
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_wildcard(host: str) -> bool:
-    return host in ("", "0.0.0.0", "::", "*")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from magnetar.bookie.bookie import open_bookie, registration
-from magnetar.bookie.config import BookieConfig, is_loopback
+from magnetar.bookie.config import BookieConfig
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.server import SERVICE, handlers
 from magnetar.bookie.service import State
@@ -24,7 +24,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import ConfigError, load_config
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
-from magnetar.runtime.listener import bind_port, port_of
+from magnetar.runtime.listener import bind_port, is_loopback, port_of
 from magnetar.runtime.log import configure_logging, get_logger
 from magnetar.runtime.metrics import gauge, measure_process
 from magnetar.runtime.process import report_failure, run_process, settle_gc

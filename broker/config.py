@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from magnetar.runtime.config import RoleConfig
+from magnetar.runtime.listener import is_wildcard
 
 
 class BrokerConfig(RoleConfig):
@@ -16,19 +17,21 @@ class BrokerConfig(RoleConfig):
 
     id: str = Field(min_length=1, description="name of this broker, unique in the cluster")
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    advertised_host: str = Field("", description="address that clients are told; empty: host")
-    grpc_port: int = Field(6660, ge=0, le=65535)
-    pulsar_port: int = Field(6650, ge=0, le=65535)
-    http_port: int = Field(8080, ge=0, le=65535)
-    session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
-    ensemble_size: int = Field(3, ge=1, description="bookies of a ledger (E)")
-    write_quorum: int = Field(3, ge=1, description="copies of each entry (Qw)")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    advertised_host: str = Field(
+        default="", description="address that clients are told; empty: host"
+    )
+    grpc_port: int = Field(default=6660, ge=0, le=65535)
+    pulsar_port: int = Field(default=6650, ge=0, le=65535)
+    http_port: int = Field(default=8080, ge=0, le=65535)
+    session_timeout_s: float = Field(default=10.0, gt=0, description="of the metadata session")
+    ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")
+    write_quorum: int = Field(default=3, ge=1, description="copies of each entry (Qw)")
     ack_quorum: int = Field(
-        2, ge=1, description="copies on disk before an entry is acknowledged (Qa)"
+        default=2, ge=1, description="copies on disk before an entry is acknowledged (Qa)"
     )
     cache_bytes: int = Field(
-        256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
+        default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
     )
 
     @model_validator(mode="after")
@@ -41,6 +44,15 @@ class BrokerConfig(RoleConfig):
         if self.ack_quorum > self.write_quorum:
             raise ValueError(
                 f"ack_quorum {self.ack_quorum} exceeds write_quorum {self.write_quorum}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def advertised_is_reachable(self) -> Self:
+        if is_wildcard(self.host) and not self.advertised_host:
+            raise ValueError(
+                f"host {self.host} is every address of this machine: advertised_host must say "
+                "which one clients are to use"
             )
         return self
 

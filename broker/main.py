@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import random as chance
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
 from magnetar.bookie.ledger.directory import BookieDirectory
-from magnetar.bookie.ledger.ledgers import LedgerConfig, Ledgers
+from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.broker.broker import Broker
 from magnetar.broker.connection import Connection, Transport
@@ -25,12 +24,10 @@ from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import BrokerId, BrokerRegistration
-from magnetar.metadata.url import MetadataUrl
-from magnetar.metadata.zookeeper import ZooKeeperStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
-from magnetar.runtime.listener import bind_port, port_of
+from magnetar.runtime.listener import bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import gauge, measure_process
 from magnetar.runtime.process import settle_gc
@@ -40,22 +37,27 @@ if TYPE_CHECKING:
     import random
     import socket
 
+    from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
     from magnetar.broker.config import BrokerConfig
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.frames import FrameStream
     from magnetar.runtime.http import App
 
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-
 log = get_logger(__name__)
 
 
 async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
-    """A broker of a cluster, until `stop` is set and everything is handed over."""
-    url = MetadataUrl.parse(config.metadata_url)
-    store = await ZooKeeperStore.connect(
-        url.hosts, session_timeout_s=config.session_timeout_s, chroot=url.chroot
+    """A broker of a cluster, until `stop` is set and everything is handed over.
+
+    What only a broker of a cluster needs is imported here: standalone does without.
+    """
+    from magnetar.bookie.ledger.config import LedgerConfig
+    from magnetar.bookie.ledger.connection import GrpcBookiePeer
+    from magnetar.metadata.zookeeper import ZooKeeperStore
+
+    store = await ZooKeeperStore.connect_url(
+        config.metadata_url, session_timeout_s=config.session_timeout_s
     )
     try:
         await BrokerProcess(
@@ -68,6 +70,7 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
                 ack_quorum=config.ack_quorum,
             ),
             random=chance.SystemRandom(),
+            registry=CollectorRegistry(),
         ).run(stop)
     finally:
         await store.close()
@@ -84,7 +87,10 @@ class BrokerProcess:
         open_peer: OpenPeer,
         ledger_config: LedgerConfig,
         random: random.Random,
+        registry: CollectorRegistry,
+        role: str = "broker",
     ) -> None:
+        """`role` is what /health says."""
         self.ready = asyncio.Event()  # registered, and every port is served
         self.registration: BrokerRegistration  # once ready
         self._config = config
@@ -93,7 +99,8 @@ class BrokerProcess:
         self._ledger_config = ledger_config
         self._random = random
         self._incarnation = f"{random.getrandbits(128):032x}"
-        self._registry = CollectorRegistry()
+        self._registry = registry
+        self._role = role
         self._registered = asyncio.Event()  # at least once
         self._stopping = False
 
@@ -167,11 +174,17 @@ class BrokerProcess:
 
     def _make_ledgers(self) -> Ledgers:
         directory = BookieDirectory(self._store)
-        name = f"broker {self._config.id}"
+        peers = PeerPool(
+            directory,
+            self._open_peer,
+            client_name=f"broker {self._config.id}",
+            random=self._random,
+            connect_timeout_s=self._ledger_config.connect_timeout_s,
+        )
         return Ledgers(
             self._store,
             directory,
-            PeerPool(directory, self._open_peer, name),
+            peers,
             LedgerIds(self._store),
             self._ledger_config,
             SystemClock(),
@@ -219,10 +232,16 @@ class BrokerProcess:
             pulsar=registration.pulsar_url,
             http=registration.http_url,
         )
-        if self._config.host in LOOPBACK:
+        if is_loopback(self._config.host):
             log.info(
-                "only this machine can connect: there is no authentication yet, so the"
-                " default is to listen on loopback; `host` changes it",
+                "listening on loopback only: reachable from this machine alone; set host to change"
+                " it",
+                host=self._config.host,
+            )
+        else:
+            log.warning(
+                "listening without TLS or authentication: whoever reaches the ports can read and"
+                " write",
                 host=self._config.host,
             )
         self.ready.set()
@@ -253,4 +272,4 @@ class BrokerProcess:
 
     def _health(self) -> Health:
         state = "stopping" if self._stopping else "serving" if self.ready.is_set() else "starting"
-        return Health("broker", self._config.id, state, ready=state == "serving")
+        return Health(self._role, self._config.id, state, ready=state == "serving")

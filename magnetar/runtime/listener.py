@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from magnetar.runtime.errors import PortInUse
@@ -33,3 +34,16 @@ def port_of(listener: socket.socket) -> int:
     """The port that a socket is bound to."""
     port: int = listener.getsockname()[1]
     return port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a listener on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` is every address of this machine, and so none that others could be told."""
+    return host in ("", "0.0.0.0", "::", "*")

@@ -1,0 +1,60 @@
+"""The `magnetar` command. Each subcommand has a module of its own, and only the one that is used is
+imported: `magnetar produce` need not wait for a server's libraries."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# name -> (the module whose `add_to(app)` makes it, what `magnetar --help` says of it)
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "standalone": (
+        "magnetar.cli.standalone",
+        "Run a whole server in one process, for development and tests.",
+    ),
+    "bookie": ("magnetar.cli.bookie", "Run a bookie of a cluster: it keeps the entries."),
+    "broker": ("magnetar.cli.broker", "Run a broker of a cluster: it serves topics."),
+}
+
+
+def main() -> None:
+    """The console script."""
+    make_app(sys.argv[1:])(prog_name="magnetar")
+
+
+def make_app(arguments: Sequence[str]) -> typer.Typer:
+    """All commands by name and text; the one that `arguments` name is whole."""
+    app = typer.Typer(
+        name="magnetar",
+        help="Magnetar: publish-subscribe and queueing on quorum-replicated storage.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,  # panels cut long words, environment variables among them
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def root() -> None:
+        pass  # without a callback Typer would make a lone command the whole program
+
+    for name, (module, text) in COMMANDS.items():
+        if name in arguments[:1]:
+            importlib.import_module(module).add_to(app)
+        else:
+            app.command(name, help=text)(_listed_only)
+    return app
+
+
+def _listed_only() -> None:
+    raise AssertionError("the command line's first word names the command")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Commands that run a server: every key of a role's settings is a flag as well."""
+
+from __future__ import annotations
+
+import inspect
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from magnetar.runtime.config import ConfigError, RoleConfig, load_config
+from magnetar.runtime.errors import PortInUse
+from magnetar.runtime.log import configure_logging
+from magnetar.runtime.process import report_failure, run_process
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+
+    from pydantic.fields import FieldInfo
+
+Config = TypeVar("Config", bound=RoleConfig)
+
+# What a flag is parsed as; of anything else the settings class makes what it needs from the text.
+_TYPES: Final = (bool, int, float, Path)
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class FlagForPort(Exception):
+    """A port is in use; says which setting changes it."""
+
+    definite = True
+
+    def __init__(self, error: PortInUse, key: str, environment: str) -> None:
+        flag = key.replace("_", "-")
+        super().__init__(f"{error}: choose another with --{flag}, {environment} or {key} in a file")
+
+
+def add_role(
+    app: typer.Typer,
+    config_class: type[Config],
+    serve: Callable[[Config, asyncio.Event], Awaitable[None]],
+    *,
+    text: str,
+) -> None:
+    """Add the command named after the role: it reads the settings (flags before environment before
+    file) and serves until SIGTERM.
+
+    Its exit code is `run_process`'s; settings that cannot be read end it with USAGE, each named.
+    """
+
+    def run(**given: Any) -> None:
+        configure_logging(level=given.pop("log_level").upper())
+        try:
+            config = load_config(config_class, file=given.pop("config"), flags=given)
+        except ConfigError as error:
+            raise typer.Exit(report_failure(error)) from None
+        raise typer.Exit(run_process(lambda stop: _serve(serve, config, stop)))
+
+    parameters = [
+        _parameter("config", Path, "TOML file of the keys below, in snake_case", default=None),
+        _parameter("log_level", LogLevel, "least level that is logged", default=LogLevel.INFO),
+        *(_flag(config_class, key, field) for key, field in config_class.model_fields.items()),
+    ]
+    # Typer reads the flags off the signature, and what the keys are only the class knows.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(config_class.role, help=text)(run)
+
+
+async def _serve(
+    serve: Callable[[Config, asyncio.Event], Awaitable[None]], config: Config, stop: asyncio.Event
+) -> None:
+    try:
+        await serve(config, stop)
+    except* PortInUse as group:
+        raise _explained(group, config) from None
+
+
+def _explained(group: BaseExceptionGroup[PortInUse], config: RoleConfig) -> Exception:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, PortInUse)
+    for key in type(config).model_fields:
+        if key.endswith("_port") and getattr(config, key) == error.port:
+            return FlagForPort(error, key, f"MAGNETAR_{config.role.upper()}_{key.upper()}")
+    return error
+
+
+def _flag(config_class: type[RoleConfig], key: str, field: FieldInfo) -> inspect.Parameter:
+    kind: Any = field.annotation if field.annotation in _TYPES else str
+    words = field.description or key.replace("_", " ")
+    environment = f"MAGNETAR_{config_class.role.upper()}_{key.upper()}"
+    standard = "required" if field.is_required() else f"default: {str(field.default) or 'empty'}"
+    return _parameter(key, kind, f"{words} ({environment}; {standard})", default=None)
+
+
+def _parameter(name: str, kind: Any, text: str, *, default: object) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    option = typer.Option(flag, help=text, show_default=default is not None)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind if default is not None else kind | None, option],
+    )

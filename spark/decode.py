@@ -1,0 +1,421 @@
+"""Stored entries to Arrow: what an executor does with the bytes of a range read.
+
+Work is done per entry where the format allows it: decompression, checksum, publish time, index,
+message ids and constants never look at a single message. What is inside a batch has to be walked,
+because each message says where the next one begins; that walk is one slice and one parse a message,
+and only columns that were asked for look into the parsed metadata. A schema with nothing but
+entry-level columns does not even open the payload.
+
+The price of a message on one core (CPython 3.11, 100 bytes): 0.8 us for `value` alone, about 3 us
+with key, event time and one property.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import decompress
+from magnetar.protos.entry import varint
+from magnetar.protos.errors import (
+    BatchDeserializeError,
+    MalformedEntry,
+    ProtocolError,
+)
+from magnetar.protos.message import ReceivedEntry, read_entry
+from magnetar.spark.errors import UnreadableEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.protos.names import TopicName
+
+    Metadata = pb.MessageMetadata | pb.SingleMessageMetadata
+
+# Spark keeps microseconds in 64 bits and shows years up to 9999; a time beyond is not one.
+TIME_MS_MAX: Final = 253_402_300_799_999
+
+
+class Rows:
+    """Rows in the making: entries go in, one RecordBatch of exactly `schema` comes out.
+
+    `schema` is what Spark expects: names from COLUMNS, Arrow types as Spark writes them.
+    """
+
+    def __init__(self, schema: pa.Schema, topic: TopicName) -> None:
+        self._schema = schema
+        self._topic = str(topic)
+        self._columns = [COLUMNS[name](topic) for name in schema.names]
+        self._messages = any(column.of_message for column in self._columns)
+        self._payload = "value" in schema.names
+        self.rows = 0
+        self.bytes = 0  # of plain payloads; of entries, where payloads are not opened
+
+    def add(self, ledger: int, entry: int, stored: bytes | memoryview) -> None:
+        """One stored entry, all its messages. Raises UnreadableEntry; then no row was added."""
+        try:
+            opened = self._open(ledger, entry, stored)
+            if opened is None:
+                return
+            for column in self._columns:
+                column.check(opened)
+        except ProtocolError as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UnreadableEntry(self._topic, ledger, entry, reason) from error
+        for column in self._columns:
+            column.add(opened)
+        self.rows += opened.count
+        self.bytes += opened.size
+
+    def take(self) -> pa.RecordBatch:
+        """Everything added since the last one."""
+        arrays = [
+            column.take(self.rows).cast(field.type)
+            for column, field in zip(self._columns, self._schema, strict=True)
+        ]
+        self.rows = self.bytes = 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
+        """None: a marker, which holds no message of a user."""
+        received = read_entry(stored)
+        metadata: pb.MessageMetadata = received.metadata
+        if metadata.HasField("marker_type"):
+            return None
+        if received.chunk is not None:
+            raise MalformedEntry("it is a chunk of a large message, which cannot be read yet")
+        opened = Opened(ledger, entry, received, received.num_messages, len(stored), (), ())
+        if not self._messages:
+            return opened
+        if not received.is_batch:
+            opened.metadata = (metadata,)
+            if self._payload:
+                opened.values = (_plain(received),)
+        else:
+            opened.metadata, opened.values = _walk(_plain(received), received.num_messages)
+        opened.size = sum(map(len, opened.values))
+        return opened
+
+
+@dataclass(slots=True)
+class Opened:
+    """An entry, and its messages as far as they are needed."""
+
+    ledger: int
+    entry: int
+    received: ReceivedEntry
+    count: int
+    size: int  # of plain payloads; of the entry, where they are not opened
+    metadata: Sequence[Metadata]
+    values: Sequence[bytes]
+
+
+def _plain(received: ReceivedEntry) -> bytes:
+    return decompress(received.compression, received.payload, received.uncompressed_size)
+
+
+def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], list[bytes]]:
+    """Metadata and value of each message of a batch. Raises BatchDeserializeError.
+
+    As `decode_messages` of magnetar.protos.message, but nothing is made of a message that may not
+    be asked for. A size that is too large shows at the next message, or at the end.
+    """
+    metadata: list[pb.SingleMessageMetadata] = []
+    values: list[bytes] = []
+    size_at = _U32.unpack_from
+    parse = pb.SingleMessageMetadata.FromString
+    end = 0  # of the message before
+    try:
+        for _ in range(count):
+            start = end + 4 + size_at(payload, end)[0]
+            message = parse(payload[end + 4 : start])
+            size = message.payload_size
+            if size < 0:
+                raise BatchDeserializeError(f"message {len(values)} has a size of {size} bytes")
+            end = start + size
+            metadata.append(message)
+            values.append(payload[start:end])
+    except (struct.error, DecodeError) as error:
+        raise BatchDeserializeError(f"message {len(values)} of {count}: {error}") from None
+    if end != len(payload):
+        raise BatchDeserializeError(f"{count} messages end at byte {end} of {len(payload)}")
+    return metadata, values
+
+
+# Columns
+
+
+class Column(Protocol):
+    """One column in the making."""
+
+    of_message: bool  # it looks at single messages
+
+    def check(self, opened: Opened) -> None:
+        """Raises ProtocolError when `add` would add what cannot be represented. Keeps what costs
+        to find for `add`, which follows at once."""
+
+    def add(self, opened: Opened) -> None: ...
+
+    def take(self, rows: int) -> pa.Array:
+        """What was added since the last one: so many rows."""
+
+
+class _Value:
+    of_message = True
+
+    def __init__(self, topic: TopicName) -> None:
+        self._values: list[bytes | None] = []
+
+    def check(self, opened: Opened) -> None:
+        pass
+
+    def add(self, opened: Opened) -> None:
+        if all(opened.values):
+            self._values += opened.values
+            return
+        # Only an empty value may be null.
+        for value, metadata in zip(opened.values, opened.metadata, strict=True):
+            self._values.append(None if not value and metadata.null_value else value)
+
+    def take(self, rows: int) -> pa.Array:
+        array = pa.array(self._values, pa.binary())
+        self._values = []
+        return array
+
+
+class _Key:
+    """Bytes: of a text key its UTF-8, of a bytes key (`partition_key_b64_encoded`) itself."""
+
+    of_message = True
+
+    def __init__(self, topic: TopicName) -> None:
+        self._keys: list[str | bytes | None] = []
+        self._checked: list[str | bytes | None] = []
+
+    def check(self, opened: Opened) -> None:
+        keys: list[str | bytes | None] = [m.partition_key for m in opened.metadata]
+        if not all(keys):
+            for at, metadata in enumerate(opened.metadata):
+                if not keys[at] and not metadata.HasField("partition_key"):
+                    keys[at] = None
+        encoded = [at for at, m in enumerate(opened.metadata) if m.partition_key_b64_encoded]
+        for at in encoded:
+            key = keys[at]
+            keys[at] = None if key is None else _from_base64(key)
+        self._checked = keys
+
+    def add(self, opened: Opened) -> None:
+        self._keys += self._checked
+
+    def take(self, rows: int) -> pa.Array:
+        array = pa.array(self._keys, pa.binary())
+        self._keys = []
+        return array
+
+
+class _EventTime:
+    """Null where the producer gave none."""
+
+    of_message = True
+
+    def __init__(self, topic: TopicName) -> None:
+        self._times_ms: list[int] = []
+        self._checked: list[int] = []
+
+    def check(self, opened: Opened) -> None:
+        self._checked = [metadata.event_time for metadata in opened.metadata]
+        _check_time("event time", max(self._checked))
+
+    def add(self, opened: Opened) -> None:
+        self._times_ms += self._checked
+
+    def take(self, rows: int) -> pa.Array:
+        times_ms = np.array(self._times_ms, dtype=np.int64)
+        self._times_ms = []
+        return pa.array(times_ms * 1_000, pa.timestamp("us", "UTC"), mask=times_ms == 0)
+
+
+class _Properties:
+    """A map, empty where there are none."""
+
+    of_message = True
+
+    def __init__(self, topic: TopicName) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._names: list[str] = []
+        self._values: list[str] = []
+        self._ends: list[int] = [0]
+        self._checked: list[dict[str, str]] = []
+
+    def check(self, opened: Opened) -> None:
+        self._checked = [
+            {pair.key: pair.value for pair in metadata.properties} if metadata.properties else {}
+            for metadata in opened.metadata
+        ]
+        try:  # protobuf hands out what is not UTF-8 as bytes
+            for properties in self._checked:
+                if properties:
+                    "".join(chain(properties, properties.values()))
+        except TypeError:
+            raise MalformedEntry("a property is not UTF-8") from None
+
+    def add(self, opened: Opened) -> None:
+        end = len(self._names)
+        for properties in self._checked:
+            if properties:
+                self._names += properties
+                self._values += properties.values()
+                end = len(self._names)
+            self._ends.append(end)
+
+    def take(self, rows: int) -> pa.Array:
+        array = pa.MapArray.from_arrays(
+            pa.array(self._ends, pa.int32()),
+            pa.array(self._names, pa.string()),
+            pa.array(self._values, pa.string()),
+        )
+        self._clear()
+        return array
+
+
+class _MessageId:
+    """As Apache's clients serialize it: MessageIdData."""
+
+    of_message = False
+
+    def __init__(self, topic: TopicName) -> None:
+        partition = topic.partition
+        self._partition = b"" if partition is None else b"\x18" + varint(partition)
+        self._ids: list[bytes] = []
+
+    def check(self, opened: Opened) -> None:
+        pass
+
+    def add(self, opened: Opened) -> None:
+        entry = b"\x08" + varint(opened.ledger) + b"\x10" + varint(opened.entry) + self._partition
+        if opened.received.is_batch:
+            self._ids += [entry + place for place in _places(opened.count)]
+        else:
+            self._ids.append(entry)
+
+    def take(self, rows: int) -> pa.Array:
+        array = pa.array(self._ids, pa.binary())
+        self._ids = []
+        return array
+
+
+class _PublishTime:
+    of_message = False
+
+    def __init__(self, topic: TopicName) -> None:
+        self._runs: list[tuple[int, int]] = []  # time, rows
+
+    def check(self, opened: Opened) -> None:
+        _check_time("publish time", opened.received.publish_time_ms)
+
+    def add(self, opened: Opened) -> None:
+        self._runs.append((opened.received.publish_time_ms, opened.count))
+
+    def take(self, rows: int) -> pa.Array:
+        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 2)
+        self._runs = []
+        return pa.array(np.repeat(runs[:, 0] * 1_000, runs[:, 1]), pa.timestamp("us", "UTC"))
+
+
+class _Index:
+    """Dense over the topic's life; the broker notes that of an entry's last message."""
+
+    of_message = False
+
+    def __init__(self, topic: TopicName) -> None:
+        self._runs: list[tuple[int, int]] = []  # first index, rows
+
+    def check(self, opened: Opened) -> None:
+        if opened.received.broker is None:
+            raise MalformedEntry("the broker entry metadata is missing, and with it the index")
+
+    def add(self, opened: Opened) -> None:
+        assert opened.received.broker is not None
+        self._runs.append((opened.received.broker.index - opened.count + 1, opened.count))
+
+    def take(self, rows: int) -> pa.Array:
+        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 2)
+        self._runs = []
+        counts = runs[:, 1]
+        before = np.cumsum(counts) - counts  # rows in front of each run
+        return pa.array(np.arange(rows, dtype=np.int64) + np.repeat(runs[:, 0] - before, counts))
+
+
+class _Constant:
+    of_message = False
+
+    def __init__(self, scalar: pa.Scalar) -> None:
+        self._scalar = scalar
+
+    def check(self, opened: Opened) -> None:
+        pass
+
+    def add(self, opened: Opened) -> None:
+        pass
+
+    def take(self, rows: int) -> pa.Array:
+        return pa.repeat(self._scalar, rows)
+
+
+def _topic_column(topic: TopicName) -> Column:
+    return _Constant(pa.scalar(str(topic), pa.string()))
+
+
+def _partition_column(topic: TopicName) -> Column:
+    """-1, as in message ids, where the topic is not a partition."""
+    return _Constant(pa.scalar(-1 if topic.partition is None else topic.partition, pa.int32()))
+
+
+COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {
+    "value": _Value,
+    "__key": _Key,
+    "__topic": _topic_column,
+    "__partition": _partition_column,
+    "__messageId": _MessageId,
+    "__index": _Index,
+    "__publishTime": _PublishTime,
+    "__eventTime": _EventTime,
+    "__messageProperties": _Properties,
+}
+
+# Mechanics
+
+_U32 = struct.Struct(">I")
+
+
+def _check_time(what: str, time_ms: int) -> None:
+    if time_ms > TIME_MS_MAX:
+        raise MalformedEntry(f"its {what}, {time_ms} ms, is after the year 9999")
+
+
+def _from_base64(key: Any) -> bytes:
+    try:
+        return base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedEntry("a key is marked as base64, but is not") from None
+
+
+@lru_cache(maxsize=64)  # batches of one producer tend to be of one size
+def _places(count: int) -> tuple[bytes, ...]:
+    """What MessageIdData says of the messages of a batch: batch_index, batch_size."""
+    size = b"\x30" + varint(count)
+    return tuple(b"\x20" + varint(index) + size for index in range(count))

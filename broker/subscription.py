@@ -2,10 +2,8 @@
 
 Theory of operation. Whatever happens (permits, acknowledgements, a longer log, a read that ended)
 is told to the dispatcher in one synchronous step, and what it answers is carried out in the same
-step: entries go to the sessions, a read is started. The one thing that waits is that read. There is
-never more than one, in a task that lives as long as one read leads to the next, so an idle
-subscription costs no task. A read that fails is tried again with growing delays, for ever:
-`explain` says so.
+step: entries go to the sessions, a read is started (`Reading`: the one thing that waits, and never
+more than one).
 
 Consumers come and go by `attach` and `detach`. The type is that of the consumers that are there;
 the dispatcher is kept while nobody is, so that a client that reconnects finds its redelivery
@@ -15,68 +13,53 @@ counts, and made anew when the type changes or the cursor was moved.
 from __future__ import annotations
 
 import asyncio
-import random
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.consumer import ConsumerHandle
 from magnetar.broker.contract import CloseReason, LastMessage, SubscriptionType
-from magnetar.broker.dispatch.dispatcher import Deliver, Read, after
+from magnetar.broker.dispatch.dispatcher import Deliver
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
-from magnetar.broker.dispatch.positions import runs
 from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.errors import (
     ConsumerBusy,
     ConsumersConnected,
     InvalidAck,
-    LogClosed,
-    LogDamaged,
-    LogFenced,
     LogUnavailable,
     NotAllowed,
-    ReadFailed,
     SubscriptionFenced,
 )
 from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.reading import Reading
 from magnetar.broker.stats import Meter
-from magnetar.runtime.log import get_logger
-from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from magnetar.broker.contract import ConsumerEvents, SubscribeRequest
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.cursor.cursors import Cursors
-    from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, Replay
+    from magnetar.broker.dispatch.dispatcher import Acks, Action, Dispatcher
     from magnetar.broker.dispatch.permits import Consumer, Limits
-    from magnetar.broker.errors import BrokerError, LogError
-    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.log import Log
+    from magnetar.broker.reading import Spawn
 
     Done = Callable[[BrokerError | None], None]
-    Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    MakeDispatcher = Callable[[Acks, Callable[[], Position], Limits], Dispatcher]
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the close of a consumer waits until what it acknowledged is durable."""
-
-READ_RETRY_S_FIRST: Final = 0.1
-READ_RETRY_S_MAX: Final = 10.0
-"""A bookie that restarts is back within seconds; an entry that is lost is asked for six times a
-minute until somebody looks at it."""
 
 RETURN_S: Final = 60.0
 """How long a non-durable subscription waits for its reader after a seek, which disconnects it. A
 client reconnects within a second, or has given up after 30 s."""
 
-REPLAY_GAP_ENTRIES: Final = 8
-"""Entries in between that are read in vain rather than making another read: a request to a bookie
-costs about as much as reading that many entries of 1 KB."""
-
-DISPATCHERS: Final = {SubscriptionType.EXCLUSIVE: Exclusive, SubscriptionType.SHARED: Shared}
-
-log = get_logger(__name__)
+DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
+    SubscriptionType.EXCLUSIVE: Exclusive,
+    SubscriptionType.SHARED: Shared,
+}
 
 
 class SubscriptionState(Enum):
@@ -127,14 +110,16 @@ class Subscription:
         self._acks = _AckView(cursor, topic_log.confirmed)
         self._log = topic_log
         self._limits = limits
-        self._spawn = spawn
         self._abandoned = abandoned
         self._type = SubscriptionType.EXCLUSIVE
         self._dispatcher: Dispatcher | None = None  # None: nobody has connected yet
-        self._wanted: Read | Replay | None = None  # None: no read is to be started
-        self._reader: asyncio.Task[None] | None = None  # None: nothing is being read
-        self._read_failure: LogError | None = None  # of the read that is being tried again
-        self._read_delays: Iterator[float] = iter(())  # for that read
+        self._reading = Reading(
+            topic_log,
+            f"{topic} {cursor.name}",
+            bytes_max=limits.read_bytes,
+            spawn=spawn,
+            tell=self._tell,
+        )
         self._return_timer: asyncio.TimerHandle | None = None
         self._meter = Meter(asyncio.get_running_loop().time())
         self._redelivered = Meter(asyncio.get_running_loop().time())
@@ -174,7 +159,7 @@ class Subscription:
         assert not self.conflict(request)
         dispatcher = self._dispatcher
         if dispatcher is None or self._type is not request.type:
-            self._stop_reading()
+            self._reading.stop()
             self._type = request.type
             make = DISPATCHERS[request.type]
             dispatcher = make(self._acks, lambda: self._log.confirmed, self._limits)
@@ -351,8 +336,8 @@ class Subscription:
                 return [Reason(Why.CLOSED, "the topic is not served here any more")]
             case SubscriptionState.OPEN:
                 reasons = []
-        if self._read_failure is not None:
-            reasons.append(Reason(Why.READ_FAILED, f"tried again: {self._read_failure}"))
+        if self._reading.failure is not None:
+            reasons.append(Reason(Why.READ_FAILED, f"tried again: {self._reading.failure}"))
         if self._dispatcher is None:
             return [*reasons, Reason(Why.NO_CONSUMERS, "no consumer has connected yet")]
         return reasons + self._dispatcher.explain()
@@ -385,10 +370,11 @@ class Subscription:
             if isinstance(action, Deliver):
                 self._deliver(action)
             else:
-                assert self._wanted is None, "a second read"
-                self._wanted = action
-        if self._wanted is not None and self._reader is None:
-            self._reader = self._spawn(self._read_on())
+                self._reading.want(action)
+
+    def _tell(self, answer: Callable[[Dispatcher], list[Action]]) -> None:
+        """What was read, or that it could not be."""
+        self._carry_out(answer(self._machine()))
 
     def _deliver(self, action: Deliver) -> None:
         now = asyncio.get_running_loop().time()
@@ -398,85 +384,13 @@ class Subscription:
             again = sum(1 for mark in action.marks.values() if mark.redelivery_count)
             self._redelivered.count(again, 0, now)
 
-    async def _read_on(self) -> None:
-        """One read after the other, as long as one leads to the next."""
-        try:
-            while (wanted := self._wanted) is not None:
-                self._wanted = None
-                try:
-                    actions = await self._answer(wanted)
-                except (ReadFailed, LogUnavailable, LogDamaged) as error:
-                    await asyncio.sleep(self._note_failure(error))
-                    actions = self._machine().on_read_failed()
-                else:
-                    self._read_failure = None
-                self._carry_out(actions)
-        except (LogFenced, LogClosed) as error:
-            # The log has ended, and the topic is about to. The machine goes on waiting.
-            log.info("reading ended", topic=self._topic, subscription=self.name, why=str(error))
-        finally:
-            if self._reader is asyncio.current_task():
-                self._reader = None
-
-    async def _answer(self, wanted: Read | Replay) -> list[Action]:
-        if isinstance(wanted, Read):
-            entries = await self._log.read(
-                wanted.first, entries_max=wanted.entries_max, bytes_max=self._limits.read_bytes
-            )
-            return self._machine().on_entries(entries)
-        entries, through = await self._replay(wanted.positions)
-        return self._machine().on_replayed(entries, through)
-
-    async def _replay(self, positions: list[Position]) -> tuple[list[StoredEntry], Position]:
-        """The entries at these positions, and how far it came: the limit in bytes, or a failure
-        after something was read, cuts it short."""
-        entries: list[StoredEntry] = []
-        through = EARLIEST
-        bytes_left = self._limits.read_bytes
-        for first, last in runs(positions, REPLAY_GAP_ENTRIES):
-            following = first
-            while following <= last:
-                if bytes_left <= 0:
-                    return entries, through
-                count = last.entry - following.entry + 1
-                try:
-                    found = await self._log.read(following, entries_max=count, bytes_max=bytes_left)
-                except ReadFailed:
-                    if entries:
-                        return entries, through
-                    raise
-                entries += found
-                bytes_left -= sum(len(entry.view.data) for entry in found)
-                through = min(last, found[-1].position) if found else last
-                following = after(through)
-        return entries, through
-
-    def _note_failure(self, error: LogError) -> float:
-        """In how many seconds to try again."""
-        if self._read_failure is None:
-            log.warning(
-                "entries cannot be read",
-                topic=self._topic,
-                subscription=self.name,
-                error=str(error),
-            )
-            chance = random.Random(f"{self._topic} {self.name}")
-            self._read_delays = Backoff(READ_RETRY_S_FIRST, READ_RETRY_S_MAX, chance).delays()
-        self._read_failure = error
-        return next(self._read_delays)
-
     def _machine(self) -> Dispatcher:
         assert self._dispatcher is not None
         return self._dispatcher
 
-    def _stop_reading(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-        self._reader = self._wanted = self._read_failure = None
-
     def _drop_dispatcher(self) -> None:
         """Nothing is given out any more; the next consumer gets a new one."""
-        self._stop_reading()
+        self._reading.stop()
         self._dispatcher = None
 
     def _note_acked(self, position: Position) -> None:

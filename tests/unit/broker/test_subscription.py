@@ -328,6 +328,54 @@ def test_redelivery_on_request() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+def test_what_was_acknowledged_while_tailing_is_left_out(kind: SubscriptionType) -> None:
+    async def main() -> None:
+        async with opened_topic(World()) as it:
+            handle, session = await it.subscribe(kind=kind)
+            await it.publish("a", "b", "c")
+            await delivered(session, list("abc"))
+            one, two, three = session.positions
+            handle.acknowledge([two, Position(1_000, 0)])
+            handle.redeliver(None)
+            await delivered(session, list("abcac"))
+            acks = it.topic.subscriptions["s"]._acks
+            assert acks.highest_acked <= three, "every later entry would be looked up"
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+def test_messages_of_a_batch_that_were_acknowledged_while_tailing(kind: SubscriptionType) -> None:
+    async def main() -> None:
+        async with opened_topic(World()) as it:
+            handle, session = await it.subscribe(kind=kind)
+            await it.publish("a", "b c d", "e", batches=True)
+            await delivered(session, list("abcde"))
+            handle.acknowledge([], [(session.positions[1], (0b100,))])
+            handle.redeliver(None)
+            await wait_until(lambda: len(session.entries) == 6)
+            assert session.ack_sets[3:] == [(), (0b100,), ()]
+            assert handle.machine.permits == 1_000 - 5 - 3
+
+    run(main())
+
+
+def test_a_cumulative_acknowledgement_into_a_batch() -> None:
+    async def main() -> None:
+        async with opened_topic(World()) as it:
+            handle, session = await it.subscribe()
+            await it.publish("a", "b c d", "e", batches=True)
+            await delivered(session, list("abcde"))
+            handle.acknowledge_cumulative(session.positions[1], (0b110,))
+            handle.redeliver(None)
+            await wait_until(lambda: len(session.entries) == 5)
+            assert session.positions[3:] == session.positions[1:3]
+            assert session.ack_sets[3:] == [(0b110,), ()]
+
+    run(main())
+
+
 def test_scattered_replays_from_bookies() -> None:
     async def main() -> None:
         world = World()
@@ -360,8 +408,8 @@ def test_an_unreadable_entry_is_tried_until_it_can_be_read(monkeypatch: pytest.M
             await delivered(session, TEXTS)
             assert whys(it) == {Why.NOTHING_TO_READ}
 
-    monkeypatch.setattr("magnetar.broker.subscription.READ_RETRY_S_FIRST", 0.001)
-    monkeypatch.setattr("magnetar.broker.subscription.READ_RETRY_S_MAX", 0.002)
+    monkeypatch.setattr("magnetar.broker.reading.RETRY_S_FIRST", 0.001)
+    monkeypatch.setattr("magnetar.broker.reading.RETRY_S_MAX", 0.002)
     run(main())
 
 

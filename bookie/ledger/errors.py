@@ -106,16 +106,25 @@ class RecoveryIncomplete(LedgerError):
 
 
 class EntryUnreadable(LedgerError):
-    """No replica of a confirmed entry could be read, by bookie: why. It may well exist."""
+    """No replica of a confirmed entry could be read, by bookie: why. It may well exist; `missing`
+    when every replica said for certain that it does not have it: then the entry is lost."""
 
     definite = False
 
-    def __init__(self, ledger: int, entry: int, answers: Mapping[str, BookieCode]) -> None:
+    def __init__(
+        self,
+        ledger: int,
+        entry: int,
+        answers: Mapping[str, BookieCode],
+        *,
+        missing: bool = False,
+    ) -> None:
         reasons = ", ".join(f"{bookie}: {code.name}" for bookie, code in answers.items())
         super().__init__(f"entry {ledger}:{entry} cannot be read ({reasons or 'nobody asked'})")
         self.ledger = ledger
         self.entry = entry
         self.answers = dict(answers)
+        self.missing = missing
 
 
 class BookieUnavailable(LedgerError):

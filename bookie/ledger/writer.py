@@ -11,7 +11,9 @@ with an error, or too late, is *failed*: not awaited, not sent to, and a spare i
 (`RecordEnsemble`), and until that is decided nothing is confirmed: the recorded segment begins
 right after the last confirmed entry, and an entry confirmed meanwhile by the old members would be
 looked for among the new ones. Without a spare the ledger goes on without the failed seats, for as
-long as enough others answer, and takes a seat back when it can be written to again.
+long as enough others answer, and takes a seat back when it can be written to again. A ledger that
+nothing is appended to does not look for spares: a broker has thousands of those, and most members
+that fail are back in a moment.
 
 Invariants (see `check`):
 
@@ -176,8 +178,9 @@ class LedgerWriter:
         self._pending: dict[int, _Pending] = {}  # released + 1 .. appended, in this order
         self._released = confirmed
         self._released_length = 0
+        self._failed_since = confirmed  # the last entry before the first of `failed` did
         self._wanted: Seats = 0  # for which spares are being looked for, or recorded
-        self._declined: Seats = 0  # failed seats for which there was no spare
+        self.declined: Seats = 0  # failed seats for which there was no spare
         self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING
         self._seated_at = [now] * quorum.ensemble_size
         self._targets = self._compute_targets()
@@ -214,7 +217,15 @@ class LedgerWriter:
         """The member on this seat refused an add, or its connection was lost."""
         if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
             return self._fail_seats(1 << seat)
-        return self._fail(code)
+        return self.fail(code)
+
+    def fail(self, code: BookieCode) -> list[Action]:
+        """The ledger is lost, or cannot be written: what is pending has an unknown outcome."""
+        if not self.writing:
+            return []
+        self.state = WriterState.FAILED
+        self._drop_pending()
+        return [Fail(code)]
 
     def on_lagging(self, laggards: Seats) -> list[Action]:
         """Too much is kept for these seats alone: they count as failed, as far as every entry can
@@ -229,7 +240,7 @@ class LedgerWriter:
         """To be called every now and then; a timeout is noticed at the first tick after it."""
         head = self._pending.get(self.confirmed + 1)
         if head is not None and now - head.appended_at >= self._limits.quorum_timeout_s:
-            return self._fail(BookieCode.TIMEOUT)
+            return self.fail(BookieCode.TIMEOUT)
         add_timeout_s = self._limits.add_timeout_s
         due = ~self.failed & seats(
             number for number, at in enumerate(self._seated_at) if now - at >= add_timeout_s
@@ -250,7 +261,7 @@ class LedgerWriter:
             return []
         assert self.state is WriterState.OPEN
         useful = self.failed & self._wanted & seats(spares)  # (a seat may be back meanwhile)
-        self._declined |= self.failed & self._wanted & ~useful
+        self.declined |= self.failed & self._wanted & ~useful
         self._wanted = useful
         if not useful:
             return self._maybe_find()
@@ -290,12 +301,13 @@ class LedgerWriter:
             return []
         assert self.state is WriterState.CHANGING
         self._proposed = ()
-        self._declined |= self.failed & self._wanted
+        self.declined |= self.failed & self._wanted
         return self._end_change()
 
     def on_spares(self) -> list[Action]:
-        """There may be bookies now that there were not: look again for all failed seats."""
-        self._declined = 0
+        """There may be bookies now that there were not, or something was appended again: look for
+        all failed seats."""
+        self.declined = 0
         return self._maybe_find()
 
     def on_rejoin(self, seat: int, now: float) -> list[Action]:
@@ -305,7 +317,7 @@ class LedgerWriter:
         if not self.failed & bit or not self.writing:
             return self._advance()
         self.failed &= ~bit
-        self._declined &= ~bit
+        self.declined &= ~bit
         self._seated_at[seat] = now
         self._targets = self._compute_targets()
         return [*self._send_missing(), *self._advance()]
@@ -330,6 +342,11 @@ class LedgerWriter:
     def idle(self) -> bool:
         """Nothing waits for a confirmation."""
         return self.confirmed == self.appended
+
+    @property
+    def kept(self) -> bool:
+        """Some entry is kept, for its confirmation or for bookies that have not answered yet."""
+        return bool(self._pending)
 
     @property
     def stuck(self) -> bool:
@@ -386,7 +403,7 @@ class LedgerWriter:
         assert self.confirmed_length <= self.length
         assert bool(self._proposed) == (self.state is WriterState.CHANGING)
         assert self._wanted or self.state is not WriterState.CHANGING
-        assert not self._declined & ~self.failed
+        assert not self.declined & ~self.failed
         assert len({member.bookie for member in self.ensemble}) == len(self.ensemble)
         if not self.writing:
             assert not self._pending
@@ -435,6 +452,8 @@ class LedgerWriter:
         gone &= ~self.failed
         if not gone or not self.writing:
             return []
+        if not self.failed:
+            self._failed_since = self.appended
         self.failed |= gone
         for add in self._pending.values():
             add.awaited &= ~gone
@@ -445,9 +464,11 @@ class LedgerWriter:
         """One search or change at a time; what fails meanwhile is looked for afterwards."""
         if self.state is not WriterState.OPEN or self._wanted:
             return []
-        if not self.failed & ~self._declined or self.changes >= self._limits.changes_max:
+        if not self.failed & ~self.declined or self.changes >= self._limits.changes_max:
             return []
-        self._wanted, self._declined = self.failed, 0
+        if self.idle and self.appended == self._failed_since:
+            return []  # until something is appended: `on_spares`
+        self._wanted, self.declined = self.failed, 0
         return [FindSpares(seat_numbers(self._wanted))]
 
     def _end_change(self) -> list[Action]:
@@ -467,17 +488,10 @@ class LedgerWriter:
             sends += [SendAdd(entry, number) for number in seat_numbers(missing)]
         return sends
 
-    def _fail(self, code: BookieCode) -> list[Action]:
-        if not self.writing:
-            return []
-        self.state = WriterState.FAILED
-        self._drop_pending()
-        return [Fail(code)]
-
     def _drop_pending(self) -> None:
         self._pending.clear()
         self._released, self._released_length = self.appended, self.length
-        self._wanted, self._declined, self._proposed = 0, 0, ()
+        self._wanted, self.declined, self._proposed = 0, 0, ()
 
     def _compute_targets(self) -> tuple[tuple[Seats, tuple[int, ...]], ...]:
         """For each window: the seats an entry goes to, as a set and as numbers."""

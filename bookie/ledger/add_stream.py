@@ -1,0 +1,205 @@
+"""AddStream: the one write stream of this process to one bookie, shared by all its ledgers.
+
+Adds go into the stream's outbox; a frame of acks is taken apart and handed to the ledgers in one
+step, each ledger's acks together. A lost stream is told to every ledger at once, so that nobody
+waits for acks that cannot come; what was in flight is then unknown, and sending it again does no
+harm. The stream is opened again, with growing pauses, for as long as a ledger wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.protos.envelope import ACK, BookieCode, FrameDamaged
+from magnetar.runtime.frames import Outbox, StreamClosed
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.bookie.ledger.peer import BookiePeer
+    from magnetar.metadata.model import Member
+    from magnetar.runtime.frames import Buffer, FrameStream
+    from magnetar.runtime.supervise import Backoff
+
+    Put = Callable[..., None]  # Outbox.put
+
+log = get_logger(__name__)
+
+PENDING_BYTES_CALM: Final = 1 << 20
+"""An outbox with less than this is keeping up: four frames."""
+
+_CODES: Final = {code.value: code for code in BookieCode}
+
+
+class AddSink(Protocol):
+    """A ledger on the stream. Called on the loop; must not raise."""
+
+    def on_acks(self, member: Member, entries: list[int]) -> None:
+        """These entries are stored durably, in any order, perhaps told before."""
+
+    def on_add_failed(self, member: Member, entry: int, code: BookieCode) -> None:
+        """The bookie refused the entry."""
+
+    def on_stream(self, member: Member, put: Put | None) -> None:
+        """Adds go through `put` from now on. None: the stream is lost, and what was in flight with
+        it is unknown."""
+
+
+class AddStream:
+    """`run` must be running. `peer` gives the bookie as it is to be reached now, or raises
+    BookieUnavailable."""
+
+    def __init__(
+        self,
+        member: Member,
+        peer: Callable[[], BookiePeer],
+        *,
+        client_name: str,
+        backoff: Backoff,
+        open_timeout_s: float,
+    ) -> None:
+        self.member = member
+        self._peer = peer
+        self._client_name = client_name
+        self._backoff = backoff
+        self._open_timeout_s = open_timeout_s
+        self._sinks: dict[int, AddSink] = {}  # by ledger
+        self._outbox: Outbox | None = None  # None: there is no stream
+        self._wanted = asyncio.Event()  # somebody is attached, or waits in connect()
+        self._now = asyncio.Event()  # do not sit out the pause
+        self._waiting: list[asyncio.Future[bool]] = []
+
+    @property
+    def put(self) -> Put | None:
+        """None: there is no stream."""
+        return None if self._outbox is None else self._outbox.put
+
+    @property
+    def calm(self) -> bool:
+        """There is a stream, and the bookie keeps up with it."""
+        return self._outbox is not None and self._outbox.pending_bytes < PENDING_BYTES_CALM
+
+    def attach(self, ledger: int, sink: AddSink) -> Put | None:
+        """Acks of this ledger go to `sink` until `detach`. Returns `put`."""
+        assert ledger not in self._sinks, f"two writers of ledger {ledger} in one process"
+        self._sinks[ledger] = sink
+        self._wanted.set()
+        return self.put
+
+    def detach(self, ledger: int) -> None:
+        self._sinks.pop(ledger, None)
+
+    def hurry(self) -> None:
+        """The bookie may be back: try at once."""
+        self._now.set()
+
+    async def connect(self, timeout_s: float) -> bool:
+        """Whether there is a stream, now or after the next attempt to open one."""
+        if self._outbox is not None:
+            return True
+        attempt = asyncio.get_running_loop().create_future()
+        self._waiting.append(attempt)
+        self._wanted.set()
+        self._now.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return bool(await attempt)
+        except TimeoutError:
+            return False
+        finally:
+            if attempt in self._waiting:
+                self._waiting.remove(attempt)
+
+    async def run(self) -> None:
+        """Open the stream whenever it is wanted and not there, until cancelled."""
+        delays = self._backoff.delays()
+        while True:
+            if not self._sinks and not self._waiting:
+                self._wanted.clear()
+                await self._wanted.wait()
+            self._now.clear()
+            stream = await self._open()
+            if stream is not None:
+                delays = self._backoff.delays()
+                await self._serve(stream)
+            await self._pause(next(delays))
+
+    async def _open(self) -> FrameStream | None:
+        try:
+            async with asyncio.timeout(self._open_timeout_s):
+                stream = await self._peer().open_write(self._client_name)
+        except (BookieUnavailable, StreamClosed, FrameDamaged, TimeoutError) as error:
+            log.info("bookie not reached", bookie=self.member.bookie, error=repr(error))
+            self._answer_waiting(False)
+            return None
+        return stream
+
+    async def _serve(self, stream: FrameStream) -> None:
+        """From the first add to the stream's end, whatever ends it."""
+        outbox = Outbox(stream.send, pending_bytes_max=PENDING_BYTES_CALM)
+        async with asyncio.TaskGroup() as group:  # none of its tasks fails
+            sending = group.create_task(outbox.run())
+            try:
+                self._began(outbox)
+                why = await self._receive(stream)
+            finally:
+                self._outbox = None
+                sending.cancel()
+            log.warning("bookie's stream lost", bookie=self.member.bookie, why=why)
+            for sink in list(self._sinks.values()):
+                sink.on_stream(self.member, None)
+            await stream.close()
+
+    async def _receive(self, stream: FrameStream) -> str:
+        """Hand out acks. Returns why the stream ended."""
+        try:
+            while True:
+                self._take(await stream.receive())
+        except (StreamClosed, FrameDamaged) as error:
+            return str(error)
+
+    def _take(self, frame: Buffer) -> None:
+        """All acks of a frame. Raises FrameDamaged."""
+        if len(frame) % ACK.size:
+            raise FrameDamaged(f"{len(frame)} bytes of acks, not a multiple of {ACK.size}")
+        stored: dict[int, list[int]] = {}
+        refused: list[tuple[int, int, int]] = []
+        for ledger, entry, code in ACK.iter_unpack(frame):
+            if code != 1:  # BookieCode.OK; this loop runs once per entry and bookie
+                refused.append((ledger, entry, code))
+            elif ledger in stored:
+                stored[ledger].append(entry)
+            else:
+                stored[ledger] = [entry]
+        for ledger, entries in stored.items():
+            sink = self._sinks.get(ledger)
+            if sink is not None:
+                sink.on_acks(self.member, entries)
+        for ledger, entry, code in refused:
+            if code not in _CODES:
+                raise FrameDamaged(f"unknown code {code}")
+            sink = self._sinks.get(ledger)
+            if sink is not None:
+                sink.on_add_failed(self.member, entry, _CODES[code])
+
+    def _began(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._answer_waiting(True)
+        for sink in list(self._sinks.values()):
+            sink.on_stream(self.member, outbox.put)
+
+    def _answer_waiting(self, connected: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        for attempt in waiting:
+            if not attempt.done():
+                attempt.set_result(connected)
+
+    async def _pause(self, delay_s: float) -> None:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._now.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,464 @@
+"""LedgerAppender: one ledger that this process writes. The shell around `writer.LedgerWriter`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, assert_never
+
+from magnetar.bookie.ledger.budget import Account
+from magnetar.bookie.ledger.errors import (
+    EntryTooLarge,
+    LedgerClosed,
+    LedgerError,
+    LedgerFenced,
+    LedgerRefused,
+    QuorumTimeout,
+)
+from magnetar.bookie.ledger.handle import LedgerReader
+from magnetar.bookie.ledger.quorum import seat_numbers, seats
+from magnetar.bookie.ledger.services import quorum_of
+from magnetar.bookie.ledger.writer import (
+    ADD_VERDICTS,
+    AddVerdict,
+    Confirm,
+    Fail,
+    FindSpares,
+    LedgerWriter,
+    RecordEnsemble,
+    SendAdd,
+    WriterState,
+)
+from magnetar.metadata.errors import Contended, MetadataError, Unavailable
+from magnetar.metadata.model import EntryId
+from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_add
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.bookie.ledger.add_stream import Put
+    from magnetar.bookie.ledger.reader import LedgerEntry
+    from magnetar.bookie.ledger.services import Services
+    from magnetar.bookie.ledger.writer import Action
+    from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
+    from magnetar.runtime.frames import Buffer
+
+log = get_logger(__name__)
+
+REJOIN_S: Final = 1.0
+"""A member that failed by a refusal or by its silence is tried again after this, if nobody can take
+its seat. One whose stream was lost is tried as soon as there is a stream again."""
+
+SPARES_S: Final = 2.0
+"""How often spares are looked for again, besides whenever the list of bookies changes."""
+
+
+class LedgerAppender:
+    """The only writer of its ledger. Owned by one task or callback chain; all on one loop.
+
+    `progress` is called on the loop, never from inside `append_nowait`: once per frame of
+    acknowledgements that moved `confirmed`, and once when `failure` was set. What was appended
+    beyond `confirmed` when the ledger failed has an unknown outcome.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        services: Services,
+        *,
+        on_busy: Callable[[LedgerAppender], None],
+    ) -> None:
+        """`on_busy`: call `tick` from now on, until it returns False."""
+        self.ledger: LedgerId = metadata.ledger
+        self.metadata = metadata  # as it is stored, as far as this writer wrote it
+        self.failure: LedgerError | None = None  # None: it can be written, or was closed
+        self.progress: Callable[[], None] = _nothing
+        self._services = services
+        self._loop = asyncio.get_running_loop()
+        self._reader = LedgerReader(metadata, services)
+        self._writer = LedgerWriter(
+            quorum_of(metadata),
+            metadata.last_segment.members,
+            limits=services.limits,
+            now=self._loop.time(),
+        )
+        self._on_busy = on_busy
+        self._busy = False
+        self._closing = False
+        self._account = Account()
+        self._room: list[asyncio.Future[None]] = []  # of those who wait for room
+        self._quiet: list[asyncio.Future[None]] = []  # of those who wait in close()
+        self._failed_at: dict[Member, float] = {}
+        self._spares_sought_at = float("-inf")
+        self._seats: dict[Member, int] = {}
+        self._puts: list[Put | None] = []
+        self._recorded = self._writer.ensemble  # durable: who holds what is not confirmed yet
+        self._take_seats()
+        self._fail_seats_without_stream()
+
+    # -- appending -------------------------------------------------------------------------------
+
+    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
+        """Take an entry of `size` bytes (those of `parts` together) and send it to its bookies.
+
+        Raises EntryTooLarge (no id was taken), LedgerClosed, or `failure`. Never blocks: whoever
+        appends much waits in `wait_room` between.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self._closing:
+            raise LedgerClosed(self.ledger)
+        if size > ENTRY_BYTES_MAX:
+            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
+        writer = self._writer
+        entry = writer.appended + 1
+        head, body = add = encode_add(
+            ledger=self.ledger,
+            entry=entry,
+            confirmed=writer.confirmed,
+            length=writer.length + size,
+            payload=parts,
+            master_key=self.metadata.master_key,
+        )
+        assert len(body) == size + 32, "`size` is not the size of `parts`"
+        puts = self._puts
+        for seat in writer.append(size, add, self._loop.time()):
+            put = puts[seat]
+            assert put is not None, "a seat without a stream has failed"
+            put(head, body)
+        if not self._busy:
+            self._be_busy()
+        return EntryId(entry)
+
+    async def wait_room(self) -> None:
+        """Return when little enough is in flight, here and in the process; or the ledger ended."""
+        self._settle_account()
+        while self._writer.writing and not self._has_room():
+            waiting = self._loop.create_future()
+            self._room.append(waiting)
+            self._services.budget.when_room(self, self._maybe_wake)
+            await waiting
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    @property
+    def confirmed(self) -> EntryId:
+        """The last entry that is durable, and every one before it; -1: none."""
+        return EntryId(self._writer.confirmed)
+
+    @property
+    def appended(self) -> EntryId:
+        return EntryId(self._writer.appended)
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        return self._writer.confirmed_length
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What was appended and is not confirmed, with the memory that each entry takes besides."""
+        return self._writer.in_flight_bytes
+
+    @property
+    def degraded(self) -> bool:
+        """Entries get fewer copies than they should, or may soon: another ledger, made when more
+        bookies are there, would be better off."""
+        writer = self._writer
+        return (
+            self.metadata.under_replicated
+            or bool(writer.failed)
+            or writer.changes >= self._services.config.ensemble_changes_max
+        )
+
+    def describe(self) -> str:
+        return f"ledger {self.ledger}, {self._writer.describe()}"
+
+    # -- reading, closing ------------------------------------------------------------------------
+
+    async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
+        """As LedgerReader.read; `last` must be confirmed."""
+        assert last <= self._writer.confirmed, f"entry {last} is not confirmed"
+        self._reader.metadata = self.metadata
+        return await self._reader.read(first, last, bytes_max=bytes_max)
+
+    async def close(self) -> LedgerMetadata:
+        """Take no more entries, wait for those in flight, and record the end.
+
+        A ledger that failed is closed too, at what was confirmed: then the entries in flight are
+        definitely not in it. Raises LedgerFenced if it is somebody else's; what the metadata store
+        raises, and then may be called again. Returns the metadata, CLOSED.
+        """
+        self._closing = True
+        writer = self._writer
+        while writer.writing and not (writer.state is WriterState.OPEN and writer.idle):
+            waiting = self._loop.create_future()
+            self._quiet.append(waiting)
+            await waiting
+        if isinstance(self.failure, LedgerFenced | LedgerClosed):
+            raise self.failure
+        if writer.state is not WriterState.SEALED:
+            writer.seal()
+            self._leave()
+        try:
+            self.metadata = await self._services.records.close(
+                self.metadata, writer.confirmed, writer.confirmed_length
+            )
+        except LedgerFenced as error:
+            self.failure = error
+            raise
+        return self.metadata
+
+    def abandon(self) -> None:
+        """Take no more entries and let go, without recording an end: somebody will recover it."""
+        self._closing = True
+        if self._writer.state is not WriterState.SEALED:
+            self.failure = self.failure or LedgerClosed(self.ledger)
+            self._writer.fail(BookieCode.CONNECTION_LOST)
+            self._leave()
+            self._wake_quiet()
+
+    # -- what bookies say (AddSink) --------------------------------------------------------------
+
+    def on_acks(self, member: Member, entries: list[int]) -> None:
+        seat = self._seats.get(member)
+        if seat is not None:  # None: replaced meanwhile
+            self._carry_out(self._writer.on_acks(seat, entries))
+
+    def on_add_failed(self, member: Member, entry: int, code: BookieCode) -> None:
+        seat = self._seats.get(member)
+        if seat is None:
+            return
+        log.warning(
+            "add refused", ledger=self.ledger, entry=entry, bookie=member.bookie, code=code.name
+        )
+        if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
+            self._services.ensembles.quarantine(member)
+        self._carry_out(self._writer.on_add_failed(seat, code))
+
+    def on_stream(self, member: Member, put: Put | None) -> None:
+        seat = self._seats.get(member)
+        if seat is None:
+            return
+        self._puts[seat] = put
+        if put is None:
+            self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
+        else:
+            self._carry_out(self._writer.on_rejoin(seat, self._loop.time()))
+
+    # -- time, and the list of bookies -----------------------------------------------------------
+
+    def tick(self, now: float) -> bool:
+        """Notice what takes too long. False: nothing is pending, no more ticks are needed."""
+        writer = self._writer
+        failed = writer.failed
+        actions = writer.on_tick(now)
+        for seat in seat_numbers(writer.failed & ~failed):
+            member = writer.ensemble[seat]
+            log.warning("bookie silent", ledger=self.ledger, bookie=member.bookie)
+            self._services.ensembles.quarantine(member)
+        self._carry_out(actions)
+        if writer.failed and writer.writing:
+            self._seek_help(now)
+        self._busy = writer.writing and (writer.kept or bool(writer.failed))
+        return self._busy
+
+    def on_bookies_changed(self) -> None:
+        if self._writer.failed and self._writer.writing:
+            self._carry_out(self._writer.on_spares())
+
+    def _seek_help(self, now: float) -> None:
+        """Look for spares once more; take failed members back for whom there are none."""
+        writer, services = self._writer, self._services
+        listed = services.ensembles.has_spare(writer.ensemble)
+        hopeless = writer.declined if listed else writer.failed
+        for seat in seat_numbers(hopeless):
+            member = writer.ensemble[seat]
+            since = self._failed_at.get(member, now)
+            calm = services.pool.adds(member).calm and services.directory.is_writable(member)
+            if calm and now - since >= REJOIN_S:
+                log.info("bookie tried again", ledger=self.ledger, bookie=member.bookie)
+                self._carry_out(writer.on_rejoin(seat, now))
+        if listed and now - self._spares_sought_at >= SPARES_S:
+            actions = writer.on_spares()
+            if actions:
+                self._spares_sought_at = now
+                self._carry_out(actions)
+
+    # -- carrying out ----------------------------------------------------------------------------
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        moved = False
+        for action in actions:
+            match action:
+                case Confirm():
+                    # W4: what confirmed it are acks of those whom durable metadata lists.
+                    assert self._writer.ensemble is self._recorded
+                    moved = True
+                case SendAdd(entry, seat):
+                    put, parts = self._puts[seat], self._writer.parts(entry)
+                    if put is not None and parts is not None:
+                        put(*parts)
+                case FindSpares(numbers):
+                    self._services.spawn(self._find_spares(numbers))
+                case RecordEnsemble(first, members):
+                    self._services.spawn(self._record(first, members))
+                case Fail(code):
+                    self._fail(self._failure_of(code))
+                    moved = True
+                case _:
+                    assert_never(action)
+        self._note_failed()
+        self._settle_account()
+        if self._quiet:
+            self._wake_quiet()
+        if moved:
+            self.progress()
+
+    async def _find_spares(self, numbers: tuple[int, ...]) -> None:
+        writer = self._writer
+        spares = await self._services.ensembles.spares(writer.quorum, writer.ensemble, numbers)
+        if not spares:
+            log.warning("no spare bookie", ledger=self.ledger, seats=numbers)
+        self._carry_out(writer.on_spares_found(spares))
+
+    async def _record(self, first: int, members: tuple[Member, ...]) -> None:
+        writer = self._writer
+        try:
+            stored = await self._services.records.change_ensemble(
+                self.metadata, first, members, wanted=lambda: writer.writing
+            )
+        except LedgerFenced as error:
+            self._give_up(error)
+        except (Unavailable, Contended) as error:
+            log.warning("ensemble not changed", ledger=self.ledger, error=str(error))
+            self._carry_out(writer.on_not_recorded())
+        except MetadataError as error:
+            self._give_up(LedgerRefused(self.ledger, str(error)))
+        else:
+            self._on_recorded(stored)
+
+    def _on_recorded(self, stored: LedgerMetadata) -> None:
+        """One step: metadata, machine, seats and streams change together (W3)."""
+        writer = self._writer
+        if not writer.writing:
+            return
+        self.metadata = stored
+        actions = writer.on_recorded(self._loop.time())
+        assert stored.last_segment.members == writer.ensemble
+        assert stored.last_segment.first_entry == writer.segment_first
+        self._recorded = writer.ensemble
+        self._take_seats()
+        log.info(
+            "ensemble changed",
+            ledger=self.ledger,
+            first=writer.segment_first,
+            members=[member.bookie for member in writer.ensemble],
+        )
+        self._carry_out(actions)
+        self._fail_seats_without_stream()
+
+    def _take_seats(self) -> None:
+        """Attach to the streams of the present members, and to no others."""
+        before, pool = self._seats, self._services.pool
+        self._seats = {member: seat for seat, member in enumerate(self._writer.ensemble)}
+        for member in before.keys() - self._seats.keys():
+            pool.adds(member).detach(self.ledger)
+        self._puts = [
+            pool.adds(member).put
+            if member in before
+            else pool.adds(member).attach(self.ledger, self)
+            for member in self._writer.ensemble
+        ]
+
+    def _fail_seats_without_stream(self) -> None:
+        for seat, put in enumerate(self._puts):
+            if put is None:
+                self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
+
+    def _note_failed(self) -> None:
+        writer = self._writer
+        if not writer.failed and not self._failed_at:
+            return
+        failed = [writer.ensemble[seat] for seat in seat_numbers(writer.failed)]
+        now = self._loop.time()
+        self._failed_at = {member: self._failed_at.get(member, now) for member in failed}
+        if failed and writer.writing and not self._busy:
+            self._be_busy()
+
+    def _be_busy(self) -> None:
+        self._busy = True
+        self._on_busy(self)
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        limit = self._services.config.unconfirmed_bytes_max
+        return self._writer.in_flight_bytes < limit and not self._services.budget.exhausted
+
+    def _settle_account(self) -> None:
+        """Report what is kept; let a bookie fail for which too much is; wake who waits for room."""
+        writer, budget = self._writer, self._services.budget
+        lag = writer.lag_bytes
+        laggards = [writer.ensemble[seat] for seat in seat_numbers(writer.laggards)] if lag else []
+        budget.account(
+            self._account, retained=writer.in_flight_bytes + lag, lag=lag, laggards=laggards
+        )
+        slow = [member for member in laggards if budget.lags(member)]
+        if slow:
+            actions = writer.on_lagging(seats(self._seats[member] for member in slow))
+            if actions:
+                log.warning("bookies lag", ledger=self.ledger, bookies=[m.bookie for m in slow])
+                self._carry_out(actions)
+        if self._room:
+            self._maybe_wake()
+
+    def _maybe_wake(self) -> None:
+        if self._has_room() or not self._writer.writing:
+            waiting, self._room = self._room, []
+            _wake(waiting)
+        elif self._room:
+            self._services.budget.when_room(self, self._maybe_wake)
+
+    def _wake_quiet(self) -> None:
+        waiting, self._quiet = self._quiet, []
+        _wake(waiting)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _give_up(self, error: LedgerError) -> None:
+        if self._writer.writing:
+            self._writer.fail(BookieCode.FENCED)
+            self._fail(error)
+            self._wake_quiet()
+            self.progress()
+
+    def _fail(self, error: LedgerError) -> None:
+        self.failure = error
+        log.warning("ledger failed", ledger=self.ledger, error=str(error))
+        self._leave()
+
+    def _failure_of(self, code: BookieCode) -> LedgerError:
+        if code is BookieCode.TIMEOUT:
+            waited_s = self._services.config.quorum_timeout_s
+            return QuorumTimeout(self.ledger, self._writer.confirmed + 1, waited_s)
+        if ADD_VERDICTS[code] is AddVerdict.LEDGER_LOST:
+            return LedgerFenced(self.ledger, f"a bookie says {code.name}")
+        return LedgerRefused(self.ledger, f"a bookie says {code.name}")
+
+    def _leave(self) -> None:
+        """No stream tells us anything any more, and nothing is kept."""
+        for member in self._seats:
+            self._services.pool.adds(member).detach(self.ledger)
+        self._seats = {}
+        self._settle_account()
+
+
+def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
+    for each in waiting:
+        if not each.done():  # done: cancelled
+            each.set_result(None)
+
+
+def _nothing() -> None:
+    """Nobody wants to know of progress."""

@@ -1,0 +1,68 @@
+"""ByteBudget: how much memory all ledgers of a process may keep for entries in flight.
+
+Each ledger reports what it keeps (`account`), in all and for bookies that answer later than the
+others. Beyond `retained_bytes_max` whoever appends waits; beyond `lag_bytes_max` for one bookie,
+that bookie counts as failed in the ledgers that notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.metadata.model import Member
+
+
+@dataclass(slots=True)
+class Account:
+    """What one ledger has reported last."""
+
+    retained: int = 0
+    lag: int = 0
+    laggards: Sequence[Member] = ()
+
+
+class ByteBudget:
+    def __init__(self, *, retained_bytes_max: int, lag_bytes_max: int) -> None:
+        self.retained = 0
+        self._retained_bytes_max = retained_bytes_max
+        self._lag_bytes_max = lag_bytes_max
+        self._lag: dict[Member, int] = {}
+        self._waiting: dict[object, Callable[[], None]] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        return self.retained >= self._retained_bytes_max
+
+    def lags(self, member: Member) -> bool:
+        """Whether too much is kept for this bookie alone."""
+        return self._lag.get(member, 0) > self._lag_bytes_max
+
+    def account(
+        self, account: Account, *, retained: int, lag: int, laggards: Sequence[Member]
+    ) -> None:
+        """One ledger keeps `retained` bytes now, `lag` of them only for `laggards`."""
+        if account.lag:
+            for member in account.laggards:
+                self._lag[member] -= account.lag
+        if lag:
+            for member in laggards:
+                self._lag[member] = self._lag.get(member, 0) + lag
+        was_exhausted = self.exhausted
+        self.retained += retained - account.retained
+        account.retained, account.lag, account.laggards = retained, lag, laggards
+        if was_exhausted and not self.exhausted:
+            waiting, self._waiting = self._waiting, {}
+            for wake in waiting.values():
+                wake()
+
+    def when_room(self, key: object, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when the budget is no longer exhausted."""
+        self._waiting[key] = wake
+
+    def check(self) -> None:
+        assert self.retained >= 0
+        assert all(lag >= 0 for lag in self._lag.values())

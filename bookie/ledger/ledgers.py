@@ -1,0 +1,196 @@
+"""Ledgers: what a broker has of the ledger package. Create, recover, read, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.budget import ByteBudget
+from magnetar.bookie.ledger.ensembles import Ensembles
+from magnetar.bookie.ledger.errors import LedgerError, RecoveryIncomplete
+from magnetar.bookie.ledger.handle import LedgerReader
+from magnetar.bookie.ledger.records import LedgerRecords
+from magnetar.bookie.ledger.recoverer import recover_ledger
+from magnetar.bookie.ledger.services import Services
+from magnetar.metadata.errors import MetadataError, Unavailable
+from magnetar.metadata.model import EntryId, LedgerMetadata, LedgerState, Segment
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+    from random import Random
+
+    from magnetar.bookie.ledger.config import LedgerConfig
+    from magnetar.bookie.ledger.directory import BookieDirectory
+    from magnetar.bookie.ledger.pool import PeerPool
+    from magnetar.metadata.ids import LedgerIds
+    from magnetar.metadata.model import LedgerId
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+TICK_S: Final = 0.1
+"""How late a timeout may be noticed; one tick serves all ledgers that have something pending."""
+
+
+class Ledgers:
+    """One per process; `run` must be running, and runs `bookies` and `peers` as well."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        bookies: BookieDirectory,
+        peers: PeerPool,
+        ids: LedgerIds,
+        config: LedgerConfig,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._config = config
+        self._directory = bookies
+        self._pool = peers
+        self._ids = ids
+        self._clock = clock
+        self._random = random
+        self._services = Services(
+            config=config,
+            records=LedgerRecords(store, timeout_s=config.metadata_timeout_s),
+            directory=bookies,
+            pool=peers,
+            ensembles=Ensembles(bookies, peers, config, random),
+            budget=ByteBudget(
+                retained_bytes_max=config.retained_bytes_max, lag_bytes_max=config.lag_bytes_max
+            ),
+            random=random,
+            spawn=self._spawn,
+        )
+        self._group: asyncio.TaskGroup | None = None  # None: not running
+        self._busy: dict[LedgerAppender, None] = {}  # who wants ticks, in the order of asking
+        self._recovering: dict[LedgerId, asyncio.Future[LedgerMetadata]] = {}
+
+    async def run(self) -> None:
+        """Keep connections, notice timeouts, change ensembles, until cancelled."""
+        unwatch = self._directory.watch(self._on_bookies_changed)
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                group.create_task(self._directory.run())
+                group.create_task(self._pool.run())
+                await self._tick()
+            finally:
+                self._group = None
+                unwatch()
+
+    async def wait_ready(self) -> None:
+        """Return when the list of bookies was read once; `create` and `recover` wait by themselves.
+        Raises Unavailable when that takes too long."""
+        try:
+            async with asyncio.timeout(self._config.metadata_timeout_s):
+                await self._directory.wait_ready()
+        except TimeoutError:
+            raise Unavailable("the list of bookies could not be read") from None
+
+    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> LedgerAppender:
+        """A new, empty ledger whose id exceeds `newer_than`, on bookies that answer; with fewer of
+        them, and marked so, when there are not enough. Raises NotEnoughBookies, and what the
+        metadata store raises."""
+        loop = asyncio.get_running_loop()
+        await self.wait_ready()
+        deadline = loop.time() + self._config.metadata_timeout_s
+        ledger = await self._ids.next(newer_than, deadline=deadline)
+        quorum, members = await self._services.ensembles.found()
+        metadata = LedgerMetadata(
+            ledger=ledger,
+            state=LedgerState.OPEN,
+            ensemble_size=quorum.ensemble_size,
+            write_quorum=quorum.write_quorum,
+            ack_quorum=quorum.ack_quorum,
+            segments=(Segment(EntryId(0), members),),
+            master_key=self._random.getrandbits(64),
+            creator_token=self._random.getrandbits(64),
+            created_ms=self._clock.now_ms(),
+            under_replicated=quorum.write_quorum < self._config.write_quorum,
+            custom=dict(custom),
+        )
+        await self._services.records.create(metadata)
+        log.info(
+            "ledger created",
+            ledger=ledger,
+            quorum=str(quorum),
+            members=[member.bookie for member in members],
+        )
+        return LedgerAppender(metadata, self._services, on_busy=self._on_busy)
+
+    async def recover(self, ledger: LedgerId) -> LedgerMetadata:
+        """Take the ledger away from whoever writes it, close it, and return its metadata, CLOSED;
+        at once if it is closed already. Whoever asks for the same ledger meanwhile gets the same
+        answer; a caller that is cancelled does not stop it.
+
+        Raises LedgerNotFound; RecoveryIncomplete and what the metadata store raises: again later.
+        """
+        await self.wait_ready()
+        if self._group is None:
+            raise RecoveryIncomplete(ledger, "this process is stopping")
+        running = self._recovering.get(ledger)
+        if running is None:
+            running = asyncio.get_running_loop().create_future()
+            running.add_done_callback(_look_at)
+            self._recovering[ledger] = running
+            self._spawn(self._recover(ledger, running))
+        return await asyncio.shield(running)
+
+    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
+        """None: there is no such ledger. Raises what the metadata store raises."""
+        return await self._services.records.get(ledger)
+
+    def reader(self, metadata: LedgerMetadata) -> LedgerReader:
+        """For a ledger that is CLOSED."""
+        assert metadata.state is LedgerState.CLOSED, metadata.state
+        return LedgerReader(metadata, self._services)
+
+    async def delete(self, ledger: LedgerId) -> None:
+        """Forget the ledger; bookies collect its entries later. Done when it is absent, whoever
+        deleted it. Raises what the metadata store raises."""
+        await self._services.records.delete(ledger)
+
+    async def _recover(self, ledger: LedgerId, answer: asyncio.Future[LedgerMetadata]) -> None:
+        try:
+            closed = await recover_ledger(ledger, self._services)
+        except (LedgerError, MetadataError) as error:
+            answer.set_exception(error)
+        else:
+            answer.set_result(closed)
+        finally:
+            del self._recovering[ledger]
+            answer.cancel()  # does nothing if it was answered
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = loop.time()
+            for appender in list(self._busy):
+                if not appender.tick(now):
+                    del self._busy[appender]
+
+    def _on_busy(self, appender: LedgerAppender) -> None:
+        self._busy[appender] = None
+
+    def _on_bookies_changed(self) -> None:
+        for appender in list(self._busy):
+            appender.on_bookies_changed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """A task that lives no longer than `run`; nothing is begun when that has ended."""
+        if self._group is None:
+            work.close()
+        else:
+            self._group.create_task(work)
+
+
+def _look_at(answer: asyncio.Future[LedgerMetadata]) -> None:
+    """Nobody may be waiting any more: then its error is nobody's, and not worth a warning."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,109 @@
+"""PeerPool: how this process reaches each bookie, and the streams it has to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.bookie.ledger.add_stream import AddStream
+from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.supervise import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from random import Random
+
+    from magnetar.bookie.ledger.directory import BookieDirectory
+    from magnetar.bookie.ledger.peer import BookiePeer, OpenPeer
+    from magnetar.metadata.model import Member
+
+# A restarted bookie is found within a tenth of a second; a dead one costs little.
+RECONNECT_S_FIRST: Final = 0.1
+RECONNECT_S_MAX: Final = 2.0
+
+
+class PeerPool:
+    """`run` must be running. One peer for each member that was ever asked for, and up to two
+    streams (a member is an incarnation of a bookie: there are few)."""
+
+    def __init__(
+        self,
+        directory: BookieDirectory,
+        open_peer: OpenPeer,
+        *,
+        client_name: str,
+        random: Random,
+        connect_timeout_s: float,
+    ) -> None:
+        self._directory = directory
+        self._open_peer = open_peer
+        self._client_name = client_name
+        self._backoff = Backoff(RECONNECT_S_FIRST, RECONNECT_S_MAX, random)
+        self._connect_timeout_s = connect_timeout_s
+        self._peers: dict[Member, tuple[str, BookiePeer]] = {}  # with the address
+        self._streams: dict[tuple[Member, str], AddStream] = {}
+        self._group: asyncio.TaskGroup | None = None  # None: not running
+
+    def peer(self, member: Member) -> BookiePeer:
+        """The bookie where it is now. Raises BookieUnavailable if it was never listed."""
+        registration = self._directory.find(member)
+        if registration is None:
+            raise BookieUnavailable(member.bookie, BookieCode.CONNECTION_LOST, "it is not listed")
+        address, peer = self._peers.get(member, ("", None))
+        if peer is None or address != registration.address:
+            if peer is not None:
+                self._spawn(peer.close())
+            peer = self._open_peer(member, registration.address)
+            self._peers[member] = registration.address, peer
+        return peer
+
+    def adds(self, member: Member) -> AddStream:
+        """The stream for entries of ledgers that are written here."""
+        return self._stream(member, "adds")
+
+    def write_backs(self, member: Member) -> AddStream:
+        """The stream for recoveries: a ledger that is recovered here may be written here still, by
+        someone who does not know yet, and the acks of the two must not be mixed up."""
+        return self._stream(member, "recovery")
+
+    async def run(self) -> None:
+        """Keep the streams, until cancelled; then close everything."""
+        unwatch = self._directory.watch(self._hurry)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                await asyncio.get_running_loop().create_future()  # until cancelled
+        finally:
+            unwatch()
+            self._group = None
+            peers = [peer for _, peer in self._peers.values()]
+            self._peers.clear()
+            for peer in peers:
+                await peer.close()
+
+    def _stream(self, member: Member, purpose: str) -> AddStream:
+        stream = self._streams.get((member, purpose))
+        if stream is None:
+            stream = AddStream(
+                member,
+                lambda: self.peer(member),
+                client_name=f"{self._client_name}/{purpose}",
+                backoff=self._backoff,
+                open_timeout_s=self._connect_timeout_s,
+            )
+            self._streams[member, purpose] = stream
+            self._spawn(stream.run())
+        return stream
+
+    def _hurry(self) -> None:
+        """The list has changed: who is listed may be back."""
+        for registration in self._directory.writable:
+            for purpose in ("adds", "recovery"):
+                stream = self._streams.get((registration.member, purpose))
+                if stream is not None:
+                    stream.hurry()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None, "the pool is not running"
+        self._group.create_task(work)

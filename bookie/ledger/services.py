@@ -1,0 +1,45 @@
+"""What a process's ledgers share: handed to each of them whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.bookie.ledger.writer import WriterLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from random import Random
+
+    from magnetar.bookie.ledger.budget import ByteBudget
+    from magnetar.bookie.ledger.config import LedgerConfig
+    from magnetar.bookie.ledger.directory import BookieDirectory
+    from magnetar.bookie.ledger.ensembles import Ensembles
+    from magnetar.bookie.ledger.pool import PeerPool
+    from magnetar.bookie.ledger.records import LedgerRecords
+    from magnetar.metadata.model import LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    config: LedgerConfig
+    records: LedgerRecords
+    directory: BookieDirectory
+    pool: PeerPool
+    ensembles: Ensembles
+    budget: ByteBudget
+    random: Random
+    spawn: Callable[[Coroutine[Any, Any, None]], None]  # a task that lives as long as the ledgers
+
+    @property
+    def limits(self) -> WriterLimits:
+        return WriterLimits(
+            add_timeout_s=self.config.add_timeout_s,
+            quorum_timeout_s=self.config.quorum_timeout_s,
+            changes_max=self.config.ensemble_changes_max,
+        )
+
+
+def quorum_of(metadata: LedgerMetadata) -> Quorum:
+    return Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)

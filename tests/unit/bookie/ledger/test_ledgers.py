@@ -1,0 +1,1017 @@
+"""Ledgers, appenders and recoveries over fake bookies: whole shells on a real loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from support import run, settle, wait_until
+
+from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.errors import (
+    EntryTooLarge,
+    EntryUnreadable,
+    LedgerClosed,
+    LedgerFenced,
+    LedgerNotFound,
+    LedgerRefused,
+    NotEnoughBookies,
+    QuorumTimeout,
+    RecoveryIncomplete,
+)
+from magnetar.bookie.ledger.ledgers import Ledgers
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.memory import Fault, MemoryStore
+from magnetar.metadata.model import LedgerId, LedgerState
+from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode
+
+QUICK = LedgerConfig(
+    add_timeout_s=0.3,
+    quorum_timeout_s=1.5,
+    read_timeout_s=0.3,
+    speculative_read_s=0.05,
+    connect_timeout_s=0.3,
+    metadata_timeout_s=2.0,
+    quarantine_s=5.0,
+)
+
+
+async def create(ledgers: Ledgers) -> LedgerAppender:
+    return await ledgers.create(newer_than=LedgerId(-1), custom={})
+
+
+def payload(number: int) -> bytes:
+    return b"payload %d" % number
+
+
+def append(appender: LedgerAppender, count: int = 1) -> None:
+    for _ in range(count):
+        data = payload(appender.appended + 1)
+        appender.append_nowait([data[:3], memoryview(data)[3:]], len(data))
+
+
+async def confirmed(appender: LedgerAppender) -> None:
+    """All that was appended is confirmed."""
+    await wait_until(lambda: appender.confirmed == appender.appended or appender.failure)
+    if appender.failure is not None:
+        raise appender.failure
+
+
+async def read_all(ledgers: Ledgers, ledger: LedgerId) -> list[bytes]:
+    metadata = await ledgers.metadata(ledger)
+    assert metadata is not None
+    assert metadata.last_entry is not None
+    reader, found = ledgers.reader(metadata), list[bytes]()
+    while len(found) <= metadata.last_entry:
+        entries = await reader.read(len(found), metadata.last_entry, bytes_max=50)
+        assert [e.entry for e in entries] == list(range(len(found), len(found) + len(entries)))
+        found += [bytes(entry.payload) for entry in entries]
+    return found
+
+
+@asynccontextmanager
+async def world(
+    bookies: int, config: LedgerConfig = QUICK
+) -> AsyncIterator[tuple[Cluster, Ledgers]]:
+    async with cluster(bookies) as nodes, nodes.process(config) as ledgers:
+        yield nodes, ledgers
+
+
+def seated(nodes: Cluster, appender: LedgerAppender) -> list[FakeBookie]:
+    return [nodes.bookie(member) for member in appender.metadata.last_segment.members]
+
+
+def spare(nodes: Cluster, appender: LedgerAppender) -> FakeBookie:
+    return next(each for each in nodes.bookies if each not in seated(nodes, appender))
+
+
+# -- create, append, read, close, delete ---------------------------------------------------------
+
+
+def test_a_ledger_from_creation_to_deletion() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await ledgers.create(newer_than=LedgerId(41), custom={"topic": b"t"})
+            assert appender.ledger == 42
+            assert (appender.confirmed, appender.appended, appender.length) == (-1, -1, 0)
+            append(appender, 10)
+            assert appender.appended == 9
+            await confirmed(appender)
+            open_entries = await appender.read(3, 9, bytes_max=1 << 20)
+            assert [bytes(e.payload) for e in open_entries] == [payload(n) for n in range(3, 10)]
+            metadata = await appender.close()
+            assert metadata.state is LedgerState.CLOSED
+            assert metadata.last_entry == 9
+            assert metadata.length == sum(len(payload(n)) for n in range(10))
+            assert metadata.custom == {"topic": b"t"}
+            assert not appender.degraded
+            assert await ledgers.metadata(appender.ledger) == metadata
+            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(10)]
+            assert await appender.close() == metadata  # idempotent
+            await wait_until(lambda: all(len(b.entries(42)) == 10 for b in seated(nodes, appender)))
+            await ledgers.delete(appender.ledger)
+            assert await ledgers.metadata(appender.ledger) is None
+            await ledgers.delete(appender.ledger)
+            with pytest.raises(LedgerNotFound):
+                await ledgers.recover(appender.ledger)
+
+    run(main())
+
+
+def test_progress_comes_once_per_frame_and_never_from_inside_append() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            appender = await create(ledgers)
+            calls: list[int] = []
+            appending = False
+
+            def progress() -> None:
+                assert not appending
+                calls.append(appender.confirmed)
+
+            appender.progress = progress
+            appending = True
+            append(appender, 50)
+            appending = False
+            await confirmed(appender)
+            assert calls == sorted(set(calls))
+            assert calls[-1] == 49
+            assert len(calls) < 10
+
+    run(main())
+
+
+def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            large = bytes(ENTRY_BYTES_MAX + 1)
+            with pytest.raises(EntryTooLarge) as caught:
+                appender.append_nowait([large], len(large))
+            assert caught.value.definite
+            assert appender.appended == -1
+            appender.append_nowait([large[1:]], len(large) - 1)
+            await confirmed(appender)
+            assert appender.metadata.segments[0].members == appender.metadata.last_segment.members
+            assert all(bookie.opened == 1 for bookie in nodes.bookies)
+
+    run(main())
+
+
+def test_the_size_must_be_that_of_the_parts() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            appender = await create(ledgers)
+            with pytest.raises(AssertionError, match="size"):
+                appender.append_nowait([b"abc"], 4)
+
+    run(main())
+
+
+def test_closed_and_abandoned_ledgers_take_nothing() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            appender, other = await create(ledgers), await create(ledgers)
+            append(appender, 3)
+            closing = asyncio.ensure_future(appender.close())  # noqa: TID251
+            await settle(1)
+            with pytest.raises(LedgerClosed):
+                append(appender)
+            assert (await closing).last_entry == 2  # in flight when close() was called
+            append(other)
+            other.abandon()
+            with pytest.raises(LedgerClosed):
+                append(other)
+            with pytest.raises(LedgerClosed):
+                await other.close()
+            assert (await ledgers.recover(other.ledger)).last_entry == 0
+
+    run(main())
+
+
+def test_ids_exceed_what_the_caller_has() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            first = await create(ledgers)
+            second = await ledgers.create(newer_than=LedgerId(5_000), custom={})
+            third = await create(ledgers)
+            assert first.ledger < 5_000 < second.ledger < third.ledger
+
+    run(main())
+
+
+# -- degraded creation ---------------------------------------------------------------------------
+
+
+def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            nodes.bookies[1].kill()  # and still listed
+            appender = await create(ledgers)
+            assert appender.metadata.ensemble_size == appender.metadata.write_quorum == 2
+            assert appender.metadata.ack_quorum == 2
+            assert appender.metadata.under_replicated
+            assert appender.degraded
+            append(appender)
+            await confirmed(appender)
+            nodes.bookies[0].kill()
+            with pytest.raises(NotEnoughBookies) as caught:
+                await create(ledgers)
+            assert (caught.value.needed, caught.value.writable) == (2, 1)
+
+    run(main())
+
+
+def test_min_write_quorum_forbids_it() -> None:
+    async def main() -> None:
+        async with world(2, LedgerConfig(min_write_quorum=3)) as (_, ledgers):
+            with pytest.raises(NotEnoughBookies):
+                await create(ledgers)
+
+    run(main())
+
+
+def test_read_only_bookies_are_not_chosen() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes:
+            await nodes.register(nodes.bookies[2], read_only=True)
+            async with nodes.process(QUICK) as ledgers:
+                for _ in range(10):
+                    appender = await create(ledgers)
+                    assert nodes.bookies[2] not in seated(nodes, appender)
+
+    run(main())
+
+
+@pytest.mark.parametrize("value", [1, 4])
+def test_an_impossible_min_write_quorum_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="min_write_quorum"):
+        LedgerConfig(min_write_quorum=value)
+
+
+# -- bookies that die, hang, refuse --------------------------------------------------------------
+
+
+def test_a_killed_bookie_is_replaced_at_once_and_nothing_is_lost() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 5)
+            victim = seated(nodes, appender)[1]
+            began = asyncio.get_running_loop().time()
+            victim.kill()
+            append(appender, 5)
+            await confirmed(appender)
+            await wait_until(lambda: victim not in seated(nodes, appender))
+            assert asyncio.get_running_loop().time() - began < 1.0
+            append(appender, 5)
+            await confirmed(appender)
+            assert not appender.degraded
+            metadata = await appender.close()
+            assert metadata.last_entry == 14
+            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(15)]
+
+    run(main())
+
+
+def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_back() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            victim = seated(nodes, appender)[2]
+            victim.kill()
+            append(appender, 3)
+            await confirmed(appender)
+            assert appender.degraded
+            victim.restart()
+            await wait_until(lambda: not appender.degraded)
+            append(appender, 3)
+            await confirmed(appender)
+            await wait_until(lambda: victim.entries(appender.ledger)[-1:] == [8])
+            assert len(appender.metadata.segments) == 1
+
+    run(main())
+
+
+def test_a_rolling_restart_of_all_bookies_of_three_goes_unnoticed() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            for victim in nodes.bookies:
+                victim.kill()
+                append(appender, 3)
+                await confirmed(appender)
+                victim.restart()
+                await wait_until(lambda: not appender.degraded)
+            append(appender, 3)
+            await confirmed(appender)
+            assert (await appender.close()).last_entry == 11
+            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(12)]
+
+    run(main())
+
+
+def test_t14_a_spare_that_registers_later_is_used() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            victim = seated(nodes, appender)[0]
+            victim.kill()
+            append(appender, 3)
+            await confirmed(appender)
+            newcomer = await nodes.add_bookie()
+            append(appender)
+            await wait_until(lambda: newcomer in seated(nodes, appender))
+            await wait_until(lambda: not appender.degraded)
+            append(appender, 3)
+            await confirmed(appender)
+
+    run(main())
+
+
+def test_an_idle_ledger_does_not_change_its_ensemble() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 2)
+            await confirmed(appender)
+            assert [b.entries(appender.ledger) for b in seated(nodes, appender)] == [[0, 1]] * 3
+            await settle()
+            victim = seated(nodes, appender)[0]
+            victim.kill()
+            await settle()
+            assert victim in seated(nodes, appender)
+            append(appender)
+            await wait_until(lambda: victim not in seated(nodes, appender))
+            await confirmed(appender)
+
+    run(main())
+
+
+def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 2)
+            await confirmed(appender)
+            for victim in nodes.bookies[:2]:
+                victim.kill()
+            append(appender, 2)
+            told: list[int] = []
+            appender.progress = lambda: told.append(appender.confirmed)
+            await wait_until(lambda: appender.failure)
+            assert isinstance(appender.failure, QuorumTimeout)
+            assert not appender.failure.definite
+            assert appender.failure.entry == 2
+            assert told[-1] == 1
+            with pytest.raises(QuorumTimeout):
+                append(appender)
+            # It can be closed where it was confirmed: bookies are not needed for that.
+            assert (await appender.close()).last_entry == 1
+
+    run(main())
+
+
+def test_two_dead_of_three_and_one_is_back_in_time() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            for victim in nodes.bookies[:2]:
+                victim.kill()
+            append(appender, 4)
+            await settle()
+            assert appender.confirmed == -1
+            nodes.bookies[0].restart()
+            await confirmed(appender)
+
+    run(main())
+
+
+def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            silent = seated(nodes, appender)[0]
+            silent.may_ack.clear()
+            append(appender, 3)
+            await confirmed(appender)
+            await wait_until(lambda: appender.degraded)
+            append(appender, 1)
+            await wait_until(lambda: silent not in seated(nodes, appender))
+            append(appender, 3)
+            await confirmed(appender)
+
+    run(main())
+
+
+def test_a_silent_bookie_without_a_spare_is_tried_again_later() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            silent = seated(nodes, appender)[0]
+            silent.may_ack.clear()
+            append(appender, 1)
+            await wait_until(lambda: appender.degraded)
+            silent.may_ack.set()
+            await wait_until(lambda: not appender.degraded)
+            append(appender, 1)
+            await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
+            await confirmed(appender)
+
+    run(main())
+
+
+@pytest.mark.parametrize("code", [BookieCode.READ_ONLY, BookieCode.IO_ERROR, BookieCode.OVERLOADED])
+def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            refuser = seated(nodes, appender)[1]
+            refuser.judge_add = lambda _: code
+            append(appender, 3)
+            await confirmed(appender)
+            await wait_until(lambda: refuser not in seated(nodes, appender))
+            # It is in quarantine: new ledgers do without it, too.
+            for _ in range(5):
+                assert refuser not in seated(nodes, await create(ledgers))
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        (BookieCode.FENCED, LedgerFenced),
+        (BookieCode.DELETED, LedgerFenced),
+        (BookieCode.UNAUTHORIZED, LedgerFenced),
+        (BookieCode.BAD_REQUEST, LedgerRefused),
+    ],
+)
+def test_a_lost_ledger_fails_everything_without_touching_metadata(
+    code: BookieCode, failure: type[Exception]
+) -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            before = await ledgers.metadata(appender.ledger)
+            for bookie in nodes.bookies:
+                bookie.judge_add = lambda _: code
+            append(appender, 3)
+            await wait_until(lambda: appender.failure)
+            assert isinstance(appender.failure, failure)
+            assert appender.confirmed == -1
+            assert appender.in_flight_bytes == 0
+            assert await ledgers.metadata(appender.ledger) == before
+            await appender.wait_room()
+
+    run(main())
+
+
+def test_a_spare_that_is_listed_but_dead_is_passed_over() -> None:
+    async def main() -> None:
+        async with world(5) as (nodes, ledgers):
+            appender = await create(ledgers)
+            others = [each for each in nodes.bookies if each not in seated(nodes, appender)]
+            others[0].kill()
+            seated(nodes, appender)[0].kill()
+            append(appender, 3)
+            await wait_until(lambda: others[1] in seated(nodes, appender))
+            await confirmed(appender)
+
+    run(main())
+
+
+# -- the metadata store misbehaves during the change ---------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST])
+def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes:
+            faults: list[Fault] = []
+            store = MemoryStore(
+                nodes.tree,
+                faults=lambda op, path: (
+                    faults.pop() if faults and op == "put" and "/ledgers/meta" in path else None
+                ),
+            )
+            async with nodes.process(QUICK, store=store) as ledgers:
+                appender = await create(ledgers)
+                append(appender, 3)
+                await confirmed(appender)
+                faults += [fault] * (1 if fault is Fault.REPLY_LOST else 2)
+                victim = seated(nodes, appender)[0]
+                victim.kill()
+                append(appender, 3)
+                await wait_until(lambda: victim not in seated(nodes, appender))
+                await confirmed(appender)
+                assert not faults
+                assert await ledgers.metadata(appender.ledger) == appender.metadata
+                # T44: the reply to the close is lost, too.
+                faults.append(fault)
+                assert (await appender.close()).last_entry == 5
+
+    run(main())
+
+
+def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            recovered = await others.recover(appender.ledger)
+            assert recovered.last_entry == 2
+            seated(nodes, appender)[0].kill()
+            append(appender)
+            await wait_until(lambda: appender.failure)
+            assert isinstance(appender.failure, LedgerFenced)
+            with pytest.raises(LedgerFenced):
+                await appender.close()
+            assert await ledgers.metadata(appender.ledger) == recovered
+
+    run(main())
+
+
+def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes:
+            store = MemoryStore(nodes.tree)
+            config = LedgerConfig(metadata_timeout_s=0.2, connect_timeout_s=0.3)
+            async with nodes.process(config, store=store) as ledgers:
+                appender = await create(ledgers)
+                append(appender, 1)
+                await confirmed(appender)
+                store.suspend()
+                victim = seated(nodes, appender)[0]
+                victim.kill()
+                append(appender, 3)
+                await confirmed(appender)
+                assert victim in seated(nodes, appender)
+                store.reconnect()
+                append(appender, 1)
+                await wait_until(lambda: victim not in seated(nodes, appender))
+                await confirmed(appender)
+
+    run(main())
+
+
+# -- fencing and recovery ------------------------------------------------------------------------
+
+
+def test_recovery_takes_the_ledger_from_a_live_writer() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+            appender = await create(ledgers)
+            append(appender, 20)
+            await wait_until(lambda: appender.confirmed >= 0)
+            metadata = await others.recover(appender.ledger)
+            assert metadata.state is LedgerState.CLOSED
+            assert metadata.last_entry is not None
+            assert metadata.last_entry >= appender.confirmed
+            append_failed = False
+            for _ in range(3):
+                try:
+                    append(appender)
+                except LedgerFenced:
+                    append_failed = True
+                await settle()
+            await wait_until(lambda: appender.failure)
+            assert isinstance(appender.failure, LedgerFenced)
+            assert append_failed
+            assert appender.confirmed <= metadata.last_entry
+            with pytest.raises(LedgerFenced):
+                await appender.close()
+            found = await read_all(others, appender.ledger)
+            assert found == [payload(n) for n in range(metadata.last_entry + 1)]
+            assert metadata.length == sum(map(len, found))
+            assert await ledgers.recover(appender.ledger) == metadata  # idempotent
+
+    run(main())
+
+
+def test_r4_every_read_of_a_recovery_fences() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 5)
+            await confirmed(appender)
+            appender.abandon()
+            for bookie in nodes.bookies:
+                bookie.reads.clear()
+            await ledgers.recover(appender.ledger)
+            requests = [request for bookie in nodes.bookies for request in bookie.reads]
+            assert requests
+            assert all(request.fence for request in requests)
+            assert all(request.fence for b in nodes.bookies for request in b.fences)
+
+    run(main())
+
+
+def test_t2_an_add_that_arrives_after_the_recovery_is_refused() -> None:
+    """One bookie has the entry and is gone, two will see it only after the recoverer has concluded
+    without it."""
+
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+            appender = await create(ledgers)
+            gone, *late = seated(nodes, appender)
+            for bookie in late:
+                bookie.may_take.clear()
+            append(appender)
+            await wait_until(lambda: gone.entries(appender.ledger) == [0])
+            gone.kill()
+            metadata = await others.recover(appender.ledger)
+            assert metadata.last_entry == -1
+            for bookie in late:
+                bookie.may_take.set()
+            await wait_until(lambda: appender.failure)
+            assert isinstance(appender.failure, LedgerFenced)
+            assert appender.confirmed == -1
+
+    run(main())
+
+
+def test_t4_an_empty_ledger_is_recovered_as_empty_or_not_at_all() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            appender.abandon()
+            for bookie in nodes.bookies[:2]:
+                bookie.kill()
+            with pytest.raises(RecoveryIncomplete) as caught:
+                await ledgers.recover(appender.ledger)
+            assert "CONNECTION_LOST" in caught.value.why
+            assert not caught.value.definite
+            stored = await ledgers.metadata(appender.ledger)
+            assert stored is not None
+            assert stored.state is LedgerState.IN_RECOVERY
+            nodes.bookies[0].restart()
+            closed = await ledgers.recover(appender.ledger)
+            assert (closed.last_entry, closed.length) == (-1, 0)
+
+    run(main())
+
+
+def test_t18_recovery_does_not_wait_for_a_hung_bookie() -> None:
+    async def main() -> None:
+        async with world(3, LedgerConfig()) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 5)
+            await confirmed(appender)
+            appender.abandon()
+            nodes.bookies[1].may_read.clear()
+            began = asyncio.get_running_loop().time()
+            assert (await ledgers.recover(appender.ledger)).last_entry == 4
+            assert asyncio.get_running_loop().time() - began < 1.0
+            nodes.bookies[1].may_read.set()
+
+    run(main())
+
+
+def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_the_close() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            # An entry that only one bookie has, and a bookie that takes no write-backs.
+            bookies = seated(nodes, appender)
+            for bookie in bookies[1:]:
+                bookie.judge_add = lambda _: BookieCode.IO_ERROR
+            append(appender)
+            await wait_until(lambda: bookies[0].entries(appender.ledger) == [0, 1, 2, 3])
+            appender.abandon()
+            bookies[2].judge_add = lambda _: None
+            metadata = await ledgers.recover(appender.ledger)
+            assert metadata.last_entry == 3
+            members = [nodes.bookie(m) for m in metadata.segment_of(metadata.last_entry).members]
+            holders = [b for b in members if 3 in b.entries(appender.ledger)]
+            assert len(holders) >= 2
+            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(4)]
+
+    run(main())
+
+
+def test_concurrent_recoveries_agree() -> None:
+    async def once(first: Ledgers, second: Ledgers) -> None:
+        appender = await create(first)
+        append(appender, 30)
+        await wait_until(lambda: appender.confirmed >= 0)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(who.recover(appender.ledger))
+                for who in (first, second, first, second)
+            ]
+        (end,) = {task.result().last_entry for task in tasks}
+        assert end is not None
+        assert end >= appender.confirmed
+
+    async def main() -> None:
+        async with world(5) as (nodes, first), nodes.process(QUICK, seed=2) as second:
+            for _ in range(5):
+                await once(first, second)
+
+    run(main())
+
+
+def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            for cut in range(1, 30, 2):
+                appender = await create(ledgers)
+                append(appender, 4)
+                await confirmed(appender)
+                appender.abandon()
+                async with nodes.process(QUICK, seed=2) as dying:
+                    task = asyncio.ensure_future(dying.recover(appender.ledger))  # noqa: TID251
+                    await settle(cut)
+                    task.cancel()
+                metadata = await ledgers.recover(appender.ledger)
+                assert metadata.last_entry == 3
+                assert len(await read_all(ledgers, appender.ledger)) == 4
+
+    run(main())
+
+
+def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            appender = await create(ledgers)
+            append(appender, 2)
+            await confirmed(appender)
+            appender.abandon()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await ledgers.recover(appender.ledger)
+            stored = None
+            for _ in range(100):
+                stored = await ledgers.metadata(appender.ledger)
+                assert stored is not None
+                if stored.state is LedgerState.CLOSED:
+                    break
+                await settle()
+            assert stored is not None
+            assert stored.last_entry == 1
+
+    run(main())
+
+
+def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
+    """A topic that left this broker and came back, faster than its former appender noticed."""
+
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            zombie = await create(ledgers)
+            append(zombie, 10)
+            await wait_until(lambda: zombie.confirmed >= 0)
+            metadata = await ledgers.recover(zombie.ledger)
+            await wait_until(lambda: zombie.failure or zombie.confirmed == zombie.appended)
+            assert metadata.last_entry is not None
+            assert metadata.last_entry >= zombie.confirmed
+            assert len(await read_all(ledgers, zombie.ledger)) == metadata.last_entry + 1
+
+    run(main())
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def test_t36_a_damaged_replica_is_passed_over() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            await appender.close()
+            bookies = seated(nodes, appender)
+            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in bookies))
+            for bookie in bookies[:2]:
+                stored = bookie.ledgers[appender.ledger].entries
+                stored[1] = stored[1][:-1] + b"?"
+            for _ in range(6):
+                assert len(await read_all(ledgers, appender.ledger)) == 3
+
+    run(main())
+
+
+def test_t37_another_entrys_bytes_are_not_taken() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            await appender.close()
+            bookies = seated(nodes, appender)
+            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in bookies))
+            for bookie in bookies:
+                stored = bookie.ledgers[appender.ledger].entries
+                stored[1] = stored[2]
+            reader = ledgers.reader(appender.metadata)
+            with pytest.raises(EntryUnreadable) as caught:
+                await reader.read(1, 1, bytes_max=100)
+            assert set(caught.value.answers.values()) == {BookieCode.CORRUPT}
+            assert not caught.value.missing
+
+    run(main())
+
+
+def test_reads_fall_back_from_dead_and_hanging_bookies() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            await appender.close()
+            await wait_until(
+                lambda: all(len(b.entries(appender.ledger)) == 3 for b in nodes.bookies)
+            )
+            nodes.bookies[0].kill()
+            nodes.bookies[1].may_read.clear()
+            assert len(await read_all(ledgers, appender.ledger)) == 3
+            nodes.bookies[2].kill()
+            with pytest.raises(EntryUnreadable) as caught:
+                await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
+            assert set(caught.value.answers.values()) == {
+                BookieCode.CONNECTION_LOST,
+                BookieCode.TIMEOUT,
+            }
+            nodes.bookies[1].may_read.set()
+
+    run(main())
+
+
+def test_an_entry_that_nobody_has_is_named_missing() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender)
+            await confirmed(appender)
+            await appender.close()
+            await wait_until(lambda: all(b.entries(appender.ledger) for b in nodes.bookies))
+            for bookie in nodes.bookies:
+                del bookie.ledgers[appender.ledger].entries[0]
+            with pytest.raises(EntryUnreadable) as caught:
+                await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
+            assert caught.value.missing
+            assert not caught.value.definite
+
+    run(main())
+
+
+def test_t45_replicas_that_moved_are_found_by_reading_the_metadata_again() -> None:
+    async def main() -> None:
+        async with world(6) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            before = await appender.close()
+            old = seated(nodes, appender)
+            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in old))
+            new = [each for each in nodes.bookies if each not in old]
+            for source, target in zip(old, new, strict=True):
+                target.ledgers[appender.ledger] = source.ledgers[appender.ledger]
+                source.kill()
+            await nodes.move(appender.ledger, [each.member for each in new])
+            reader = ledgers.reader(before)
+            assert len(await reader.read(0, 2, bytes_max=1000)) == 3
+            assert reader.metadata != before
+
+    run(main())
+
+
+def test_striped_ledgers_are_read_across_their_stripes() -> None:
+    config = LedgerConfig(ensemble_size=4, write_quorum=2, ack_quorum=2, connect_timeout_s=0.3)
+
+    async def main() -> None:
+        async with world(6, config) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 10)
+            await confirmed(appender)
+            seated(nodes, appender)[1].kill()
+            append(appender, 10)
+            await confirmed(appender)
+            assert len(appender.metadata.segments) == 2
+            found = await appender.read(2, 19, bytes_max=1 << 20)
+            assert [entry.entry for entry in found] == list(range(2, 20))
+            found = await appender.read(0, 19, bytes_max=30)
+            assert 1 < len(found) < 20
+            appender.abandon()
+            assert (await ledgers.recover(appender.ledger)).last_entry == 19
+            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(20)]
+
+    run(main())
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+def test_appenders_wait_for_room() -> None:
+    config = LedgerConfig(unconfirmed_bytes_max=1 << 20)
+
+    async def main() -> None:
+        async with world(3, config) as (nodes, ledgers):
+            appender = await create(ledgers)
+            for bookie in nodes.bookies:
+                bookie.may_ack.clear()
+            entry = bytes(300_000)
+            for _ in range(4):
+                await appender.wait_room()
+                appender.append_nowait([entry], len(entry))
+            waiting = asyncio.ensure_future(appender.wait_room())  # noqa: TID251
+            await settle()
+            assert not waiting.done()
+            assert appender.in_flight_bytes > 1 << 20
+            for bookie in nodes.bookies:
+                bookie.may_ack.set()
+            await waiting
+            await confirmed(appender)
+            assert appender.in_flight_bytes == 0
+
+    run(main())
+
+
+def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_go() -> None:
+    config = LedgerConfig(lag_bytes_max=1 << 20, connect_timeout_s=0.3)
+
+    async def main() -> None:
+        async with world(4, config) as (nodes, ledgers):
+            appender = await create(ledgers)
+            slow = seated(nodes, appender)[0]
+            slow.may_ack.clear()
+            entry = bytes(100_000)
+            budget = ledgers._services.budget
+            for _ in range(30):
+                appender.append_nowait([entry], len(entry))
+                await wait_until(lambda: appender.confirmed == appender.appended)
+                assert budget.retained < 2 << 20
+                budget.check()
+            await wait_until(lambda: slow not in seated(nodes, appender))
+            await wait_until(lambda: budget.retained == 0)
+            slow.may_ack.set()
+
+    run(main())
+
+
+def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
+    config = LedgerConfig(retained_bytes_max=1 << 20)
+
+    async def main() -> None:
+        async with world(3, config) as (nodes, ledgers):
+            one, two = await create(ledgers), await create(ledgers)
+            for bookie in nodes.bookies:
+                bookie.may_ack.clear()
+            large = bytes(1 << 20)
+            await one.wait_room()
+            one.append_nowait([large], len(large))
+            waits = [asyncio.ensure_future(each.wait_room()) for each in (one, two)]  # noqa: TID251
+            await settle()
+            assert not any(wait.done() for wait in waits)
+            for bookie in nodes.bookies:
+                bookie.may_ack.set()
+            for wait in waits:
+                await wait
+            assert ledgers._services.budget.retained == 0
+
+    run(main())
+
+
+def test_stopping_leaves_no_task_behind() -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            for bookie in nodes.bookies:
+                bookie.may_ack.clear()
+            append(appender, 3)
+            seated(nodes, appender)[0].kill()
+            await settle()
+        await settle()
+        assert asyncio.all_tasks() == before
+        with pytest.raises(RecoveryIncomplete):
+            await ledgers.recover(appender.ledger)
+
+    run(main())
+
+
+def test_a_store_that_answers_nothing_is_a_named_error() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes:
+            faults: list[Fault] = []
+            store = MemoryStore(
+                nodes.tree, faults=lambda op, _: faults[0] if faults and op == "put" else None
+            )
+            config = LedgerConfig(metadata_timeout_s=0.2)
+            async with nodes.process(config, store=store) as ledgers:
+                await create(ledgers)
+                faults.append(Fault.REPLY_LOST)
+                await create(ledgers)  # reading again shows that it is there, and ours
+                faults[0] = Fault.REQUEST_LOST
+                with pytest.raises((OutcomeUnknown, Unavailable)):
+                    await create(ledgers)
+
+    run(main())

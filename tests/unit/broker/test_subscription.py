@@ -335,7 +335,7 @@ def test_what_was_acknowledged_while_tailing_is_left_out(kind: SubscriptionType)
             handle, session = await it.subscribe(kind=kind)
             await it.publish("a", "b", "c")
             await delivered(session, list("abc"))
-            one, two, three = session.positions
+            _, two, three = session.positions
             handle.acknowledge([two, Position(1_000, 0)])
             handle.redeliver(None)
             await delivered(session, list("abcac"))

@@ -4,7 +4,7 @@ The parts are those of a cluster. Only three seams differ: the metadata store is
 broker reaches the bookie by calling it, and an entry needs one copy (E/Qw/Qa 1/1/1). So what works
 here works there, short of surviving the loss of this machine.
 
-    <data_dir>/standalone   says whose the directory is; locked by the process that uses it
+    <data_dir>/standalone   whose the directory is (magnetar/claim.py)
     <data_dir>/metadata/    metadata/disk.py
     <data_dir>/bookie/      bookie/storage/FORMAT.md
 """
@@ -12,11 +12,7 @@ here works there, short of surviving the loss of this machine.
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
-import os
 import random
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, Self
 
@@ -29,6 +25,7 @@ from magnetar.bookie.local import LocalBookiePeer
 from magnetar.bookie.registration import Registration
 from magnetar.broker.config import BrokerConfig
 from magnetar.broker.main import BrokerProcess
+from magnetar.claim import claimed
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.paths import CLUSTER
 from magnetar.runtime.clock import SystemClock
@@ -36,17 +33,12 @@ from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from magnetar.bookie.ledger.peer import BookiePeer
     from magnetar.bookie.service import BookieService
     from magnetar.metadata.model import Member
     from magnetar.metadata.store import MetadataStore
 
-NAME: Final = "standalone"  # of the broker and of the bookie
-MARK: Final = "standalone"  # the file that says whose the directory is
-_MARK_LINE: Final = b"magnetar standalone 1\n"
-_IGNORED: Final = frozenset({MARK, "lost+found"})
+NAME: Final = "standalone"  # of the broker, of the bookie, and of whose the directory is
 
 # How soon a process whose metadata cannot be written ends. A probe is one hop to a thread.
 PROBE_S: Final = 1.0
@@ -83,24 +75,13 @@ class StandaloneConfig(RoleConfig):
         return self
 
 
-class DataDirRefused(Exception):
-    """Standalone does not start on this directory. Nothing in it was changed."""
-
-    definite = True
-
-    def __init__(self, directory: Path, reason: str, remedy: str) -> None:
-        super().__init__(f"data_dir {directory}: {reason}. {remedy}")
-        self.directory = directory
-        self.reason = reason
-
-
 async def run_standalone(config: StandaloneConfig, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, and until what was under way then is done.
 
-    Raises DataDirRefused, PortInUse, StartRefused (the bookie's directory), or what the metadata
+    Raises DirectoryRefused, PortInUse, StartRefused (the bookie's directory), or what the metadata
     store raises.
     """
-    with claimed(config.data_dir):
+    with claimed(config.data_dir, NAME):
         metadata = await EmbeddedStore.open(config.data_dir / "metadata")
         try:
             await _serve(config, metadata, stop)
@@ -171,77 +152,3 @@ async def _end_with(metadata: MetadataStore) -> NoReturn:
     while True:
         await asyncio.sleep(PROBE_S)
         await metadata.sync(CLUSTER)
-
-
-# -- The data directory ------------------------------------------------------------------------
-
-
-@contextmanager
-def claimed(directory: Path) -> Iterator[None]:
-    """Make the directory if need be, and hold it while inside. Raises DataDirRefused."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        others = set(os.listdir(directory)) - _IGNORED
-        fresh = not (directory / MARK).exists()
-        if fresh and others:
-            raise _foreign(directory, f"it holds {', '.join(sorted(others)[:3])}")
-        mark = os.open(directory / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise _unusable(directory, error) from error
-    try:
-        _lock(directory, mark)
-        _check_mark(directory, mark, others)
-        yield
-    finally:
-        os.close(mark)
-
-
-def _lock(directory: Path, mark: int) -> None:
-    try:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataDirRefused(
-            directory,
-            "another process uses it",
-            "Stop that server first, or give this one a directory of its own",
-        ) from None
-
-
-def _check_mark(directory: Path, mark: int, others: set[str]) -> None:
-    found = os.pread(mark, 64, 0)
-    if found == _MARK_LINE:
-        return
-    if found or others:  # the mark is on disk before anything else is
-        raise _foreign(directory, f"its file {MARK!r} does not say {_MARK_LINE.decode().strip()!r}")
-    try:
-        os.write(mark, _MARK_LINE)
-        os.fsync(mark)
-        listing = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(listing)
-        finally:
-            os.close(listing)
-    except OSError as error:
-        raise _unusable(directory, error) from error
-
-
-def _foreign(directory: Path, found: str) -> DataDirRefused:
-    return DataDirRefused(
-        directory,
-        f"it is not, or not only, a standalone server's: {found}",
-        "Give an empty directory, or one that `magnetar standalone` has made",
-    )
-
-
-def _unusable(directory: Path, error: OSError) -> DataDirRefused:
-    remedy = {
-        errno.ENOSPC: "Free some space, then start again",
-        errno.EDQUOT: "Raise the quota, then start again",
-        errno.EROFS: "Give a directory on a file system that can be written",
-        errno.EACCES: "Give a directory that this user can write",
-        errno.EPERM: "Give a directory that this user can write",
-        errno.EEXIST: "Give a directory",
-        errno.ENOTDIR: "Give a directory",
-    }.get(error.errno or 0, "Give a directory that can be written")
-    reason = {errno.EEXIST: "it is not a directory"}.get(error.errno or 0, str(error.strerror))
-    return DataDirRefused(directory, reason, remedy)

@@ -97,13 +97,14 @@ class ZooKeeperEnsemble:
         force_sync: bool = True,
         ready_s: float = READY_S,
         jars: Sequence[Path] | None = None,  # None: those of the installed PySpark
+        ports: Sequence[int] | None = None,  # `ports_needed(size)` of them. None: free ones
     ) -> None:
-        """Raises JavaMissing, ZooKeeperJarsMissing. Picks free ports, writes the configuration."""
+        """Raises JavaMissing, ZooKeeperJarsMissing. Writes the configuration."""
         assert size >= 1, size
         java = find_java()
         jars = find_jars() if jars is None else jars
         self._ready_s = ready_s
-        ports = _free_ports(size * (1 if size == 1 else 3))
+        ports = free_ports(size * (1 if size == 1 else 3))
         self.nodes = [
             ZooKeeperNode(number, directory / f"zookeeper-{number}", ports[number - 1], [])
             for number in range(1, size + 1)
@@ -292,6 +293,12 @@ def find_jars() -> list[Path]:
     return [paths[-1] for paths in found.values()]
 
 
+def ports_needed(size: int) -> int:
+    """A lone node listens to clients only; one of an ensemble also has a port for the leader's
+    followers and one for elections."""
+    return 1 if size == 1 else 3 * size
+
+
 def _command(
     java: Path, jars: Sequence[Path], node: ZooKeeperNode, *, force_sync: bool
 ) -> list[str]:
@@ -323,7 +330,7 @@ def _write_configuration(node: ZooKeeperNode, servers: Sequence[str]) -> None:
     (data / "myid").write_text(f"{node.number}\n")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Free a moment ago, and below the range from which the kernel takes ports for connections: a
     client that keeps trying to reach a dead server must not be given the server's own port."""
     first = _PORTS.start + os.getpid() * 37 % (len(_PORTS) // 2)  # processes rarely meet

@@ -20,6 +20,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "bookie": ("magnetar.cli.bookie", "Run a bookie of a cluster: it keeps the entries."),
     "broker": ("magnetar.cli.broker", "Run a broker of a cluster: it serves topics."),
+    "local-cluster": (
+        "magnetar.cli.local_cluster",
+        "Run a cluster on this machine, each server a process of its own.",
+    ),
 }
 
 

@@ -1,0 +1,29 @@
+"""Run a command that dies with the process that started it, however that one ends.
+
+    python -I -S lifeline.py PARENT_PID COMMAND [ARGUMENT...]
+
+The kernel sends SIGKILL to the command when the *thread* that started it ends. The command takes
+this process over, so its pid is the one that was started. (Popen's `preexec_fn` could do the same,
+but it forks, which is not safe beside gRPC's threads.)
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        sys.exit("the process that started this one is gone already")
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

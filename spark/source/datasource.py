@@ -1,0 +1,98 @@
+"""`spark.read.format("magnetar")`: a topic as a DataFrame.
+
+    spark.read.format("magnetar").option("service.url", "grpc://host:6660").option("topic", "t")
+        .load()
+
+The driver asks the owner of the topic what there is and cuts that into tasks, once a DataFrame:
+its actions all read the same messages, whatever is published meanwhile. Executors read their parts
+from the owner, and know nothing of ledgers' replicas or of ZooKeeper.
+
+`.schema("value binary")` leaves out columns, and with them their work. Spark imports this module
+into every session, so it is light: grpc and pyarrow come with the first plan and the first read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from magnetar.spark.planner import Span, plan_tasks
+from magnetar.spark.source.options import ReadOptions, parse_options
+from magnetar.spark.source.schema import SCHEMA, check_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+# What Spark likes: 10,000 to 100,000 rows, a few MiB. Whichever is reached first, with the entry
+# that reaches it.
+BATCH_ROWS: Final = 32_768
+BATCH_BYTES: Final = 8 << 20
+
+
+class MagnetarDataSource(DataSource):
+    """What Spark finds under the format's name. Raises InvalidOption, InvalidSchema."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "magnetar"
+
+    def schema(self) -> StructType:
+        parse_options(self.options)  # here `load()` fails already, not only the first action
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_schema(schema)
+        return TopicScan(parse_options(self.options), schema)
+
+
+class Task(InputPartition):
+    """What one task reads. Travels to an executor."""
+
+    def __init__(self, owner: str, spans: tuple[Span, ...]) -> None:
+        super().__init__(None)
+        self.owner = owner  # URL of who owned the topic when this was planned
+        self.spans = spans
+
+
+class TopicScan(DataSourceReader):
+    """Travels to the executors: only values."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """On the driver. Raises TopicNotFound, ReadRefused, ReadStalled."""
+        from magnetar.spark.source.reading import TopicReader
+
+        reader = TopicReader(self._options)
+        ledgers = reader.plan()
+        assert reader.owner is not None
+        tasks = plan_tasks(
+            ledgers,
+            target_bytes=self._options.target_bytes_per_task,
+            tasks_max=self._options.tasks_max,
+        )
+        return [Task(reader.owner, spans) for spans in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor. Raises ReadRefused, UnreadableEntry, OutOfOrder, ReadStalled."""
+        if not isinstance(partition, Task):
+            return  # what Spark makes of no partitions: the topic is empty
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from magnetar.spark.decode import Rows
+        from magnetar.spark.source.reading import TopicReader
+
+        rows = Rows(to_arrow_schema(self._schema, timezone="UTC"), self._options.topic)
+        reader = TopicReader(self._options, owner=partition.owner)
+        for stored in reader.read(partition.spans):
+            rows.add(stored.ledger, stored.entry, stored.data)
+            if rows.rows >= BATCH_ROWS or rows.bytes >= BATCH_BYTES:
+                yield rows.take()
+        if rows.rows:
+            yield rows.take()

@@ -1,0 +1,78 @@
+"""The options of `spark.read.format("magnetar")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.errors import InvalidUrl
+from magnetar.client.service_url import parse_service_url
+from magnetar.protos.errors import InvalidTopicName
+from magnetar.protos.names import Domain, TopicName
+from magnetar.spark.errors import InvalidOption
+from magnetar.spark.planner import TARGET_BYTES_PER_TASK, TASKS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OPTIONS: Final = ("service.url", "topic", "targetBytesPerTask", "maxPartitions", "readTimeoutMs")
+
+# A dead broker's topics are served again within 3 s, at worst after a session timeout of 10 s. A
+# minute lets a whole cluster restart under a running job.
+READ_TIMEOUT_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    brokers: tuple[str, ...]  # grpc:// URLs, one broker each
+    topic: TopicName
+    target_bytes_per_task: int
+    tasks_max: int
+    read_timeout_s: float  # without any progress
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """Spark hands the names over in lower case. Raises InvalidOption, which names the option."""
+    values = {name.lower(): value for name, value in given.items()}
+    known = {name.lower() for name in OPTIONS}
+    for name in values:
+        if name not in known:
+            raise InvalidOption(name, f"is unknown; there are {', '.join(OPTIONS)}")
+    return ReadOptions(
+        _brokers(_required(values, "service.url")),
+        _topic(_required(values, "topic")),
+        _number(values, "targetBytesPerTask", TARGET_BYTES_PER_TASK),
+        _number(values, "maxPartitions", TASKS_MAX),
+        _number(values, "readTimeoutMs", READ_TIMEOUT_MS) / 1_000,
+    )
+
+
+def _required(values: Mapping[str, str], name: str) -> str:
+    value = values.get(name.lower(), "").strip()
+    if not value:
+        raise InvalidOption(name, "is required")
+    return value
+
+
+def _brokers(text: str) -> tuple[str, ...]:
+    try:
+        return parse_service_url(text)
+    except InvalidUrl as error:
+        raise InvalidOption("service.url", str(error)) from None
+
+
+def _topic(text: str) -> TopicName:
+    try:
+        topic = TopicName.parse(text)
+    except InvalidTopicName as error:
+        raise InvalidOption("topic", str(error)) from None
+    if topic.domain is not Domain.PERSISTENT:
+        raise InvalidOption("topic", f"{topic} is not persistent: there is nothing to read again")
+    return topic
+
+
+def _number(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name.lower(), str(default)).strip()
+    if not text.isdecimal() or int(text) == 0:
+        raise InvalidOption(name, f"{text!r} is not a whole number above 0")
+    return int(text)

@@ -1,0 +1,100 @@
+"""A broker that serves nothing but PlanRange and ReadRange, and misbehaves as told."""
+
+from __future__ import annotations
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+
+from magnetar.protos import broker_pb2 as pb
+from magnetar.protos.entry import with_broker_metadata
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch
+from magnetar.runtime.grpc_frames import encode_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RECORD = struct.Struct(">qqI")
+
+
+@dataclass
+class Topic:
+    """Stored entries by ledger; the same topic may be served by several servers."""
+
+    ledgers: dict[int, list[bytes]] = field(default_factory=dict)
+    messages: int = 0
+
+    def add_batch(self, ledger: int, *values: bytes) -> None:
+        batch = [OutgoingMessage(value, sequence_id=n) for n, value in enumerate(values)]
+        self.messages += len(values)
+        entry = b"".join(encode_batch(batch, EntryHeader("p", 1_700_000_000_000)))
+        stored = with_broker_metadata(entry, broker_timestamp_ms=5, index=self.messages - 1)
+        self.ledgers.setdefault(ledger, []).append(stored)
+
+
+@dataclass
+class RangeServer:
+    topic: Topic | None  # None: TopicNotFound
+    url: str = ""
+    owner: str = ""  # non-empty: it redirects there
+    frame_entries: int = 3
+    reads: list[tuple[int, int, int]] = field(default_factory=list)  # ledger, first, last
+    plans: int = 0
+    # Called before each frame of a read with the frames sent so far in it; may abort the call or
+    # return another frame.
+    before_frame: Callable[[int, grpc.ServicerContext, bytes], bytes] = lambda sent, call, frame: (
+        frame
+    )
+    # Called before each plan; may abort it.
+    before_plan: Callable[[grpc.ServicerContext], None] = lambda call: None
+
+    def plan(self, request: bytes, call: grpc.ServicerContext) -> bytes:
+        self.plans += 1
+        self.before_plan(call)
+        if self.owner:
+            return pb.PlanRangeReply(owner_url=self.owner).SerializeToString()
+        reply = pb.PlanRangeReply(exists=self.topic is not None)
+        for ledger, entries in (self.topic.ledgers if self.topic else {}).items():
+            reply.ledgers.add(
+                ledger=ledger, last_entry=len(entries) - 1, bytes=sum(map(len, entries))
+            )
+        return reply.SerializeToString()
+
+    def read(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = pb.ReadRangeRequest.FromString(request)
+        self.reads.append((asked.ledger, asked.first_entry, asked.last_entry))
+        if self.owner:
+            call.abort(grpc.StatusCode.ABORTED, "NotOwner: the topic is not served here")
+        assert self.topic is not None
+        entries = self.topic.ledgers.get(asked.ledger, [])
+        if asked.last_entry >= len(entries):
+            call.abort(grpc.StatusCode.ABORTED, "RangeNotConfirmed: there is no such entry")
+        ids = range(asked.first_entry, asked.last_entry + 1)
+        for sent, at in enumerate(range(0, len(ids), self.frame_entries)):
+            frame = b"".join(
+                RECORD.pack(asked.ledger, entry, len(entries[entry])) + entries[entry]
+                for entry in ids[at : at + self.frame_entries]
+            )
+            yield encode_frame([self.before_frame(sent, call, frame)])
+
+
+@contextmanager
+def serving(server: RangeServer) -> Iterator[RangeServer]:
+    """Serve on any free port; `server.url` says which."""
+    grpc_server = grpc.server(ThreadPoolExecutor(4))
+    methods = {
+        "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),
+        "ReadRange": grpc.unary_stream_rpc_method_handler(server.read),
+    }
+    handler = grpc.method_handlers_generic_handler("magnetar.broker.Broker", methods)
+    grpc_server.add_generic_rpc_handlers((handler,))
+    server.url = f"grpc://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+    grpc_server.start()
+    try:
+        yield server
+    finally:
+        grpc_server.stop(0).wait()

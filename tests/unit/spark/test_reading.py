@@ -1,0 +1,220 @@
+"""Against servers that redirect, die, refuse and lie."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from fakes.range_server import RECORD, RangeServer, Topic, serving
+from support import free_port
+
+from magnetar.spark.errors import OutOfOrder, ReadRefused, ReadStalled, TopicNotFound
+from magnetar.spark.planner import Span
+from magnetar.spark.source.connection import BrokerLost
+from magnetar.spark.source.options import parse_options
+from magnetar.spark.source.reading import TopicReader, records_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magnetar.spark.source.options import ReadOptions
+
+LEDGERS = {3: 10, 8: 1, 9: 4}  # entries
+
+
+@pytest.fixture
+def servers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def flights() -> Topic:
+    topic = Topic()
+    for ledger, entries in LEDGERS.items():
+        for entry in range(entries):
+            topic.add_batch(ledger, b"%d:%d" % (ledger, entry), b"second")
+    return topic
+
+
+def options(*brokers: str, timeout_ms: int = 10_000) -> ReadOptions:
+    url = "grpc://" + ",".join(broker.removeprefix("grpc://") for broker in brokers)
+    return parse_options({"service.url": url, "topic": "t", "readTimeoutMs": str(timeout_ms)})
+
+
+def ids_read(reader: TopicReader, spans: tuple[Span, ...] | None = None) -> list[tuple[int, int]]:
+    return [(read.ledger, read.entry) for read in reader.read(spans or reader.plan())]
+
+
+ALL = [(ledger, entry) for ledger, entries in LEDGERS.items() for entry in range(entries)]
+
+
+def test_a_topic_is_planned_and_read(servers: ExitStack) -> None:
+    topic = flights()
+    server = servers.enter_context(serving(RangeServer(topic)))
+    reader = TopicReader(options(server.url))
+    ledgers = reader.plan()
+    assert [(span.ledger, span.first, span.last) for span in ledgers] == [
+        (3, 0, 9),
+        (8, 0, 0),
+        (9, 0, 3),
+    ]
+    read = list(reader.read(ledgers))
+    assert [(entry.ledger, entry.entry) for entry in read] == ALL
+    assert [bytes(entry.data) for entry in read] == [
+        topic.ledgers[ledger][entry] for ledger, entry in ALL
+    ]
+    assert server.plans == 1
+
+
+def test_a_part_of_a_ledger_is_read(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    reader = TopicReader(options(server.url), owner=server.url)
+    assert ids_read(reader, (Span(3, 4, 6, 1), Span(9, 1, 1, 1))) == [
+        (3, 4),
+        (3, 5),
+        (3, 6),
+        (9, 1),
+    ]
+    assert server.plans == 0
+
+
+def test_the_owner_is_found_through_any_broker(servers: ExitStack) -> None:
+    owner = servers.enter_context(serving(RangeServer(flights())))
+    other = servers.enter_context(serving(RangeServer(None, owner=owner.url)))
+    dead = f"grpc://127.0.0.1:{free_port()}"
+    reader = TopicReader(options(dead, other.url))
+    assert ids_read(reader) == ALL
+    assert reader.owner == owner.url
+    assert other.reads == []
+
+
+def test_a_read_goes_on_at_the_new_owner_with_the_entry_that_follows(servers: ExitStack) -> None:
+    topic = flights()
+    new = servers.enter_context(serving(RangeServer(topic)))
+    old = servers.enter_context(serving(RangeServer(topic)))
+
+    def die(sent: int, call: grpc.ServicerContext, frame: bytes) -> bytes:
+        if sent == 2:
+            old.owner = new.url
+            call.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return frame
+
+    old.before_frame = die
+    reader = TopicReader(options(old.url))
+    assert ids_read(reader) == ALL
+    assert old.reads == [(3, 0, 9)]
+    assert new.reads == [(3, 6, 9), (8, 0, 0), (9, 0, 3)]
+
+
+def test_a_broker_that_no_longer_owns_the_topic_is_left(servers: ExitStack) -> None:
+    new = servers.enter_context(serving(RangeServer(flights())))
+    old = servers.enter_context(serving(RangeServer(None, owner=new.url)))
+    reader = TopicReader(options(old.url), owner=old.url)
+    assert ids_read(reader, (Span(9, 0, 3, 1),)) == [(9, 0), (9, 1), (9, 2), (9, 3)]
+
+
+@pytest.mark.parametrize("keep", [8, RECORD.size + 5, -3])
+def test_a_frame_that_was_cut_is_read_again(servers: ExitStack, keep: int) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    cuts = iter([keep])
+    server.before_frame = lambda sent, call, frame: frame[: next(cuts, None)]
+    assert ids_read(TopicReader(options(server.url))) == ALL
+    assert len(server.reads) == len(LEDGERS) + 1
+
+
+def test_a_range_that_ends_early_is_gone_on_with(servers: ExitStack) -> None:
+    topic = flights()
+    server = servers.enter_context(serving(RangeServer(topic)))
+    record = RECORD.size + len(topic.ledgers[3][0])
+    cuts = iter([2 * record])
+    server.before_frame = lambda sent, call, frame: frame[: next(cuts, None)]
+    server.frame_entries = 100
+    assert ids_read(TopicReader(options(server.url))) == ALL
+    assert server.reads[:2] == [(3, 0, 9), (3, 2, 9)]
+
+
+@pytest.mark.parametrize("wrong", [(3, 1), (3, -1), (4, 0)])
+def test_an_entry_out_of_order_ends_the_read(servers: ExitStack, wrong: tuple[int, int]) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    server.before_frame = lambda sent, call, frame: RECORD.pack(*wrong, 0) + frame
+    with pytest.raises(OutOfOrder, match=r"3:0.*sent") as caught:
+        ids_read(TopicReader(options(server.url)))
+    assert (caught.value.ledger, caught.value.entry) == (3, 0)
+
+
+def test_an_entry_that_comes_twice_ends_the_read(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    server.before_frame = lambda sent, call, frame: frame + frame
+    with pytest.raises(OutOfOrder):
+        ids_read(TopicReader(options(server.url)))
+
+
+def test_what_was_planned_and_is_gone_is_named(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    reader = TopicReader(options(server.url))
+    with pytest.raises(ReadRefused, match=r"9:2.*RangeNotConfirmed"):
+        ids_read(reader, (Span(9, 2, 40, 1),))
+    assert len(server.reads) == 1
+
+
+def test_a_topic_that_is_not_there(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(None)))
+    with pytest.raises(TopicNotFound, match="persistent://public/default/t"):
+        TopicReader(options(server.url)).plan()
+
+
+def test_a_bug_in_the_broker_is_not_asked_for_twice(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(None)))
+    server.before_plan = lambda call: call.abort(grpc.StatusCode.INTERNAL, "internal error")
+    with pytest.raises(ReadRefused, match="internal error"):
+        TopicReader(options(server.url)).plan()
+    assert server.plans == 1
+
+
+def test_a_moment_without_an_owner_is_waited_out(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    failures = iter(["BundleUnavailable: moving", "ReadFailed: no bookie"])
+
+    def fail(call: grpc.ServicerContext) -> None:
+        if failure := next(failures, None):
+            call.abort(grpc.StatusCode.ABORTED, failure)
+
+    server.before_plan = fail
+    assert ids_read(TopicReader(options(server.url))) == ALL
+    assert server.plans == 3
+
+
+def test_brokers_that_name_each_other_are_not_followed_for_ever(servers: ExitStack) -> None:
+    one = servers.enter_context(serving(RangeServer(None)))
+    two = servers.enter_context(serving(RangeServer(None, owner=one.url)))
+    one.owner = two.url
+    with pytest.raises(ReadStalled, match="changing"):
+        TopicReader(options(one.url, timeout_ms=200)).plan()
+
+
+def test_waiting_has_an_end() -> None:
+    reader = TopicReader(options(f"grpc://127.0.0.1:{free_port()}", timeout_ms=300))
+    with pytest.raises(ReadStalled, match="UNAVAILABLE") as caught:
+        reader.plan()
+    assert caught.value.waited_s >= 0.3
+
+
+def test_leaving_a_read_early_ends_the_call(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(flights())))
+    server.frame_entries = 1
+    reading = TopicReader(options(server.url)).read((Span(3, 0, 9, 1),))
+    assert next(reading).entry == 0
+    reading.close()  # type: ignore[attr-defined]
+    assert len(server.reads) == 1
+
+
+def test_records_know_where_they_end() -> None:
+    frame = RECORD.pack(1, 2, 3) + b"abc" + RECORD.pack(1, 3, 0)
+    assert [(r.ledger, r.entry, bytes(r.data)) for r in records_of(memoryview(frame))] == [
+        (1, 2, b"abc"),
+        (1, 3, b""),
+    ]
+    with pytest.raises(BrokerLost):
+        list(records_of(memoryview(frame)[:-1]))

@@ -153,7 +153,7 @@ class AckState:
         chain = self._chain
         if not chain.is_entry(position):  # the nearest entry before it
             position = chain.previous_position(chain.ceiling(position))
-        if position <= (self._ledger, self._entry):
+        if position.entry < 0 or position <= (self._ledger, self._entry):
             return False
         self._ledger, self._entry = position
         self._forget_below_mark()

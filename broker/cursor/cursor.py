@@ -194,7 +194,7 @@ class Cursor:
 
     def snapshot(self) -> list[bytes]:
         self._forget_changes()
-        return stored.snapshot(self.number, self.name, self._state)
+        return stored.snapshot(self.number, self._state)
 
     def restart(self, mark: Position, number: int) -> None:
         """Everything up to `mark` is acknowledged and nothing else; that is stored under

@@ -13,7 +13,7 @@ from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.cursor import Cursor, mark_before
 from magnetar.broker.cursor.journal import CursorConfig, CursorJournal
-from magnetar.broker.cursor.replay import Replay
+from magnetar.broker.cursor.replay import Replay, number_of
 from magnetar.broker.errors import (
     InvalidCursorRecord,
     LogDamaged,
@@ -73,7 +73,7 @@ class Cursors:
         if name in self._cursors:
             return self._cursors[name]
         state = AckState(self._log.chain, mark_before(self._log.chain, start))
-        inline = stored.inline(stored.snapshot(self._journal.next_number(), name, state))
+        inline = stored.inline(stored.snapshot(self._journal.next_number(), state))
         fresh = SubscriptionRecord(properties if properties is not None else {}, inline)
 
         def add(record: TopicRecord) -> TopicRecord:
@@ -122,12 +122,12 @@ class Cursors:
 
     def _add(self, name: str, replay: Replay) -> None:
         record = self._tenure.record.subscriptions[name]
-        restored = replay.restored(name, record.inline)
+        number = number_of(record.inline)
         cursor = Cursor(
             name,
             self._log,
-            restored.state,
-            number=restored.number,
+            replay.state(number),
+            number=number,
             properties=record.properties,
             journal=self._journal,
         )
@@ -139,8 +139,7 @@ class Cursors:
         ledger = NO_LEDGER
         try:
             for subscription in self._tenure.record.subscriptions.values():
-                if subscription.inline:
-                    replay.on_entry(subscription.inline)
+                replay.on_entry(subscription.inline)
             for ledger in self._tenure.record.cursor_ledgers:
                 await self._replay_ledger(replay, ledger)
             self._journal.newest_number = replay.newest_number

@@ -39,20 +39,11 @@ _BATCH: Final = struct.Struct("<qI")  # ledger, entry
 
 
 class Kind(IntEnum):
-    NAMED = 1
-    MARKED = 2
-    ENTRIES = 3
-    RANGES = 4
-    BITS = 5
-    BATCH = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """The number `subscription` stands for the subscription of this name."""
-
-    subscription: int
-    name: str
+    MARKED = 1
+    ENTRIES = 2
+    RANGES = 3
+    BITS = 4
+    BATCH = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +87,15 @@ class Batch:
     remaining: int  # never 0
 
 
-Record = Named | Marked | Entries | Ranges | Bits | Batch
+Record = Marked | Entries | Ranges | Bits | Batch
 
 
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def snapshot(subscription: int, name: str, state: AckState) -> list[bytes]:
+def snapshot(subscription: int, state: AckState) -> list[bytes]:
     """Records that say everything about one subscription."""
-    records = [
-        _record(Kind.NAMED, subscription, name.encode()),
-        _record(Kind.MARKED, subscription, _POSITION.pack(*state.mark_delete)),
-    ]
+    records = [_record(Kind.MARKED, subscription, _POSITION.pack(*state.mark_delete))]
     for ledger, first, bits in state.bitmap_slices():
         if 8 * run_count(bits) <= len(bits):
             ends = _numbers(first + end for run in runs(bits) for end in run)
@@ -231,8 +219,6 @@ def read_records(entry: bytes | memoryview) -> Iterator[Record]:
 
 def _read_record(kind: int, subscription: int, body: bytes) -> Record:
     match kind:
-        case Kind.NAMED:
-            return Named(subscription, body.decode())
         case Kind.MARKED:
             return Marked(subscription, Position(*_POSITION.unpack(body)))
         case Kind.ENTRIES:

@@ -24,11 +24,10 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from magnetar.bookie.ledger.errors import LedgerFenced, LedgerRefused
+from magnetar.bookie.ledger.errors import LedgerRefused
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.ledger import CursorLedger
-from magnetar.broker.cursor.replay import number_of
 from magnetar.broker.errors import (
     LogClosed,
     LogError,
@@ -244,8 +243,6 @@ class CursorJournal:
         if ledger.tail_bytes > max(self._config.tail_bytes_min, 2 * ledger.live_bytes):
             ledger.put_snapshot(self._live[ledger.stalest])
         failure = await ledger.wait_confirmed()
-        if isinstance(failure, LedgerFenced):
-            raise self._tenure.lose(str(failure))
         self._judge(ledger, failure)
         return failure is None
 
@@ -257,7 +254,7 @@ class CursorJournal:
             newer_than = max(self._newest, LedgerId(self._log.chain.newest))
             ledger = CursorLedger(await self._rolling.create(newer_than=newer_than))
             self._newest = ledger.appender.ledger
-            begun_with = {cursor.name: number for number, cursor in self._live.items()}
+            begun_with = tuple(self._live)
             for cursor in self._live.values():
                 ledger.put_snapshot(cursor)
             failure = await ledger.wait_confirmed()
@@ -268,11 +265,11 @@ class CursorJournal:
             await asyncio.sleep(next(delays))
         await self._record(ledger, begun_with)
 
-    async def _record(self, ledger: CursorLedger, begun_with: Mapping[str, int]) -> None:
+    async def _record(self, ledger: CursorLedger, begun_with: tuple[int, ...]) -> None:
         """The ledger becomes the topic's; only now what is in it counts."""
         new = ledger.appender.ledger
         try:
-            await self._rolling.record(lambda record: _with_ledger(record, new, begun_with))
+            await self._rolling.record(lambda record: _with_ledger(record, new))
         except LogError:
             if not self._tenure.may_be_recorded(new):
                 await self._rolling.discard(ledger.appender)
@@ -280,7 +277,7 @@ class CursorJournal:
         if self._ledger is not None:
             self._ledger.appender.abandon()
         self._ledger = ledger
-        for number in begun_with.values():
+        for number in begun_with:
             if number not in self._live:  # dropped meanwhile
                 ledger.forget(number)
         for number in self._live:
@@ -295,7 +292,7 @@ class CursorJournal:
         cursor, mark = restart.cursor, restart.mark
         number = self.next_number()
         state = AckState(self._log.chain, mark)
-        inline = stored.inline(stored.snapshot(number, cursor.name, state))
+        inline = stored.inline(stored.snapshot(number, state))
         try:
             await self._rolling.record(lambda record: _with_state(record, cursor.name, inline))
         except SubscriptionNotFound as error:
@@ -362,18 +359,10 @@ class CursorJournal:
             assert all(self._ledger.knows(number) for number in self._live)
 
 
-def _with_ledger(
-    record: TopicRecord, ledger: LedgerId, begun_with: Mapping[str, int]
-) -> TopicRecord:
-    """The record with this cursor ledger, and without the inline state that is in it now."""
-    subscriptions = {
-        name: replace(subscription, inline=b"")
-        if subscription.inline and number_of(subscription.inline) == begun_with.get(name)
-        else subscription
-        for name, subscription in record.subscriptions.items()
-    }
+def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:
+    """The record with this cursor ledger in the place of all others."""
     dropped = [number for number in record.cursor_ledgers if number != ledger]
-    return dropping(replace(record, cursor_ledgers=(ledger,), subscriptions=subscriptions), dropped)
+    return dropping(replace(record, cursor_ledgers=(ledger,)), dropped)
 
 
 def _with_inline(record: TopicRecord, inline: Mapping[str, bytes]) -> TopicRecord:

@@ -1,13 +1,12 @@
 """Cursor state from what was stored: records in, acknowledgements out. Pure.
 
-A subscription's state is what its inline snapshot says and then what the cursor ledger adds.
-Numbers tell apart two subscriptions that had one name, one after the other: what is left in the
-ledger of the former must not reach the latter. A number that nobody stands for any more is replayed
-and ignored."""
+A subscription's state is what its inline snapshot says and what the cursor ledger adds. A number is
+given to one subscription, and a new one when it is reset: what is left in the ledger under the old
+number, or of a subscription that had the name before, must not reach it. A number that nobody
+stands for any more is replayed and ignored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from magnetar.broker.cursor import format as records
@@ -20,17 +19,10 @@ if TYPE_CHECKING:
     from magnetar.broker.log.chain import Chain
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    number: int
-    state: AckState
-
-
 class Replay:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._states: dict[int, AckState] = {}
-        self._numbers: dict[str, int] = {}  # the highest number that a name had
 
     @property
     def newest_number(self) -> int:
@@ -42,21 +34,15 @@ class Replay:
         for record in records.read_records(entry):
             self._on_record(record)
 
-    def restored(self, name: str, inline: bytes) -> Restored:
-        """The state of a subscription of the topic's record. Raises InvalidCursorRecord."""
-        number = number_of(inline) if inline else self._numbers.get(name)
-        if number is None:
-            raise InvalidCursorRecord(f"nothing is stored of subscription {name!r}")
-        return Restored(number, self._states[number])
+    def state(self, number: int) -> AckState:
+        """Of a subscription whose inline snapshot was replayed."""
+        return self._states[number]
 
     def _on_record(self, record: records.Record) -> None:
         state = self._states.get(record.subscription)
         if state is None:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
         match record:
-            case records.Named():
-                former = self._numbers.get(record.name, 0)
-                self._numbers[record.name] = max(former, record.subscription)
             case records.Marked():
                 state.on_ack_cumulative(record.mark)
             case records.Entries():
@@ -81,7 +67,7 @@ class Replay:
 
 
 def number_of(inline: bytes) -> int:
-    """Whose snapshot this is. Raises InvalidCursorRecord."""
+    """Which number an inline snapshot gives its subscription. Raises InvalidCursorRecord."""
     for record in records.read_records(inline):
         return record.subscription
     raise InvalidCursorRecord("an empty snapshot")

@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from magnetar.bookie.ledger.errors import LedgerError, LedgerFenced, LedgerNotFound
+from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound
 from magnetar.broker.errors import LogUnavailable
 from magnetar.broker.log.tenure import dropping
 from magnetar.metadata.errors import MetadataError
@@ -60,23 +60,27 @@ class Rolling:
 
     async def close(self, appender: Appender) -> LedgerMetadata:
         """Close the ledger, or recover it where that fails: either way its end is known then.
-        Raises LogFenced."""
+
+        A fenced ledger does not yet mean that the topic is lost (a repair may fence as its last
+        resort): the topic's record decides. Raises LogFenced.
+        """
         delays = self.delays()
         while True:
             self._raise_if_lost()
             try:
                 return await appender.close()
-            except (LedgerFenced, LedgerNotFound) as error:
-                raise self._tenure.lose(str(error)) from error
             except MetadataError as error:
                 trouble: Exception = error
-            except LedgerError:
-                try:
-                    return await self._ledgers.recover(appender.ledger)
-                except LedgerNotFound as error:
-                    raise self._tenure.lose(str(error)) from error
-                except (LedgerError, MetadataError) as error:
-                    trouble = error
+            except LedgerError as error:
+                trouble = error
+                if not isinstance(error, LedgerNotFound):
+                    try:
+                        await self._tenure.verify()
+                        return await self._ledgers.recover(appender.ledger)
+                    except (LogUnavailable, LedgerError, MetadataError) as failure:
+                        trouble = failure
+            if isinstance(trouble, LedgerNotFound):
+                raise self._tenure.lose(str(trouble)) from trouble
             await self._pause(next(delays), f"closing ledger {appender.ledger}", trouble)
 
     async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:

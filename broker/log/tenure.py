@@ -86,6 +86,15 @@ class Tenure:
             self._version = found.version
             self.record = decode_topic(found.value)
 
+    async def verify(self) -> None:
+        """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
+        LogUnavailable, LogDamaged."""
+        try:
+            await self._store.sync(self._path)
+        except MetadataError as error:
+            raise LogUnavailable(str(self.name), "reading its record", error) from error
+        await self.change(lambda record: record)
+
     def lose(self, why: str) -> LogFenced:
         """The topic is no longer ours. Returns the error to raise."""
         if self.lost is None:

@@ -50,9 +50,16 @@ class Steps:
     the call takes effect or after it did but before the broker learnt of it. Dead brokers do
     nothing."""
 
-    def __init__(self, die_at: int | None = None, *, after: bool = False) -> None:
+    def __init__(
+        self,
+        die_at: int | None = None,
+        *,
+        after: bool = False,
+        on_step: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.die_at = die_at
         self.after = after
+        self.on_step = on_step  # called with the number of each call, before it
         self.taken: list[str] = []
         self.dead = False
 
@@ -60,6 +67,7 @@ class Steps:
         """Raises when the broker is dead or dies here; returns whether it will die after this."""
         if self.dead:
             raise BrokerDied(what)
+        self.on_step(len(self.taken))
         self.taken.append(what)
         if self.die_at is None or len(self.taken) - 1 != self.die_at:
             return False
@@ -324,8 +332,10 @@ class FakeLedgers:
         return metadata
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        self.steps.before("ledgers.metadata")
+        dies = self.steps.before("ledgers.metadata")
         await asyncio.sleep(0)
+        if dies:
+            self.steps.die("ledgers.metadata")
         stored = self.world.ledgers.get(ledger)
         return None if stored is None else stored.metadata
 

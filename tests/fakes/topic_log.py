@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from magnetar.broker.errors import LogError
-    from magnetar.metadata.store import MetadataStore
+    from magnetar.metadata.store import MetadataStore, Versioned
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
 
@@ -142,3 +142,25 @@ async def opened_cursors(
         finally:
             running.cancel()
     cursors.check()
+
+
+class SteppingStore(MemoryStore):
+    """A broker's session to the metadata, each call of which is one of its `Steps`."""
+
+    def __init__(self, tree: MemoryTree, steps: Steps) -> None:
+        super().__init__(tree)
+        self._steps = steps
+
+    async def get(self, path: str) -> Versioned | None:
+        dies = self._steps.before("metadata.get")
+        found = await super().get(path)
+        if dies:
+            self._steps.die("metadata.get")
+        return found
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        dies = self._steps.before("metadata.put")
+        version = await super().put(path, value, expected=expected)
+        if dies:
+            self._steps.die("metadata.put")
+        return version

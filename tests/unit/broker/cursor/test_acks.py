@@ -143,7 +143,7 @@ class AgainstASet(RuleBasedStateMachine):
             assert found == left[0] if left else not self.chain.is_entry(found)
 
 
-AgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+AgainstASet.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 TestAgainstASet = AgainstASet.TestCase
 
 

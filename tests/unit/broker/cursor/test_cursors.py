@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.entries import entry_of
 from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, World, opened, opened_cursors
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
 from magnetar.broker.cursor.backlog import Backlog
@@ -142,6 +143,9 @@ def test_parts_of_batches_are_kept() -> None:
             first, second, third = positions_of(topic)
             cursor = await cursors.ensure("s", EARLIEST)
             assert cursor.batch_ack_set(second) is None
+            other = await cursors.ensure("other", EARLIEST)
+            other.acknowledge([first])
+            await other.flush()  # so that what follows is written as deltas
             assert not cursor.acknowledge_batch(second, [0b101])
             assert not cursor.acknowledge_batch(second, [0b110])
             assert cursor.batch_ack_set(second) == (0b100,)
@@ -409,6 +413,57 @@ def test_deleted_and_created_anew_a_subscription_does_not_inherit() -> None:
             restored = cursors.get("s")
             assert restored is not None
             assert left(restored, topic) == [p for p in positions if p != positions[9]]
+
+    run(main())
+
+
+def test_numbers_of_a_former_owner_are_not_given_again() -> None:
+    """What the old ledger holds of a deleted subscription must not reach one created by the next
+    owner, whose own cursor ledger has not begun yet."""
+
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+            await topic.append_and_wait(*NAMES)
+            positions = positions_of(topic)
+            former = await cursors.ensure("former", EARLIEST)
+            former.acknowledge(positions[:6])
+            await former.flush()
+            await cursors.delete("former")
+        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+            await cursors.ensure("latter", EARLIEST)
+        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+            latter = cursors.get("latter")
+            assert latter is not None
+            assert left(latter, topic) == positions
+
+    run(main())
+
+
+def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
+    async def main() -> None:
+        world = World()
+        receipts = Receipts()
+        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+            await topic.append_and_wait(*NAMES)
+            positions = positions_of(topic)
+            one = await cursors.ensure("one", EARLIEST)
+            world.ledgers.hold()
+            one.acknowledge(positions[:2], receipts.of("one"))
+            await settle()
+            two = await cursors.ensure("two", EARLIEST)
+            two.acknowledge(positions[2:4], receipts.of("two"))
+            await cursors.ensure("three", positions[7])
+            world.ledgers.release()
+            await receipts.wait(2)
+            cursors.check()
+        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+            kept = {name: cursors.get(name) for name in cursors.names}
+            assert {name: left(cursor, topic) for name, cursor in kept.items() if cursor} == {
+                "one": positions[2:],
+                "two": [*positions[:2], *positions[4:]],
+                "three": positions[7:],
+            }
 
     run(main())
 

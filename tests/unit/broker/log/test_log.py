@@ -7,20 +7,21 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes.entries import entry_of, texts_of
+from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
 from fakes.topic_log import SMALL, TOPIC, TopicLog, World, opened
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
 from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavailable
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import Log, LogState
-from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.tenure import topic_path
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.memory import Fault, MemoryStore
-from magnetar.metadata.model import LedgerState, TopicRecord
+from magnetar.metadata.model import LedgerId, LedgerState, TopicRecord
 
 NAMES = [f"m{number}" for number in range(23)]
 
@@ -310,6 +311,52 @@ def test_an_owner_that_lost_the_race_deletes_the_ledger_it_could_not_record() ->
     run(main())
 
 
+def test_a_ledger_that_may_be_in_the_new_owners_list_is_not_deleted() -> None:
+    """The reply to our last change is lost; it was made, and the topic is taken over right then."""
+
+    async def main() -> None:
+        world = World()
+        puts = 0
+
+        def second_put(operation: str, path: str) -> Fault | None:
+            nonlocal puts
+            puts += operation == "put"
+            return Fault.REPLY_LOST if operation == "put" and puts == 2 else None
+
+        store = MemoryStore(world.tree, faults=second_put)
+        async with opened(world, store=store, close=False) as old:
+            old.append("a")
+            await wait_until(lambda: puts == 2)
+            world.ledgers.bookies = False
+            with pytest.raises(LogUnavailable):  # it has our ledger in its list now
+                await open_log(world)
+            await wait_until(lambda: old.error is not None)
+            assert isinstance(old.error, LogFenced)
+            world.ledgers.bookies = True
+            async with opened(world) as new:
+                await new.append_and_wait("b")
+                assert await new.contents() == ["b"]
+
+    run(main())
+
+
+def test_a_fence_by_somebody_who_is_not_an_owner_costs_one_ledger() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world) as topic:
+            await topic.append_and_wait("a", "b")
+            world.ledgers.hold()
+            topic.append("c")
+            await FakeLedgers(world.ledgers).recover(LedgerId(topic.log.confirmed.ledger))
+            topic.append("d")
+            world.ledgers.release()
+            await wait_until(lambda: len(topic.appended) == 4)
+            assert await topic.contents() == ["a", "b", "c", "d"]
+            assert topic.error is None
+
+    run(main())
+
+
 def test_entries_that_were_never_confirmed_keep_their_indexes_dense() -> None:
     """The old owner dies with two entries on the bookies that nobody was told of."""
 
@@ -506,150 +553,7 @@ def test_cancelling_run_reports_what_is_outstanding() -> None:
     run(main())
 
 
-# ---- reading -------------------------------------------------------------------------------------
-
-
-def test_reads_are_bounded_by_entries_and_bytes_but_return_one() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait(*NAMES)
-            read = topic.log.read
-            assert len(await read(EARLIEST, entries_max=7, bytes_max=1 << 20)) == 7
-            size = len(entry_of("m0").data)
-            for bytes_max in (1, size, 2 * size, 6 * size, 100 * size):
-                entries = await read(EARLIEST, entries_max=100, bytes_max=bytes_max)
-                total = sum(len(entry.data) for entry in entries)
-                assert len(entries) == 1 or total <= bytes_max
-                assert len(entries) >= min(bytes_max // (size + 1), len(NAMES), 1)
-            assert await read(topic.log.chain.end, entries_max=5, bytes_max=100) == []
-
-    run(main())
-
-
-def test_catching_up_reads_ranges_not_entries() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait(*NAMES)
-            world.ledgers.reads.clear()
-            entries = await topic.log.read(Position(1, 2), entries_max=100, bytes_max=1 << 20)
-            assert [texts_of(entry.data)[0] for entry in entries] == NAMES[2:]
-            assert world.ledgers.reads == [(1, 2, 4), (2, 0, 4), (3, 0, 4), (4, 0, 4), (5, 0, 2)]
-
-    run(main())
-
-
-def test_readers_at_the_end_are_served_from_memory() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait(*NAMES[:10])
-            assert len(topic.cache) == 0, "cached though nobody reads"
-            place = topic.log.chain.end
-            seen: list[str] = []
-            wakes = 0
-
-            def wake() -> None:
-                nonlocal wakes
-                wakes += 1
-
-            unwatch = topic.log.watch(wake, read_position=lambda: place)
-            world.ledgers.reads.clear()
-            for name in NAMES[10:]:
-                await topic.append_and_wait(name)
-                for entry in await topic.log.read(place, entries_max=100, bytes_max=1 << 20):
-                    seen += texts_of(entry.data)
-                    place = topic.log.chain.next_position(entry.position)
-            assert seen == NAMES[10:]
-            assert wakes == 13
-            assert world.ledgers.reads == []
-            unwatch()
-            cached = len(topic.cache)
-            await topic.append_and_wait("more")
-            assert len(topic.cache) == cached
-            assert wakes == 13
-            assert await topic.contents() == [*NAMES, "more"], "cache and ledgers mixed"
-
-    run(main())
-
-
-def test_a_reader_far_behind_does_not_fill_the_cache() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world, config=replace(SMALL, ledger_entries_max=100_000)) as topic:
-            for _ in range(1002):
-                topic.append("x")
-            await wait_until(lambda: len(topic.appended) == 1002)
-            topic.log.watch(lambda: None, read_position=lambda: Position(1, 0))
-            await topic.append_and_wait("y")
-            assert len(topic.cache) == 0
-
-    run(main())
-
-
-def test_what_was_read_before_a_failure_is_returned_and_the_failure_comes_next() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait(*NAMES)
-            world.ledgers.unreadable.add((2, 1))
-            entries = await topic.log.read(EARLIEST, entries_max=100, bytes_max=1 << 20)
-            assert [texts_of(entry.data)[0] for entry in entries] == NAMES[:6]
-            place = topic.log.chain.next_position(entries[-1].position)
-            with pytest.raises(Exception, match="entry 2:1 cannot be read") as caught:
-                await topic.log.read(place, entries_max=100, bytes_max=1 << 20)
-            assert caught.value.definite is False
-            world.ledgers.unreadable.clear()
-            assert await topic.contents(place) == NAMES[6:]
-
-    run(main())
-
-
-def test_search_finds_the_first_entry_past_a_time() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            for number, name in enumerate(NAMES):
-                topic.log.append_nowait(entry_of(name, publish_time_ms=100 + 10 * number), name)
-            await wait_until(lambda: len(topic.appended) == len(NAMES))
-            for time_ms in (0, 100, 101, 155, 320, 321, 9999):
-                found = await topic.log.search(
-                    lambda entry, limit=time_ms: entry.view.publish_time_ms >= limit
-                )
-                late = [p for n, (_, p) in enumerate(topic.appended) if 100 + 10 * n >= time_ms]
-                assert found == (late[0] if late else topic.log.chain.end)
-
-    run(main())
-
-
-def test_an_unused_log_reads_nothing() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            assert await topic.contents() == []
-            assert topic.log.confirmed == EARLIEST
-            assert topic.log.last_index == -1
-            assert await topic.log.index_at(topic.log.confirmed) == -1
-
-    run(main())
-
-
-def test_reads_go_on_while_the_ledger_is_sealed_and_after_the_log_has_ended() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait(*NAMES[:5])
-            await topic.log.close()
-            assert await topic.contents() == NAMES[:5]
-        async with opened(world, close=False) as topic:
-            await topic.append_and_wait("x")
-            async with opened(world):
-                topic.append("zombie")
-                await wait_until(lambda: topic.error is not None)
-                assert await topic.contents() == [*NAMES[:5], "x"]
-
-    run(main())
+# ---- odds and ends -------------------------------------------------------------------------------
 
 
 def test_a_ledger_that_vanishes_under_the_writer_fences_it() -> None:
@@ -684,17 +588,20 @@ def test_dropped_ledgers_that_are_gone_already_do_no_harm() -> None:
     run(main())
 
 
+async def open_log(world: World) -> Log:
+    return await Log.open(
+        TOPIC,
+        store=world.store(),
+        ledgers=FakeLedgers(world.ledgers),
+        config=SMALL,
+        clock=world.clock,
+        cache=EntryCache(1000),
+    )
+
+
 def test_open_needs_no_running_task() -> None:
     async def main() -> None:
-        world = World()
-        log = await Log.open(
-            TOPIC,
-            store=world.store(),
-            ledgers=FakeLedgers(world.ledgers),
-            config=SMALL,
-            clock=world.clock,
-            cache=EntryCache(1000),
-        )
+        log = await open_log(World())
         topic = TopicLog(log, EntryCache(1000))
         topic.append("early")
         async with asyncio.TaskGroup() as tasks:

@@ -1,0 +1,125 @@
+"""Replaying what a cursor handed to the journal gives the cursor's state, wherever it is cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.broker.cursor import format as stored
+from magnetar.broker.cursor.acks import AckState
+from magnetar.broker.cursor.cursor import Cursor
+from magnetar.broker.cursor.replay import Replay, number_of
+from magnetar.broker.errors import InvalidCursorRecord
+from magnetar.broker.log.chain import Chain
+from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.metadata.model import LedgerId, TopicLedger
+
+if TYPE_CHECKING:
+    from magnetar.broker.cursor.journal import CursorJournal
+    from magnetar.broker.log.log import Log
+
+COUNTS = (20, 9, 30)
+
+
+class OnlyAChain:
+    """As much of a log as a cursor needs in order to acknowledge."""
+
+    def __init__(self) -> None:
+        self.chain = Chain()
+        for number, count in enumerate(COUNTS, start=1):
+            if number > 1:
+                self.chain.close_ledger(length=1, closed_ms=1)
+            self.chain.open_ledger(TopicLedger(LedgerId(number), self.chain.next_index))
+            self.chain.grow(count, next_index=self.chain.next_index + count)
+
+
+class NotesNothing:
+    def note(self, cursor: object, receipt: object) -> None:
+        pass
+
+
+positions = st.sampled_from(
+    [Position(ledger, entry) for ledger, n in enumerate(COUNTS, start=1) for entry in range(n)]
+)
+steps = st.lists(
+    st.tuples(st.just("ack"), st.lists(positions, max_size=8))
+    | st.tuples(st.just("batch"), positions, st.integers(0, 1 << 70))
+    | st.tuples(st.just("cumulative"), positions, st.integers(0, 7))
+    | st.tuples(st.just("delta"))
+    | st.tuples(st.just("snapshot")),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, st.integers(0, 100))
+def test_deltas_and_snapshots_restore_the_state(script: list[tuple[object, ...]], cut: int) -> None:
+    log = OnlyAChain()
+    cursor = Cursor(
+        "s",
+        cast("Log", log),
+        AckState(log.chain, EARLIEST),
+        number=7,
+        properties={},
+        journal=cast("CursorJournal", NotesNothing()),
+    )
+    written: list[bytes] = []
+    needed_from = 0
+    for step in script:
+        match step:
+            case ("ack", list() as acked):
+                cursor.acknowledge(acked)
+            case ("batch", Position() as position, int() as left):
+                cursor.acknowledge_batch(position, [left & (1 << 64) - 1, left >> 64])
+            case ("cumulative", Position() as position, int() as left):
+                cursor.acknowledge_cumulative(position, [left] if left else [])
+            case ("delta",):
+                assert cursor.changed or not cursor.take_delta()
+                written += cursor.take_delta()
+                assert not cursor.changed
+            case ("snapshot",):
+                needed_from = len(written)
+                written += cursor.snapshot()
+    written += cursor.take_delta()
+
+    # What is no longer needed may be there or not, in part as well.
+    replay = Replay(log.chain)
+    for record in written[min(cut, needed_from) :]:
+        replay.on_entry(stored.header(replay_from=0) + record)
+    if not written:
+        return
+    state = replay.state(7)
+    state.check()
+    assert stored.snapshot(7, state) == cursor.snapshot()
+
+
+def test_numbers_keep_subscriptions_apart() -> None:
+    chain = OnlyAChain().chain
+    replay = Replay(chain)
+    for number, mark in ((3, Position(1, 4)), (9, Position(2, 1))):
+        inline = stored.inline(stored.snapshot(number, AckState(chain, mark)))
+        assert number_of(inline) == number
+        replay.on_entry(inline)
+    assert replay.newest_number == 9
+    assert replay.state(3).mark_delete == Position(1, 4)
+    assert replay.state(9).mark_delete == Position(2, 1)
+
+
+def test_an_inline_value_without_a_record_is_refused() -> None:
+    with pytest.raises(InvalidCursorRecord, match="empty"):
+        number_of(stored.inline([]))
+    with pytest.raises(InvalidCursorRecord):
+        number_of(b"")
+
+
+def test_ranges_beyond_the_log_are_cut_off() -> None:
+    chain = OnlyAChain().chain
+    replay = Replay(chain)
+    entry = stored.Ranges(1, 2, ((5, 4_000_000_000),))
+    replay._on_record(entry)
+    state = replay.state(1)
+    state.check()
+    assert list(state.acked_beyond_mark()) == [(2, 4)]

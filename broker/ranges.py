@@ -36,19 +36,20 @@ class LedgerRange:
     first: int
     last: int
     first_index: int  # of the ledger's first message
-    bytes: int  # of stored entries; 0 while the ledger is open
+    bytes: int  # of stored entries; of the open ledger what was sent to it
 
 
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
     """What can be read now, oldest first. Raises NotOwner, TopicNotFound, what opening raises."""
-    chain = (await broker.topic(name, create=False)).log.chain
+    log: Log = (await broker.topic(name, create=False)).log
+    records = log.chain.records
+    sent = log.stored_bytes - sum(record.length for record in records)
     ranges = []
-    for record in chain.records:
-        count = chain.counts[record.ledger]
+    for record in records:
+        count = log.chain.counts[record.ledger]
         if count:
-            ranges.append(
-                LedgerRange(record.ledger, 0, count - 1, record.first_index, record.length)
-            )
+            size = record.length or sent  # the record of the open ledger says 0
+            ranges.append(LedgerRange(record.ledger, 0, count - 1, record.first_index, size))
     return ranges
 
 

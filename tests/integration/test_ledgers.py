@@ -1,0 +1,263 @@
+"""Ledgers on real bookies: processes, RocksDB, gRPC on loopback, kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from contextlib import asynccontextmanager
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookie_process import BookieProcess
+from support import run, wait_until
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.errors import BookieUnavailable, LedgerError, LedgerFenced
+from magnetar.bookie.ledger.ledgers import Ledgers
+from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_bookie_registration
+from magnetar.metadata.ids import LedgerIds
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Member
+from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from magnetar.bookie.ledger.appender import LedgerAppender
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def bookies(tmp_path: Path) -> Iterator[list[BookieProcess]]:
+    """Four of them, started side by side."""
+    processes = [BookieProcess(tmp_path / f"b{n}", id=f"b{n}") for n in range(4)]
+    try:
+        for process in processes:
+            process.launch()
+        for process in processes:
+            read_ready(process)
+        yield processes
+    finally:
+        for process in processes:
+            process.end()
+
+
+def read_ready(process: BookieProcess) -> None:
+    assert process._process is not None
+    assert process._process.stdout is not None
+    line = process._process.stdout.readline()
+    assert line, process.log
+    process.ready = json.loads(line)
+
+
+def member(process: BookieProcess) -> Member:
+    return Member(BookieId(process.directory.name), process.incarnation)
+
+
+def of(processes: list[BookieProcess], who: Member) -> BookieProcess:
+    return next(each for each in processes if member(each) == who)
+
+
+async def register(store: MemoryStore, process: BookieProcess) -> None:
+    registration = BookieRegistration(
+        bookie=member(process).bookie,
+        incarnation=process.incarnation,
+        boot_epoch=int(process.ready["boot_epoch"]),
+        address=process.address,
+        http_address="",
+        zone="",
+        read_only=False,
+    )
+    path = paths.bookie_available(registration.bookie)
+    stored = await store.get(path)
+    if stored is not None:
+        await store.delete(path, expected=stored.version)
+    await store.create_ephemeral(path, encode_bookie_registration(registration))
+
+
+@asynccontextmanager
+async def broker(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
+    store, random = MemoryStore(tree), Random(seed)
+    directory = BookieDirectory(store)
+    pool = PeerPool(
+        directory,
+        GrpcBookiePeer,
+        client_name=f"broker-{seed}",
+        random=random,
+        connect_timeout_s=2.0,
+    )
+    ledgers = Ledgers(
+        store, directory, pool, LedgerIds(store), LedgerConfig(), SystemClock(), random
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(ledgers.run())
+        yield ledgers
+        running.cancel()
+
+
+@asynccontextmanager
+async def cluster(processes: list[BookieProcess]) -> AsyncIterator[tuple[MemoryTree, MemoryStore]]:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    for process in processes:
+        await register(store, process)
+    yield tree, store
+
+
+class Workload:
+    """Appends numbered entries for as long as it may, and knows which were confirmed when."""
+
+    def __init__(self, appender: LedgerAppender) -> None:
+        self.appender = appender
+        self.confirmed_at: list[float] = []  # by entry
+        self.stopped = False
+        self._loop = asyncio.get_running_loop()
+        appender.progress = self._progress
+
+    def _progress(self) -> None:
+        now = self._loop.time()
+        new = self.appender.confirmed + 1 - len(self.confirmed_at)
+        self.confirmed_at += [now] * new
+
+    async def run(self) -> None:
+        while not self.stopped and self.appender.failure is None:
+            await self.appender.wait_room()
+            try:
+                for _ in range(20):
+                    data = self.payload(self.appender.appended + 1)
+                    self.appender.append_nowait([data], len(data))
+            except LedgerError:
+                return
+            await asyncio.sleep(0.001)
+
+    @staticmethod
+    def payload(entry: int) -> bytes:
+        return b"%d:" % entry + bytes(entry % 3000)
+
+    def longest_pause(self, since: float) -> float:
+        times = [since, *(t for t in self.confirmed_at if t >= since)]
+        return max(after - before for before, after in itertools.pairwise(times))
+
+
+async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
+    """Every entry up to the end is there and is what was appended."""
+    metadata = await ledgers.metadata(ledger)
+    assert metadata is not None
+    assert metadata.last_entry is not None
+    reader, at = ledgers.reader(metadata), 0
+    while at <= metadata.last_entry:
+        for entry in await reader.read(at, metadata.last_entry, bytes_max=1 << 20):
+            assert entry.entry == at
+            assert bytes(entry.payload) == Workload.payload(at)
+            at += 1
+    assert metadata.length == sum(len(Workload.payload(n)) for n in range(at))
+    return at - 1
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count: int) -> None:
+    """With a spare it is replaced, without one the ledger goes on: in either case within a second,
+    and every confirmed entry is read back."""
+
+    async def main() -> None:
+        async with cluster(bookies[:count]) as (tree, _), broker(tree, 1) as ledgers:
+            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+            work = Workload(appender)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(work.run())
+                await wait_until(lambda: appender.confirmed > 500, deadline_s=20)
+                victim = of(bookies, appender.metadata.last_segment.members[1])
+                now = asyncio.get_running_loop().time()
+                victim.kill()
+                before = appender.confirmed
+                await wait_until(lambda: appender.confirmed > before + 2000, deadline_s=20)
+                pause = work.longest_pause(now)
+                print(f"\n{count} bookies: longest pause after kill -9 {pause * 1000:.0f} ms")
+                assert pause < 1.0
+                work.stopped = True
+            replaced = member(victim) not in appender.metadata.last_segment.members
+            assert replaced == (count == 4)
+            assert appender.degraded == (count == 3)
+            metadata = await appender.close()
+            assert metadata.last_entry == appender.appended
+            assert await check_content(ledgers, appender.ledger) == metadata.last_entry
+
+    run(main(), deadline_s=90)
+
+
+def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
+    """Nothing confirmed is lost, the first one is told that it is fenced, with a bookie dead."""
+
+    async def main() -> None:
+        async with (
+            cluster(bookies) as (tree, _),
+            broker(tree, 1) as first,
+            broker(tree, 2) as second,
+        ):
+            appender = await first.create(newer_than=LedgerId(-1), custom={})
+            work = Workload(appender)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(work.run())
+                await wait_until(lambda: appender.confirmed > 500, deadline_s=20)
+                of(bookies, appender.metadata.last_segment.members[0]).kill()
+                began = asyncio.get_running_loop().time()
+                metadata = await second.recover(appender.ledger)
+                took = asyncio.get_running_loop().time() - began
+                print(f"\nrecovered to entry {metadata.last_entry} in {took * 1000:.0f} ms")
+                await wait_until(lambda: appender.failure, deadline_s=10)
+            assert isinstance(appender.failure, LedgerFenced)
+            assert metadata.last_entry is not None
+            assert appender.confirmed <= metadata.last_entry
+            assert await check_content(second, appender.ledger) == metadata.last_entry
+            with pytest.raises(LedgerFenced):
+                await appender.close()
+            assert await first.recover(appender.ledger) == metadata
+
+    run(main(), deadline_s=90)
+
+
+def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> None:
+    async def main() -> None:
+        three = bookies[:3]
+        async with cluster(three) as (tree, store), broker(tree, 1) as ledgers:
+            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+            work = Workload(appender)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(work.run())
+                await wait_until(lambda: appender.confirmed > 200, deadline_s=20)
+                three[0].kill()
+                await wait_until(lambda: appender.degraded)
+                await asyncio.to_thread(three[0].start)  # on another port
+                await register(store, three[0])
+                await wait_until(lambda: not appender.degraded, deadline_s=10)
+                # Now another one may die.
+                three[1].kill()
+                before = appender.confirmed
+                await wait_until(lambda: appender.confirmed > before + 500, deadline_s=20)
+                work.stopped = True
+            await appender.close()
+            await check_content(ledgers, appender.ledger)
+
+    run(main(), deadline_s=90)
+
+
+def test_another_incarnation_is_refused_by_name(bookies: list[BookieProcess]) -> None:
+    async def main() -> None:
+        peer = GrpcBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
+        with pytest.raises(BookieUnavailable) as caught:
+            await peer.open_write("test")
+        assert caught.value.code is BookieCode.WRONG_INCARNATION
+        info = await peer.info()
+        assert info.incarnation == bookies[0].incarnation
+        await peer.close()
+
+    run(main())

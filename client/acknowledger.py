@@ -98,6 +98,8 @@ class Acknowledger:
             self._connection.ask(self._command(group), partial(self._on_answer, group.number))
 
     def _on_answer(self, number: int, result: Body | PulsarException) -> None:
+        if self._connection is None:
+            return  # detached, and the tracker knows: it will ask again
         if not isinstance(result, PulsarException):
             self._tracker.on_answered(number)
         elif is_retriable(result):

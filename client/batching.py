@@ -29,11 +29,6 @@ class Batch:
     dones: list[Done] = field(default_factory=list)
     message_bytes: int = 0
 
-    def append(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
-        self.messages.append(message)
-        self.dones.append(done)
-        self.message_bytes += message_bytes
-
 
 class BatchBuilder:
     """A machine: messages in, sealed batches out.
@@ -71,7 +66,9 @@ class BatchBuilder:
         batch = self._open.get(key)
         if batch is None:
             batch = self._open[key] = Batch()
-        batch.append(message, message_bytes, done)
+        batch.messages.append(message)
+        batch.dones.append(done)
+        batch.message_bytes += message_bytes
         self._messages += 1
         self._bytes += message_bytes
         if self._messages >= self._messages_max or self._bytes >= self._bytes_max:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message as Body
 
-    from magnetar.runtime.frames import Buffer, FrameStream
+    from magnetar.runtime.frames import FrameStream
 
 log = get_logger(__name__)
 
@@ -90,6 +90,8 @@ class Connection:
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
         self._outbox = Outbox(stream.send, pending_bytes_max=OUTBOX_BYTES_MAX)
+        # Sends a SEND, header and parts of its entry. Nothing happens when the session is over.
+        self.send_entry: Callable[..., None] = self._outbox.put
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened.add_done_callback(lambda opened: opened.cancelled() or opened.exception())
         self._asked: dict[int, Callable[[Body | PulsarException], None]] = {}
@@ -179,10 +181,6 @@ class Connection:
     def send_control(self, body: Body) -> None:
         """Send a command ahead of entries. Nothing happens when the session is over."""
         self._outbox.put_control(encode_command(body))
-
-    def send_entry(self, header: Buffer, parts: list[bytes]) -> None:
-        """Send a SEND. Nothing happens when the session is over."""
-        self._outbox.put(header, *parts)
 
     # Who is called
 

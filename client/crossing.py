@@ -8,6 +8,7 @@ loop hands back is put into the user's reach before a waiting thread is woken.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 import weakref
@@ -35,6 +36,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
         self._crossings: weakref.WeakSet[Crossing[Any]] = weakref.WeakSet()
+        self._calls: set[concurrent.futures.Future[Any]] = set()
+        self._ended = False
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
@@ -50,12 +53,23 @@ class LoopThread:
         except BaseException:
             coroutine.close()
             raise
-        result = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            result = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:  # the loop has ended since
+            coroutine.close()
+            raise AlreadyClosed("the client was closed") from None
+        self._calls.add(result)
+        if self._ended:
+            result.cancel()
         try:
             return result.result()
+        except concurrent.futures.CancelledError:
+            raise AlreadyClosed("the client was closed meanwhile") from None
         except BaseException:
             result.cancel()
             raise
+        finally:
+            self._calls.discard(result)
 
     def crossing(self, take: Callable[[deque[T]], None]) -> Crossing[T]:
         """A way onto the loop, which ends with it."""
@@ -98,6 +112,9 @@ class LoopThread:
             await self._stopping.wait()
 
         asyncio.run(main())
+        self._ended = True
+        for call in list(self._calls):
+            call.cancel()  # the loop did not get to it
         for crossing in list(self._crossings):
             crossing.end()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.errors import (
@@ -30,6 +31,7 @@ PENDING_BYTES_MAX: Final = 64 << 20
 5 MiB would be 5 GB. Apache's Java client has the same figure for a whole client."""
 
 _U63_MAX = 2**63 - 1
+_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 def outgoing_message(
@@ -45,23 +47,29 @@ def outgoing_message(
     deliver_after: timedelta | None = None,
     *,
     clock: Clock,
-) -> OutgoingMessage:
-    """The message that the arguments of `send` describe. Raises InvalidMessage, NotAllowedError."""
+) -> tuple[OutgoingMessage, int]:
+    """The message that the arguments of `send` describe, and how much it counts against limits in
+    bytes. Raises InvalidMessage, NotAllowedError."""
     payload = b"" if content is None else content
     if type(payload) is not bytes:
         raise InvalidMessage(f"content must be bytes or None, not {type(content).__name__}")
-    message = OutgoingMessage(payload, UNASSIGNED)
+    message = OutgoingMessage(payload, UNASSIGNED, _NO_PROPERTIES)
+    size = len(payload) + MESSAGE_OVERHEAD_BYTES
     if content is None:
         message.null_value = True
     if properties:
         _check_texts("properties", *properties.keys(), *properties.values())
         message.properties = dict(properties)
+        for key, value in properties.items():
+            size += len(key) + len(value) + MESSAGE_OVERHEAD_BYTES
     if partition_key:
         _check_texts("partition_key", partition_key)
         message.partition_key = partition_key
+        size += len(partition_key)
     if ordering_key:
         _check_texts("ordering_key", ordering_key)
         message.ordering_key = ordering_key.encode()
+        size += len(ordering_key)
     if sequence_id is not None:
         message.sequence_id = _checked("sequence_id", sequence_id)
     if replication_clusters or disable_replication:
@@ -75,19 +83,7 @@ def outgoing_message(
             raise InvalidMessage("deliver_after must be a timedelta")
         delay_ms = deliver_after // timedelta(milliseconds=1)
         message.deliver_at_ms = _checked("deliver_after", clock.now_ms() + delay_ms)
-    return message
-
-
-def message_bytes(message: OutgoingMessage) -> int:
-    """How much the message counts against limits in bytes."""
-    size = len(message.payload) + MESSAGE_OVERHEAD_BYTES
-    if message.partition_key is not None:
-        size += len(message.partition_key)
-    if message.ordering_key is not None:
-        size += len(message.ordering_key)
-    for key, value in message.properties.items():
-        size += len(key) + len(value) + MESSAGE_OVERHEAD_BYTES
-    return size
+    return message, size
 
 
 class Room:

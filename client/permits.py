@@ -15,6 +15,10 @@ granting fewer of them, judged by the size of the messages seen so far. The firs
 is the whole queue, at worst 1,000 messages of 5 MiB."""
 
 
+RECENT_MESSAGES: Final = 1000
+"""About so many messages are taken into account for their usual size, later ones more."""
+
+
 class Permits:
     """A machine: deliveries and what the user takes in, grants out.
 
@@ -25,6 +29,7 @@ class Permits:
 
     def __init__(self, queue_messages_max: int) -> None:
         self._messages_max = queue_messages_max
+        self._window = queue_messages_max  # fewer if the messages seen so far are large
         self._granted = 0  # negative: the broker sent the rest of a batch beyond it
         self._queued = 0
         self._queued_bytes = 0
@@ -43,13 +48,18 @@ class Permits:
         self._queued_bytes += queued_bytes
         self._seen += queued
         self._seen_bytes += queued_bytes
+        if self._seen > RECENT_MESSAGES:
+            self._seen //= 2
+            self._seen_bytes //= 2
+        if self._seen_bytes:
+            by_bytes = QUEUE_BYTES_MAX * self._seen // self._seen_bytes
+            self._window = min(self._messages_max, max(1, by_bytes))
 
-    def on_taken(self, messages: int, message_bytes: int) -> None:
-        """The user took messages out of the queue."""
-        self._queued -= messages
+    def on_taken(self, message_bytes: int) -> bool:
+        """The user took a message out of the queue. Whether `grant` has something to give."""
+        self._queued -= 1
         self._queued_bytes -= message_bytes
-        assert self._queued >= 0
-        assert self._queued_bytes >= 0
+        return self._window - self._queued - self._granted >= max(1, self._window >> 1)
 
     def on_dropped(self) -> None:
         """The queue was emptied; what is granted stays granted."""
@@ -57,7 +67,7 @@ class Permits:
 
     def grant(self, *, waiting: bool) -> int:
         """Permits to grant now; 0 if it is not time. `waiting`: the user waits for a message."""
-        window = min(self._messages_max, self._messages_by_bytes())
+        window = self._window
         if self._messages_max == 0:
             if not waiting:
                 return 0
@@ -67,12 +77,6 @@ class Permits:
             return 0
         self._granted += room
         return room
-
-    def _messages_by_bytes(self) -> int:
-        """How many messages of the size seen so far fill the queue's bytes."""
-        if self._seen_bytes == 0:
-            return self._messages_max
-        return max(1, QUEUE_BYTES_MAX * self._seen // self._seen_bytes)
 
     def check(self) -> None:
         assert self._queued >= 0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, message_bytes, outgoing_message
+from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Producer:
         AlreadyClosed, ...; with a full queue waits (`block_if_queue_full`) or raises
         ProducerQueueIsFull or MemoryBufferIsFull.
         """
-        message = outgoing_message(
+        message, size = outgoing_message(
             content,
             properties,
             partition_key,
@@ -67,7 +67,6 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        size = message_bytes(message)
         await self._take_room(size)
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
         self._publisher.submit(message, size, partial(_settle, outcome))
@@ -95,7 +94,7 @@ class Producer:
 
         Not in Apache's asyncio client, but in its synchronous one.
         """
-        message = outgoing_message(
+        message, size = outgoing_message(
             content,
             properties,
             partition_key,
@@ -108,7 +107,6 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        size = message_bytes(message)
         if self._room.maybe_take(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from magnetar.client.batching import Batch, BatchBuilder, Done
+from magnetar.client.batching import BatchBuilder, Done
 from magnetar.client.errors import (
     AlreadyClosed,
     ChecksumError,
@@ -68,6 +68,7 @@ class Publisher:
         self._options = options
         self._parts = parts
         self._loop = asyncio.get_running_loop()
+        self._now_ms = parts.clock.now_ms
         self._attachment = parts.attachment(self, Purpose.PUBLISH)
         self._task: asyncio.Task[None] | None = None  # None: not begun
         self._builder = _builder(options)
@@ -109,12 +110,15 @@ class Publisher:
         if message.sequence_id < 0:
             message.sequence_id = self._next_sequence_id
             self._next_sequence_id += 1
-        if self._builder is None or message.deliver_at_ms is not None:
+        if self._builder is None:
+            self._send([message], [done], message_bytes)
+            return
+        if message.deliver_at_ms is not None:
             self.seal()
-            self._send(Batch([message], [done], message_bytes))
+            self._send([message], [done], message_bytes)
             return
         for batch in self._builder.add(message, message_bytes, done, self._loop.time()):
-            self._send(batch)
+            self._send(batch.messages, batch.dones, batch.message_bytes)
         if self._batch_timer is None:
             self._arm_batch_timer()
 
@@ -122,7 +126,7 @@ class Publisher:
         """Send what has gathered without waiting for more."""
         if self._builder is not None:
             for batch in self._builder.seal():
-                self._send(batch)
+                self._send(batch.messages, batch.dones, batch.message_bytes)
 
     async def flush(self) -> None:
         """Return when everything submitted so far is stored. Raises the first error among it."""
@@ -253,23 +257,22 @@ class Publisher:
 
     # Sending
 
-    def _send(self, batch: Batch) -> None:
-        """Make an entry of a batch, put it in the queue, and on its way if there is one."""
-        messages = batch.messages
+    def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
+        """Make an entry of messages, put it in the queue, and on its way if there is one."""
         try:
             parts = self._encode(messages)
         except MessageTooBig as error:
-            self._tell(batch.dones, batch.message_bytes, error)
+            self._tell(dones, message_bytes, error)
             return
         entry = PendingEntry(
-            sequence_id=messages[0].sequence_id,
-            highest_sequence_id=messages[-1].sequence_id,
-            is_batch=len(messages) > 1,
-            parts=parts,
-            dones=batch.dones,
-            messages=len(messages),
-            message_bytes=batch.message_bytes,
-            due_at=self._timeout_s and self._loop.time() + self._timeout_s,
+            messages[0].sequence_id,
+            messages[-1].sequence_id,
+            len(messages) > 1,
+            parts,
+            dones,
+            len(messages),
+            message_bytes,
+            self._timeout_s and self._loop.time() + self._timeout_s,
         )
         self._pending.append(entry)
         if self._pending.attached:
@@ -279,7 +282,7 @@ class Publisher:
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[bytes]:
         """The entry; a message on its own is not a batch, which saves the parsing of one."""
-        now_ms = self._parts.clock.now_ms()
+        now_ms = self._now_ms()
         if self._header.publish_time_ms != now_ms:
             self._header = EntryHeader(self.name, now_ms, self._compression)
         try:
@@ -302,7 +305,7 @@ class Publisher:
             highest_sequence_id=entry.highest_sequence_id if entry.is_batch else 0,
             entry_size=sum(map(len, entry.parts)),
         )
-        self._connection.send_entry(header, entry.parts)
+        self._connection.send_entry(header, *entry.parts)
 
     def _arm_batch_timer(self) -> None:
         seal_at = self._builder.timer_at() if self._builder is not None else None

@@ -111,8 +111,8 @@ class Subscriber:
         """The user took a message out of the queue."""
         if message.delivery.generation != self._generation:
             return
-        self._permits.on_taken(1, len(message.data()))
-        self._grant()
+        if self._permits.on_taken(len(message.data())):
+            self._grant()
         if not self.subscription.is_durable:
             self._forget_through(message.message_id())
         elif self._unacked is not None:
@@ -283,8 +283,8 @@ class Subscriber:
             raise
         self._connection, self._consumer_id = connection, consumer_id
         self._permits.on_attached()
-        # First, so that the broker does not deliver what was acknowledged: its answer could overtake
-        # the delivery, which then would not be recognised.
+        # First, so that the broker does not deliver what was acknowledged: its answer could
+        # overtake the delivery, which then would not be recognised.
         self._acks.on_attached(connection, consumer_id)
         self._grant()
 

@@ -31,7 +31,7 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, message_bytes, outgoing_message
+from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
 from magnetar.client.parts import World
 from magnetar.client.reader import begin_at_last, reader_subscription
 from magnetar.client.signature import taking
@@ -221,7 +221,7 @@ class Producer:
         (`block_if_queue_full`) or raises ProducerQueueIsFull or MemoryBufferIsFull.
         """
         self._thread.check_may_wait()
-        message = outgoing_message(
+        message, size = outgoing_message(
             content,
             properties,
             partition_key,
@@ -234,7 +234,6 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        size = message_bytes(message)
         error = self._take_room(size)
         if error is not None:
             raise error
@@ -259,7 +258,7 @@ class Producer:
         """Publish a message; `callback(result, message_id)` is called with the outcome, on the
         client's own thread. With a full queue waits (`block_if_queue_full`), or the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once."""
-        message = outgoing_message(
+        message, size = outgoing_message(
             content,
             properties,
             partition_key,
@@ -272,7 +271,6 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        size = message_bytes(message)
         error = self._take_room(size)
         if error is None:
             self._crossing.put((message, size, partial(report, callback), False))

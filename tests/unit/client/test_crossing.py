@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -87,18 +89,39 @@ def test_calls_run_on_the_loop_and_give_back_what_they_raise() -> None:
     thread.stop()
 
 
+def test_calls_under_way_when_the_loop_ends_are_told() -> None:
+    thread = LoopThread("test")
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            while True:
+                thread.call(asyncio.sleep(0.001))
+        except AlreadyClosed as error:
+            errors.append(error)
+
+    callers = [threading.Thread(target=call) for _ in range(5)]
+    for caller in callers:
+        caller.start()
+    time.sleep(0.02)
+    thread.stop()
+    for caller in callers:
+        caller.join(5)
+        assert not caller.is_alive()
+    assert len(errors) == 5
+
+
 def test_an_interrupted_call_is_cancelled() -> None:
     thread = LoopThread("test")
     cancelled = threading.Event()
 
     async def wait() -> None:
         try:
+            await asyncio.sleep(0.02)  # it waits by now
             signal.pthread_kill(main, signal.SIGINT)
             await asyncio.sleep(60)
         finally:
             cancelled.set()
-
-    import signal
 
     main = threading.get_ident()
     with pytest.raises(KeyboardInterrupt):

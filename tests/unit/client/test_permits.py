@@ -23,7 +23,7 @@ def test_the_queue_never_overflows_and_never_starves(queue_max: int, data: st.Da
             granted -= batch
             queued += shown
         elif queued:
-            permits.on_taken(1, 10)
+            permits.on_taken(10)
             queued -= 1
         granted += permits.grant(waiting=False)
         permits.check()
@@ -38,9 +38,9 @@ def test_grants_come_by_the_half() -> None:
     assert permits.grant(waiting=False) == 1000
     permits.on_delivered(1000, 1000, 1000)
     for _ in range(499):
-        permits.on_taken(1, 1)
+        permits.on_taken(1)
         assert permits.grant(waiting=False) == 0
-    permits.on_taken(1, 1)
+    permits.on_taken(1)
     assert permits.grant(waiting=False) == 500
 
 
@@ -53,7 +53,7 @@ def test_a_queue_of_none_grants_one_for_whoever_waits() -> None:
     permits.on_delivered(3, 3, 30)
     assert permits.grant(waiting=True) == 0
     for _ in range(3):
-        permits.on_taken(1, 10)
+        permits.on_taken(10)
     assert permits.grant(waiting=False) == 0
     assert permits.grant(waiting=True) == 3  # two of them pay for the rest of the batch
 
@@ -66,7 +66,7 @@ def test_large_messages_are_granted_by_bytes() -> None:
     permits.on_delivered(1000, 1000, 1000 * size)
     window = QUEUE_BYTES_MAX // size
     for taken in range(1, 1001):
-        permits.on_taken(1, size)
+        permits.on_taken(size)
         granted = permits.grant(waiting=False)
         left = 1000 - taken
         if left > window // 2:

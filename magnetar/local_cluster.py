@@ -24,7 +24,7 @@ from magnetar.runtime.log import get_logger
 from magnetar.zookeeper_server import ZooKeeperEnsemble, ZooKeeperNode, free_ports, ports_needed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -241,15 +241,23 @@ def _zookeeper(node: ZooKeeperNode) -> LocalProcess:
 
 async def _all(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
     """All at once. Raises the first ProcessFailed, alone: the others follow from it, mostly."""
+    failures: list[ProcessFailed] = []
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:
                 group.create_task(call())
     except* ProcessFailed as failed:
-        first: BaseException = failed
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+        failures = list(_failures(failed))
+    if failures:
+        raise failures[0]
+
+
+def _failures(group: BaseExceptionGroup[ProcessFailed]) -> Iterator[ProcessFailed]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _failures(error)
+        else:
+            yield error
 
 
 async def run_local_cluster(

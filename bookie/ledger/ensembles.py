@@ -50,6 +50,16 @@ class Ensembles:
         seated = set(ensemble)
         return any(each.member not in seated for each in self._directory.writable)
 
+    def full_ensemble_possible(self) -> bool:
+        """Whether as many bookies as a whole ensemble needs are listed and not in quarantine."""
+        now = self._now()
+        healthy = [
+            each
+            for each in self._directory.writable
+            if self._quarantine.get(each.member, 0.0) <= now
+        ]
+        return len(healthy) >= self._config.ensemble_size
+
     async def found(self) -> tuple[Quorum, tuple[Member, ...]]:
         """The ensemble of a new ledger, with fewer seats when fewer bookies answer. Raises
         NotEnoughBookies."""

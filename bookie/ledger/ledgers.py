@@ -123,6 +123,11 @@ class Ledgers:
         )
         return LedgerAppender(metadata, self._services, on_busy=self._on_busy)
 
+    def full_ensemble_possible(self) -> bool:
+        """Whether a ledger created now would probably be on a whole ensemble, as far as the list of
+        bookies and the last failed adds tell. For whoever asks when to roll a degraded one."""
+        return self._services.ensembles.full_ensemble_possible()
+
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
         """Take the ledger away from whoever writes it, close it, and return its metadata, CLOSED;
         at once if it is closed already. Whoever asks for the same ledger meanwhile gets the same

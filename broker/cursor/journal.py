@@ -228,7 +228,8 @@ class CursorJournal:
 
     def _is_full(self, ledger: CursorLedger) -> bool:
         appender = ledger.appender
-        if appender.degraded and self._log.ledgers.full_ensemble_possible():
+        is_young = ledger.age_s < self._log.config.degraded_age_s_min
+        if appender.degraded and not is_young and self._log.ledgers.full_ensemble_possible():
             return True
         if appender.appended >= self._config.ledger_entries_max:
             return True

@@ -54,9 +54,14 @@ class CursorLedger:
     def __init__(self, appender: Appender) -> None:
         self.appender = appender
         self.bytes = 0
+        self._began_s = asyncio.get_running_loop().time()
         self._snapshots: dict[int, _Snapshot] = {}
         self._moved = asyncio.Event()
         appender.progress = self._moved.set
+
+    @property
+    def age_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._began_s
 
     @property
     def replay_from(self) -> int:

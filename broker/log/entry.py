@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
     from magnetar.protos.entry import EntryView
 
-OVERHEAD_BYTES: Final = 1024
-"""What an entry costs beside its data: position, view and the strings in it measured 0.8 to 1.1
-KB."""
+OVERHEAD_BYTES: Final = 600
+"""What an entry costs in memory beside its data: position, view and numbers, 541 bytes measured;
+the producer's name and keys come on top."""
 
 
 @dataclass(slots=True)

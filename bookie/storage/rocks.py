@@ -7,7 +7,7 @@ while they run, so they are kept small: batches of at most 256 KiB, runs of as m
 
 rocksdict raises plain `Exception`: each call goes through `_door`, which turns it into a
 `StorageFailed`. A store that is deleted from with DeleteRange gives back space only by compaction
-with blob garbage collection, for which the options below are set.
+with blob garbage collection (`_options`).
 """
 
 from __future__ import annotations
@@ -227,7 +227,12 @@ def _options(*, create: bool) -> Options:
     options.set_min_blob_size(_BLOB_BYTES_MIN)
     options.set_blob_file_size(_BLOB_FILE_BYTES)
     options.set_blob_compression_type(DBCompressionType.none())
-    options.set_enable_blob_gc(True)
+    # Collecting blobs is set up (every file, and at once when half of it is dead) but off: with it
+    # on, each compaction rewrites all values it meets. Measured at 64 KB: 3.4 bytes written per
+    # byte stored instead of 1.95, and twice the CPU. Whoever gives back the space of deleted
+    # ledgers turns it on (`set_options`) around a `compact_range` of their spans: 384 -> 96 MB with
+    # three quarters deleted; without it, nothing is given back.
+    options.set_enable_blob_gc(False)
     options.set_blob_gc_age_cutoff(1.0)
     options.set_blob_gc_force_threshold(0.5)
     options.set_compression_type(DBCompressionType.none())

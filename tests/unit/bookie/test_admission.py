@@ -180,6 +180,18 @@ def test_another_payload_under_the_same_id_is_a_conflict(
     assert "entry offered again with other content" in caplog.text
 
 
+def test_conflicts_are_counted_and_logged_once_per_ledger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    admission = make(FaultyStorage())
+    admit(admission, *(add(ledger, entry) for ledger in (1, 2) for entry in range(10)))
+    for ledger in (1, 2):
+        for entry in range(10):
+            assert admit(admission, add(ledger, entry, b"PAYLOAD")) == [CONFLICT]
+    assert admission.conflicts == 20
+    assert caplog.text.count("entry offered again with other content") == 2
+
+
 def test_another_length_under_the_same_id_is_a_conflict() -> None:
     longer = bytearray(envelope(1, 5))
     longer[31] += 1  # the last byte of `length`; the payload is the same

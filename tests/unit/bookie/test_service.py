@@ -187,6 +187,19 @@ def test_a_damaged_frame_ends_its_stream_without_effect_and_no_other(
     with_bookie(test)
 
 
+def test_a_damaged_frame_leaves_nothing_behind_of_a_ledger_that_was_new() -> None:
+    async def test(bookie: Bookie) -> None:
+        victim = await bookie.connect()
+        await victim.send(add(1, 0), add(1, 1)[:-1])
+        with pytest.raises(StreamClosed):
+            await victim.stream.receive()
+        assert bookie.storage.sequence() == 0
+        assert await (await bookie.connect()).add(add(1, 0)) == [OK]
+        assert bookie.storage.ledger_record(1) is not None
+
+    with_bookie(test)
+
+
 def test_a_writer_that_leaves_is_forgotten_and_its_entries_are_not() -> None:
     async def test(bookie: Bookie) -> None:
         writer = await bookie.connect()

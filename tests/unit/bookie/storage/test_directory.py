@@ -35,6 +35,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_cookie, encode_bookie_cookie
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.model import BookieCookie, BookieId
+from magnetar.metadata.store import ABSENT, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -342,6 +343,32 @@ def test_a_second_directory_under_the_same_name_is_refused(
     cluster.set_cookie(replace(cookie, incarnation="d" * 32))
     with pytest.raises(errors.WrongIncarnation):
         cluster.start(used)
+
+
+def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None:
+    """The other one gets its cookie in between our look and our compare-and-set."""
+    theirs = BookieCookie(bookie=BookieId("b1"), incarnation="d" * 32, boot_epoch=1, cluster="c")
+
+    class Raced(MemoryStore):
+        looks = 0
+
+        async def get(self, path: str) -> Versioned | None:
+            found = await super().get(path)
+            if path == COOKIE:
+                self.looks += 1
+                if self.looks == 2:
+                    await self.put(COOKIE, encode_bookie_cookie(theirs), expected=ABSENT)
+            return found
+
+    async def main() -> None:
+        store = Raced()
+        with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+            await open_directory(tmp_path, bookie="b1", metadata=store, chance=random.Random(1))
+        stored = await store.get(COOKIE)
+        assert stored is not None
+        assert decode_bookie_cookie(stored.value) == theirs
+
+    run(main())
 
 
 def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(

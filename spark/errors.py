@@ -6,7 +6,10 @@ it says whether trying again is pointless.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class SparkError(Exception):
@@ -86,3 +89,38 @@ class ReadStalled(SparkError):
 
     def __reduce__(self) -> tuple[type[ReadStalled], tuple[str, float, str]]:
         return type(self), (self.topic, self.waited_s, self.reason)
+
+
+class JavaMissing(SparkError):
+    """Spark runs on Java, and there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark needs Java 17 or newer: there is no `java` on the PATH and JAVA_HOME does not"
+            " lead to one. On Debian and Ubuntu: apt-get install openjdk-17-jre-headless"
+        )
+
+
+class SparkMissing(SparkError):
+    """PySpark is not installed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"PySpark is not installed ({reason}): pip install 'magnetar[spark]'")
+        self.reason = reason
+
+
+class TargetNotEmpty(SparkError):
+    """An archive is there already, or something else is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is not empty; to replace an archive there, say --overwrite")
+        self.path = path
+
+
+class TargetForeign(SparkError):
+    """What is there is not an archive, so it is never replaced."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is not replaced: {reason}")
+        self.path = path
+        self.reason = reason

@@ -24,6 +24,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "magnetar.cli.local_cluster",
         "Run a cluster on this machine, each server a process of its own.",
     ),
+    "produce": ("magnetar.cli.produce", "Send messages to a topic."),
+    "consume": ("magnetar.cli.consume", "Receive messages from a topic."),
+    "topics": ("magnetar.cli.topics", "Look at topics: stats."),
+    "spark": ("magnetar.cli.spark", "Jobs that run on Spark (they need Java)."),
 }
 
 

@@ -1,0 +1,123 @@
+"""`magnetar spark …`: jobs that run on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from magnetar.runtime.log import configure_logging
+from magnetar.runtime.process import ExitCode, report_failure
+from magnetar.spark.errors import SparkError, SparkMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.spark.pipelines.archive import Compared
+
+# A year of days fits; of an archive by key only the sum is of interest.
+ROWS_SHOWN_MAX: Final = 400
+
+jobs = typer.Typer(help="Jobs that run on Spark (they need Java).", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(jobs, name="spark")
+
+
+@jobs.callback()
+def root() -> None:
+    pass  # without a callback Typer would make the lone job the whole of `magnetar spark`
+
+
+@jobs.command()
+def archive(
+    topic: Annotated[str, typer.Option(help="the topic to archive")],
+    path: Annotated[Path, typer.Option(help="directory of the archive; made if it is not there")],
+    service_url: Annotated[
+        str, typer.Option(envvar="MAGNETAR_SERVICE_URL", help="where the brokers are")
+    ] = "grpc://127.0.0.1:6660",
+    partition_by: Annotated[
+        str, typer.Option(help="publish-date, publish-hour, event-date, key or none")
+    ] = "publish-date",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace the archive that is there")
+    ] = False,
+    master: Annotated[str, typer.Option(help="Spark's master")] = "local[*]",
+) -> None:
+    """Write a topic to partitioned Parquet files, and compare them with the topic.
+
+    Exit status 0 only if every message is there with its id, value and metadata; then, and only
+    then, the archive is in its place. What is published meanwhile is left for the next time.
+    """
+    configure_logging()
+    try:
+        compared = _archive(service_url, topic, path, partition_by, overwrite, master)
+    except SparkError as error:
+        raise typer.Exit(report_failure(error)) from None
+    show(compared, path)
+    if not all(part.equal for part in compared):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _archive(
+    service_url: str, topic: str, path: Path, partition_by: str, overwrite: bool, master: str
+) -> list[Compared]:
+    """Raises SparkError. What can be refused is refused before Spark is started."""
+    try:
+        from magnetar.spark.pipelines.archive import PartitionBy, archive, check_target
+        from magnetar.spark.source.options import parse_options
+        from magnetar.spark.source.reading import TopicReader
+    except ImportError as error:
+        raise SparkMissing(str(error)) from None
+    from magnetar.spark.session import require_java, spark_session
+
+    if partition_by not in set(PartitionBy):
+        raise typer.BadParameter(
+            f"{partition_by!r} is none of {', '.join(PartitionBy)}", param_hint="--partition-by"
+        )
+    require_java()
+    path = path.absolute()
+    check_target(path, overwrite=overwrite)
+    TopicReader(parse_options({"service.url": service_url, "topic": topic})).plan()
+    session = spark_session(f"magnetar archive {topic}", master=master)
+    try:
+        return archive(
+            session,
+            service_url=service_url,
+            topic=topic,
+            path=path,
+            partition_by=PartitionBy(partition_by),
+            overwrite=overwrite,
+        )
+    finally:
+        session.stop()
+
+
+def show(compared: Sequence[Compared], path: Path) -> None:
+    """The verdict, partition by partition; what differs comes first when there are too many."""
+    table = Table("partition", title=f"archive {path}")
+    for name in ("in the topic", "in the archive"):
+        table.add_column(name, justify="right")
+    table.add_column("equal")
+    shown = sorted(compared, key=lambda part: part.equal)[:ROWS_SHOWN_MAX]
+    for part in sorted(shown, key=lambda part: part.partition):
+        table.add_row(
+            part.partition or "(all)",
+            f"{part.in_topic:,}",
+            f"{part.in_archive:,}",
+            "yes" if part.equal else "NO",
+        )
+    if len(compared) > len(shown):
+        table.add_row(f"{len(compared) - len(shown):,} more", "", "", "yes")
+    table.add_section()
+    table.add_row(
+        f"{len(compared):,} partitions",
+        f"{sum(part.in_topic for part in compared):,}",
+        f"{sum(part.in_archive for part in compared):,}",
+        "yes" if all(part.equal for part in compared) else "NO",
+    )
+    Console().print(table)

@@ -1,0 +1,333 @@
+"""Spark, its executors being processes of their own, against a standalone server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pulsar
+import pyarrow.parquet as pq
+import pytest
+from fakes.range_server import RangeServer, Topic, serving
+from fakes.services import Service, standalone_process
+
+import magnetar
+from magnetar.spark.errors import JavaMissing, TargetForeign, TargetNotEmpty
+from magnetar.spark.session import spark_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+BORN_MS = 1_356_998_400_000  # 2013-01-01
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    try:
+        session = spark_session("tests", master="local[2,3]")
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with standalone_process(tmp_path_factory.mktemp("standalone")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[magnetar.Client]:
+    with magnetar.Client(service.grpc_url) as client:
+        yield client
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"flights-{next(_numbers)}"
+
+
+def reader(spark: SparkSession, url: str, topic: str) -> DataFrameReader:
+    return spark.read.format("magnetar").option("service.url", url).option("topic", topic)
+
+
+def publish(client: magnetar.Client, topic: str, count: int) -> None:
+    """Two days of messages with every part, in batches."""
+    producer = client.create_producer(topic, block_if_queue_full=True)
+    for number in range(count):
+        producer.send_async(
+            b"value %d" % number,
+            lambda result, _: None,
+            properties={"row": str(number), "even": str(number % 2 == 0)},
+            partition_key=("AA", "UA", "é")[number % 3],
+            event_timestamp=BORN_MS + number * 86_400_000 // (count // 2),
+        )
+    producer.flush()
+    producer.close()
+
+
+def values(frame: DataFrame) -> list[bytes]:
+    return [bytes(row["value"]) for row in frame.orderBy("__index").collect()]
+
+
+def test_every_part_of_a_message_is_what_a_reader_gets(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 50)
+    one = client.create_producer(topic, batching_enabled=False)
+    one.send(b"", properties={})
+    rows = reader(spark, service.grpc_url, topic).load().orderBy("__index").collect()
+    assert len(rows) == 51
+    with_client = client.create_reader(topic, magnetar.MessageId.earliest)
+    for index, row in enumerate(rows):
+        message = with_client.read_next(5_000)
+        assert bytes(row["value"]) == message.data()
+        assert row["__messageProperties"] == message.properties()
+        key = row["__key"]
+        assert (key.decode() if key else "") == message.partition_key()
+        assert bytes(row["__messageId"]) == message.message_id().serialize()
+        assert row["__index"] == index
+        assert row["__partition"] == -1
+        assert row["__topic"] == f"persistent://public/default/{topic}"
+        assert _ms(row["__publishTime"]) == message.publish_timestamp()
+        assert _ms(row["__eventTime"]) == message.event_timestamp()
+
+
+def _ms(moment: datetime | None) -> int:
+    """Spark hands out local time without a zone."""
+    return 0 if moment is None else round(moment.timestamp() * 1_000)
+
+
+@pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_what_apaches_client_wrote(
+    spark: SparkSession, service: Service, topic: str, codec: str, batched: bool
+) -> None:
+    apache = pulsar.Client(
+        service.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
+    producer = apache.create_producer(
+        topic, batching_enabled=batched, compression_type=getattr(pulsar.CompressionType, codec)
+    )
+    sent = [b"", *(b"%d " % number * number for number in range(1, 30))]
+    for number, value in enumerate(sent):
+        producer.send_async(value, lambda *_: None, partition_key=f"k{number % 2}")
+    producer.flush()
+    apache.close()
+    frame = reader(spark, service.grpc_url, topic).schema(
+        "value binary, __key binary, __index bigint"
+    )
+    rows = frame.load().orderBy("__index").collect()
+    assert sorted(bytes(row["value"]) for row in rows) == sorted(sent)
+    assert {bytes(row["__key"]) for row in rows if len(sent[2]) and row["value"] == sent[2]} == {
+        b"k0"
+    }
+
+
+def test_a_large_topic_is_read_by_many_tasks(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 20_000)
+    frame = (
+        reader(spark, service.grpc_url, topic)
+        .option("targetBytesPerTask", "100000")
+        .option("maxPartitions", "7")
+        .schema("__index bigint, value binary")
+        .load()
+    )
+    assert frame.rdd.getNumPartitions() == 7
+    assert values(frame) == [b"value %d" % number for number in range(20_000)]
+
+
+def test_a_topic_that_was_only_subscribed_is_empty(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str
+) -> None:
+    client.subscribe(topic, "s").close()
+    assert reader(spark, service.grpc_url, topic).load().collect() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "named"),
+    [
+        ({"topic": "never-written"}, None, "there is no topic .*never-written"),
+        ({"startingOffsets": "latest"}, None, "option 'startingoffsets': is unknown"),
+        ({"topic": "a/b"}, None, "option 'topic'"),
+        ({}, "carrier string", "column 'carrier': a topic has the columns"),
+        ({}, "value string", "column 'value': is binary, not string"),
+        ({"service.url": "pulsar://localhost:6650"}, None, "option 'service.url'"),
+        ({"service.url": "grpc://localhost:1", "readTimeoutMs": "200"}, None, "nothing came for"),
+    ],
+)
+def test_a_mistake_is_named(
+    spark: SparkSession, service: Service, options: dict[str, str], schema: str | None, named: str
+) -> None:
+    given = reader(spark, service.grpc_url, "t").options(**options)
+    given = given.schema(schema) if schema else given
+    with pytest.raises(Exception, match=named):
+        given.load().collect()
+
+
+def test_a_read_survives_its_broker(spark: SparkSession) -> None:
+    """The owner dies in the middle of a range, in each of the tasks; another one has the topic."""
+    topic = Topic()
+    for number in range(40):
+        topic.add_batch(4 + number // 20, b"%d" % number, b"%d second" % number)
+    with serving(RangeServer(topic)) as new, serving(RangeServer(topic)) as old:
+
+        def die(sent: int, call: grpc.ServicerContext, frame: bytes) -> bytes:
+            if sent == 2:
+                old.owner = new.url
+                call.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            return frame
+
+        old.before_frame = die
+        frame = reader(spark, old.url, "t").option("targetBytesPerTask", "1000").load()
+        rows = frame.select("__index", "value").orderBy("__index").collect()
+        assert [row["__index"] for row in rows] == list(range(80))
+        assert [bytes(row["value"]) for row in rows[::2]] == [b"%d" % n for n in range(40)]
+        assert old.reads
+        assert any(first > 0 for _, first, _ in new.reads)
+
+
+# -- The archive -------------------------------------------------------------------------------
+
+
+def archived(spark: SparkSession, url: str, topic: str, path: Path, **options: Any) -> list[Any]:
+    from magnetar.spark.pipelines.archive import archive
+
+    return archive(spark, service_url=url, topic=topic, path=path, **options)
+
+
+@pytest.mark.parametrize(
+    ("partition_by", "partitions"),
+    [
+        ("publish-hour", None),
+        ("event-date", ["event_date=2013-01-01", "event_date=2013-01-02"]),
+        ("key", ["key=AA", "key=UA", "key=é"]),
+        ("none", [""]),
+    ],
+)
+def test_an_archive_is_all_of_the_topic(
+    spark: SparkSession,
+    service: Service,
+    client: magnetar.Client,
+    topic: str,
+    tmp_path: Path,
+    partition_by: str,
+    partitions: list[str] | None,
+) -> None:
+    from magnetar.spark.pipelines.archive import PartitionBy
+
+    publish(client, topic, 600)
+    path = tmp_path / "deep" / "archive"
+    compared = archived(
+        spark, service.grpc_url, topic, path, partition_by=PartitionBy(partition_by)
+    )
+    assert all(part.equal for part in compared)
+    assert sum(part.in_archive for part in compared) == 600
+    if partitions is not None:
+        assert [part.partition for part in compared] == partitions
+    table = pq.read_table(path, columns=["__index", "value"]).sort_by("__index")
+    assert table["value"].to_pylist() == [b"value %d" % number for number in range(600)]
+    assert [child.name for child in path.parent.iterdir()] == ["archive"]
+
+
+def test_an_archive_is_replaced_only_when_told(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "archive"
+    publish(client, topic, 10)
+    archived(spark, service.grpc_url, topic, path)
+    publish(client, topic, 10)
+    with pytest.raises(TargetNotEmpty, match="archive"):
+        archived(spark, service.grpc_url, topic, path)
+    assert pq.read_table(path).num_rows == 10
+    archived(spark, service.grpc_url, topic, path, overwrite=True)
+    assert pq.read_table(path).num_rows == 20
+
+
+def test_what_is_not_an_archive_is_never_replaced(tmp_path: Path) -> None:
+    from magnetar.spark.pipelines.archive import check_target
+
+    check_target(tmp_path / "new", overwrite=False)
+    check_target(tmp_path, overwrite=False)
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "thesis.odt").touch()
+    with pytest.raises(TargetNotEmpty):
+        check_target(tmp_path, overwrite=False)
+    with pytest.raises(TargetForeign, match="thesis"):
+        check_target(tmp_path, overwrite=True)
+    with pytest.raises(TargetForeign, match="file"):
+        check_target(tmp_path / "thesis.odt", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "__index <> 7",  # one is missing
+        "true union all select * from topic where __index = 7",  # one is there twice
+        "swapped",
+    ],
+)
+def test_an_archive_that_differs_is_noticed(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, damage: str
+) -> None:
+    from magnetar.spark.pipelines.archive import compare
+
+    publish(client, topic, 20)
+    frame = reader(spark, service.grpc_url, topic).load()
+    frame.createOrReplaceTempView("topic")
+    if damage == "swapped":  # two values have changed places
+        other = spark.sql(
+            "select case __index when 3 then cast('value 4' as binary) when 4 then"
+            " cast('value 3' as binary) else value end as value, * except (value) from topic"
+        )
+    else:
+        other = spark.sql(f"select * from topic where {damage}")
+    [part] = compare(frame, other, [])
+    assert not part.equal
+    assert part.in_topic == 20
+    [same] = compare(frame, spark.sql("select * from topic order by value"), [])
+    assert same.equal
+
+
+def test_the_command_says_what_it_did(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    publish(client, topic, 30)
+    path = tmp_path / "archive"
+    command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive"]
+    command += ["--service-url", service.grpc_url, "--topic", topic, "--path", str(path)]
+    done = _run(command)
+    assert done.returncode == 0, done.stderr
+    day = datetime.now(UTC).date()
+    assert f"publish_date={day}" in done.stdout or "2 partitions" in done.stdout
+    assert "30" in done.stdout
+    assert pq.read_table(path).num_rows == 30
+    again = _run(command)
+    assert again.returncode == 1
+    assert "--overwrite" in again.stderr
+    nowhere = _run([*command[:-4], "--topic", "never-written", "--path", str(tmp_path / "other")])
+    assert nowhere.returncode == 1
+    assert "there is no topic persistent://public/default/never-written" in nowhere.stderr
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env=environment, check=False
+    )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from magnetar.broker.errors import LogError
+    from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.metadata.store import MetadataStore, Versioned
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
@@ -40,9 +41,9 @@ SMALL = LogConfig(
 class World:
     """What outlives a broker: bookies and metadata."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree: MemoryTree | None = None) -> None:
         self.ledgers = LedgerWorld()
-        self.tree = MemoryTree()
+        self.tree = tree if tree is not None else MemoryTree()
         self.clock = ManualClock()
 
     def store(self) -> MemoryStore:
@@ -99,15 +100,17 @@ async def opened(
     config: LogConfig = SMALL,
     steps: Steps | None = None,
     store: MetadataStore | None = None,
+    ledgers: LedgerStore | None = None,
     cache_bytes: int = 1 << 20,
     close: bool = True,
 ) -> AsyncIterator[TopicLog]:
-    """A broker that owns the topic. `close=False`: it dies at the end instead of closing."""
+    """A broker that owns the topic. `ledgers`: other ones than those of the world. `close=False`:
+    it dies at the end instead of closing."""
     cache = EntryCache(cache_bytes)
     log = await Log.open(
         TOPIC,
         store=store if store is not None else world.store(),
-        ledgers=FakeLedgers(world.ledgers, steps),
+        ledgers=ledgers if ledgers is not None else FakeLedgers(world.ledgers, steps),
         config=config,
         clock=world.clock,
         cache=cache,

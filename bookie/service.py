@@ -62,6 +62,8 @@ T = TypeVar("T")
 
 # A client that sends adds and does not take its acks: 1 MiB is 60,000 of them.
 ACKS_PENDING_BYTES_MAX: Final = 1 << 20
+# Each holds a frame of up to 16 MiB while it waits for room: a cluster has some dozens of brokers.
+STREAMS_MAX: Final = 256
 # Waiting for the one read thread; at 1 ms each the last has waited a quarter of a second.
 READS_WAITING_MAX: Final = 256
 # The answer to one request when it names no limit, and the most it may name.
@@ -159,7 +161,8 @@ class BookieService:
             log.warning("hello refused", peer=stream.peer, reason=damage.what)
             code = BookieCode.BAD_REQUEST
         else:
-            code = self._refusal(hello.incarnation) or BookieCode.OK
+            full = BookieCode.OVERLOADED if len(self._streams) >= STREAMS_MAX else BookieCode.OK
+            code = self._refusal(hello.incarnation) or full
             if code is not BookieCode.OK:
                 log.warning("writer refused", peer=stream.peer, client=hello.client_name, code=code)
         await stream.send(

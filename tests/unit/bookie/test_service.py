@@ -23,7 +23,7 @@ from support import settle, wait_until
 
 from magnetar.bookie.contract import EntryRun
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.service import State
+from magnetar.bookie.service import STREAMS_MAX, State
 from magnetar.protos.envelope import (
     ENTRY_BYTES_MAX,
     BookieCode,
@@ -100,6 +100,21 @@ def test_another_incarnation_is_refused_as_unknown() -> None:
         assert not writer.reply.code.definite
         with pytest.raises(StreamClosed):
             await writer.stream.receive()
+
+    with_bookie(test)
+
+
+def test_more_streams_than_it_serves_are_turned_away_as_unknown() -> None:
+    async def test(bookie: Bookie) -> None:
+        first = await bookie.connect()
+        for _ in range(STREAMS_MAX - 1):
+            await bookie.connect()
+        late = await bookie.connect()
+        assert late.reply is not None
+        assert late.reply.code is BookieCode.OVERLOADED
+        await first.stream.close()
+        await wait_until(lambda: len(bookie.service._streams) < STREAMS_MAX)
+        assert await (await bookie.connect()).add(add(1, 0)) == [OK]
 
     with_bookie(test)
 

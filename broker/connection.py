@@ -60,6 +60,10 @@ STALL_BYTES: Final = (
 REQUEST_TIMEOUT_S: Final = (
     60.0  # Pulsar's topicLoadTimeoutSeconds, the longest that a request may take
 )
+REQUESTS_READ_MAX: Final = (
+    1_000  # requests under way at which reading pauses; a program that opens all its producers at
+    # once sends thousands, and an error would cost Apache's C++ client its whole connection
+)
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 SERVER_VERSION: Final = "Magnetar 0.1.0"
 
@@ -89,7 +93,8 @@ class Connection:
         self._starved: set[int] = set()  # consumers that were told there is no room
         self._starving = asyncio.Event()
         self._heard = asyncio.Event()
-        self._timer_moved = asyncio.Event()
+        self._answered = asyncio.Event()  # a request has ended
+        self._paused = False  # we do not read: a topic of this client has too much on its way
         self._requests: asyncio.TaskGroup
         self._over = False
 
@@ -115,10 +120,13 @@ class Connection:
     # ---- reading ---------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        with suppress(StreamClosed):
+        try:
             while not self._over:
                 self._take(await self._stream.receive())
                 await self._wait_room()
+        except StreamClosed as end:
+            if not (end.clean or self._over):
+                log.info("connection lost", peer=self._stream.peer, reason=end.reason)
 
     def _take(self, frame: memoryview) -> None:
         """One transport frame: whole Pulsar frames, one after the other."""
@@ -139,11 +147,17 @@ class Connection:
             self._end(str(error))
 
     async def _wait_room(self) -> None:
+        """Read on only when there is room for what comes. Raises StreamClosed."""
+        self._paused = True
         for producer_id in self._published:
             producer = self._producers.get(producer_id)
             if producer is not None:
                 await producer.wait_room()
         self._published.clear()
+        while self._session.requests >= REQUESTS_READ_MAX and not self._over:
+            self._answered.clear()
+            await self._answered.wait()
+        self._paused = False
         if self._outbox.pending_bytes > STALL_BYTES:
             await self._outbox.wait_room()
 
@@ -223,8 +237,11 @@ class Connection:
             if ack.HasField("txnid_least_bits") or ack.HasField("txnid_most_bits"):
                 raise NotAllowed("acknowledging in a transaction", "transactions are not supported")
             if ack.ack_type == pb.CommandAck.Cumulative:
-                for item in ack.message_id:
-                    handle.acknowledge_cumulative(_position(item), tuple(item.ack_set), done)
+                if len(ack.message_id) != 1:
+                    why = f"it must name one message id, not {len(ack.message_id)}"
+                    raise NotAllowed("cumulative acknowledgement", why)
+                [item] = ack.message_id
+                handle.acknowledge_cumulative(_position(item), tuple(item.ack_set), done)
                 return
             whole = [_position(item) for item in ack.message_id if not item.ack_set]
             partial = [
@@ -252,6 +269,7 @@ class Connection:
             text = str(error) or f"{kind} took longer than {REQUEST_TIMEOUT_S:.0f} s"
             answer = reply.error_for(command, code_of(error), text)
         self._session.on_request_ended()
+        self._answered.set()
         self._outbox.put_control(answer)
 
     async def _carry_out(self, command: Command) -> bytes:
@@ -434,6 +452,8 @@ class Connection:
         loop = asyncio.get_running_loop()
         while not self._over:
             await asyncio.sleep(max(0.0, self._session.timer_at() - loop.time()))
+            if self._paused:
+                self._session.on_paused(loop.time())
             for action in self._session.on_timer(loop.time()):
                 self._do(action)
 
@@ -459,9 +479,9 @@ class Connection:
         return False
 
     async def probe(self) -> bool:
-        """Whether the client answers a PING."""
-        if self._over:
-            return False
+        """Whether the client answers a PING; while it is not read, it is taken to be alive."""
+        if self._over or self._paused:
+            return not self._over
         self._heard.clear()
         self._outbox.put_control(reply.PING)
         try:

@@ -45,7 +45,8 @@ KEEPALIVE_S: Final = (
     30.0  # Pulsar's keepAliveIntervalSeconds; a silent peer is closed after two of them
 )
 REQUESTS_MAX: Final = (
-    1_000  # under way at once per connection; a client opens at most a few hundred
+    10_000  # under way at once per connection; the shell stops reading much earlier, so that only
+    # a huge frame can hold so many
 )
 CLOSED_PRODUCERS_MAX: Final = 1_000  # remembered, so that SENDs still on the way are recognised
 
@@ -169,6 +170,10 @@ class Session:
             return [Close(f"nothing heard for {2 * KEEPALIVE_S:.0f} s")]
         self.pinged = True
         return [Send(reply.PING)]
+
+    def on_paused(self, now: float) -> None:
+        """The client is not being read: its silence says nothing."""
+        self.heard_at, self.pinged = now, False
 
     def on_request_ended(self) -> None:
         """A `Start` was carried out and answered."""

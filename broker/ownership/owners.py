@@ -148,8 +148,9 @@ class Owners:
             if self._is_mine(stored):  # handed over to us, or taken with a lost reply
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
-            alive = owner is not None and owner.incarnation == record.incarnation
-            if alive and await self._listens(owner):
+            if owner is not None and owner.incarnation != record.incarnation:
+                owner = None  # another run of that broker: the one that owned is gone
+            if owner is not None and await self._listens(owner):
                 return Located(owner, serves=True)
         if not authoritative:
             chosen = await self._choose(bundle)

@@ -33,8 +33,8 @@ class TcpFrameStream:
     """One accepted connection. The contract is FrameStream's (runtime/frames.py)."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port = writer.get_extra_info("peername")[:2]
-        self.peer = f"{host}:{port}"
+        address = writer.get_extra_info("peername")  # None: it is gone already
+        self.peer = f"{address[0]}:{address[1]}" if address else "unknown"
         self._reader = reader
         self._writer = writer
         self._rest = bytearray()  # the beginning of a frame that has not come whole
@@ -69,9 +69,13 @@ class TcpFrameStream:
     async def close(self) -> None:
         if self._closed is None:
             self._end("closed here", clean=True)
-        with suppress(OSError, TimeoutError):
+        try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._writer.wait_closed()
+        except TimeoutError:
+            self._writer.transport.abort()  # the peer does not read: what is left is dropped
+        except OSError:
+            pass  # lost before it was closed
 
     def _whole_bytes(self) -> int:
         """How many of the gathered bytes are whole frames. Ends the stream at an oversized one."""
@@ -79,15 +83,18 @@ class TcpFrameStream:
         while gathered - at >= _TOTAL.size:
             size = _TOTAL.size + int(_TOTAL.unpack_from(self._rest, at)[0])
             if size > COMMAND_FRAME_BYTES_MAX:
-                raise self._end(str(FrameTooLarge(size, COMMAND_FRAME_BYTES_MAX)), clean=False)
+                reason = str(FrameTooLarge(size, COMMAND_FRAME_BYTES_MAX))
+                log.warning("closing a connection", peer=self.peer, reason=reason)
+                raise self._end(reason, clean=False)
             if at + size > gathered:
                 break
             at += size
         return at
 
     def _end(self, reason: str, *, clean: bool) -> StreamClosed:
-        self._closed = StreamClosed(reason, clean=clean)
-        self._writer.close()
+        if self._closed is None:  # the first end counts
+            self._closed = StreamClosed(reason, clean=clean)
+            self._writer.close()
         return self._closed
 
 
@@ -110,8 +117,9 @@ class PulsarServer:
         if self._server is None:
             return
         self._server.close()
-        for stream in list(self._streams):
-            await stream.close()
+        async with asyncio.TaskGroup() as group:
+            for stream in list(self._streams):
+                group.create_task(stream.close())
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._server.wait_closed()

@@ -1,0 +1,204 @@
+"""A client that says whatever a test wants, over either transport: bytes out, commands in."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from fakes.entries import entry_of, texts_of
+
+from magnetar.broker.transport.grpc import SERVICE
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fakes.broker import RunningBroker
+    from google.protobuf.message import Message
+
+    from magnetar.runtime.frames import FrameStream
+
+T = TypeVar("T")
+
+TRANSPORTS = ("pulsar", "grpc")
+WAIT_S = 10.0
+
+
+class Wire(Protocol):
+    """One connection's bytes."""
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def receive(self) -> bytes:
+        """What has come, at least one byte; b"" at the end."""
+
+    async def break_off(self) -> None:
+        """Vanish, without a word."""
+
+
+class _Tcp:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._reader.read(1 << 20)
+        except ConnectionError:
+            return b""
+
+    async def break_off(self) -> None:
+        self._writer.transport.abort()
+
+
+class _Grpc:
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address)
+        self._stream: FrameStream = open_frame_stream(
+            self._channel, f"/{SERVICE}/Session", peer="the broker"
+        )
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send([data])
+
+    async def receive(self) -> bytes:
+        try:
+            return bytes(await self._stream.receive())
+        except StreamClosed:
+            return b""
+
+    async def break_off(self) -> None:
+        await self._channel.close()
+
+
+class WireClient:
+    """Sends commands and hands out the answers in their order; PINGs are answered, unless it is
+    told to be `mute`."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.mute = False
+        self._numbers = itertools.count(1)
+        self._decoder = framing.FrameDecoder()
+        self._came: list[framing.Command] = []
+
+    async def send(self, body: Message) -> None:
+        await self.wire.send(framing.encode_command(body))
+
+    async def receive(self) -> framing.Command:
+        """The next command. Raises EOFError at the end of the connection."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                while self._came:
+                    command = self._came.pop(0)
+                    if command.type != pb.BaseCommand.PING:
+                        return command
+                    if not self.mute:
+                        await self.send(pb.CommandPong())
+                await self._read()
+
+    async def _read(self) -> None:
+        data = await self.wire.receive()
+        if not data:
+            raise EOFError("the broker closed the connection")
+        self._came += [framing.parse_command(frame) for frame in self._decoder.feed(data)]
+
+    async def ended(self) -> list[framing.Command]:
+        """Wait until the broker closes the connection; what came before."""
+        before = []
+        while True:
+            try:
+                before.append(await self.receive())
+            except EOFError:
+                return before
+
+    async def expect(self, kind: type[T]) -> T:
+        """The next command's body, which must be of this class."""
+        body: Any = (await self.receive()).body
+        assert isinstance(body, kind), body
+        return body
+
+    async def connect(self, version: int = 20) -> pb.CommandConnected:
+        await self.send(pb.CommandConnect(client_version="wire", protocol_version=version))
+        return await self.expect(pb.CommandConnected)
+
+    async def ask(self, body: Any) -> Any:
+        """Send a request, with a number of its own; the body of what comes back."""
+        body.request_id = next(self._numbers)
+        await self.send(body)
+        answer: Any = (await self.receive()).body
+        assert answer.request_id == body.request_id, answer
+        return answer
+
+    async def produce(self, topic: str, producer_id: int = 1, **fields: Any) -> Any:
+        return await self.ask(
+            pb.CommandProducer(topic=topic, producer_id=producer_id, request_id=0, **fields)
+        )
+
+    async def subscribe(
+        self, topic: str, name: str = "s", consumer_id: int = 1, **fields: Any
+    ) -> Any:
+        fields = {
+            "subType": pb.CommandSubscribe.Exclusive,
+            "initialPosition": pb.CommandSubscribe.Earliest,
+        } | fields
+        answer = await self.ask(
+            pb.CommandSubscribe(
+                topic=topic, subscription=name, consumer_id=consumer_id, request_id=0, **fields
+            )
+        )
+        if isinstance(answer, pb.CommandSuccess) and fields["subType"] == 0:
+            await self.expect(pb.CommandActiveConsumerChange)
+        return answer
+
+    async def publish(
+        self,
+        text: str = "text",
+        *,
+        sequence_id: int = 0,
+        producer_id: int = 1,
+        entry: bytes | None = None,
+    ) -> None:
+        body = pb.CommandSend(producer_id=producer_id, sequence_id=sequence_id)
+        data = bytes(entry_of(text).data) if entry is None else entry
+        await self.wire.send(b"".join(framing.encode_payload_command(body, [data])))
+
+    async def flow(self, permits: int, consumer_id: int = 1) -> None:
+        await self.send(pb.CommandFlow(consumer_id=consumer_id, messagePermits=permits))
+
+    async def message(self) -> tuple[pb.CommandMessage, list[str]]:
+        """The next command, which must be a MESSAGE, and its texts."""
+        command = await self.receive()
+        assert isinstance(command.body, pb.CommandMessage), command.body
+        assert command.entry is not None
+        return command.body, texts_of(command.entry)
+
+
+@asynccontextmanager
+async def wire_to(
+    broker: RunningBroker, transport: str, *, connected: bool = True
+) -> AsyncIterator[WireClient]:
+    """A connection; leaving breaks it off."""
+    url = urlsplit(broker.pulsar_url if transport == "pulsar" else broker.grpc_url)
+    wire: Wire
+    if transport == "pulsar":
+        wire = _Tcp(*await asyncio.open_connection(url.hostname, url.port))
+    else:
+        wire = _Grpc(url.netloc)
+    client = WireClient(wire)
+    try:
+        if connected:
+            await client.connect()
+        yield client
+    finally:
+        await wire.break_off()

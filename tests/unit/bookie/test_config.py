@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from magnetar.bookie.config import BookieConfig, is_loopback
+from magnetar.bookie.config import BookieConfig
 from magnetar.runtime.config import ConfigError, load_config
+from magnetar.runtime.listener import is_loopback
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from magnetar.client.parts import Parts, World
 from magnetar.client.pool import Pool
 from magnetar.client.producer import Producer
 from magnetar.client.publisher import Publisher
-from magnetar.client.reader import Reader, begin_at_last, reader_subscription
+from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
 from magnetar.client.signature import taking
 from magnetar.client.subscriber import Subscriber
@@ -100,7 +100,7 @@ class Client:
         subscription = reader_subscription(options, self._parts.random)
         subscriber = self.subscriber(options.topic, subscription, queue)
         await self.opened(subscriber)
-        await begin_at_last(subscriber)
+        await begin_at_latest(subscriber)
         return Reader(subscriber, queue)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:

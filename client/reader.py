@@ -75,10 +75,14 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
     )
 
 
-async def begin_at_last(subscriber: Subscriber) -> None:
-    """A reader that begins at `latest`, inclusively, begins with the last message there is."""
-    start = subscriber.subscription.start
-    if start == MessageId.latest and subscriber.subscription.inclusive:
+async def begin_at_latest(subscriber: Subscriber) -> None:
+    """For a reader that begins at `latest`: finds out where that is. Inclusively it is the last
+    message there is."""
+    if subscriber.subscription.start != MessageId.latest:
+        return
+    if subscriber.subscription.inclusive:
         last, _ = await subscriber.last_message_id()
         if last.entry_id() >= 0:
             await subscriber.seek(last)
+            return
+    await subscriber.pin_start()

@@ -31,6 +31,12 @@ class Start:
         """Whether it is an end of the topic and no message; then nothing is skipped."""
         return self.message_id in (MessageId.earliest, MessageId.latest)
 
+    def is_before(self, last: MessageId) -> bool:
+        """Whether `last`, a message of the topic, is wanted. Not for the end of the topic."""
+        if self.message_id.batch_index() < 0:
+            last = MessageId(-1, last.ledger_id(), last.entry_id())
+        return last > self.message_id or (self.inclusive and last == self.message_id)
+
     def skipped(self, key: Key, batch_size: int) -> int:
         """The bits of the messages of this entry (1: not a batch) that come too early.
 

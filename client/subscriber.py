@@ -200,6 +200,15 @@ class Subscriber:
             if self._seeking:
                 self._seeking = False
                 self._start = before
+        if start is None and not self.subscription.is_durable:
+            await self.pin_start()
+
+    async def pin_start(self) -> None:
+        """A reader's place that only its broker knows, because it is the end of the topic or a
+        time, is asked for: the next broker would take another one for it."""
+        _, done = await self.last_message_id()
+        if self._queue.last_taken is None:
+            self._start = Start(MessageId(-1, *_key_of(done)), inclusive=False)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
         """The last message of the topic, and the position up to which all is acknowledged."""
@@ -224,7 +233,7 @@ class Subscriber:
             return False  # the topic is empty
         if place is None or place.message_id == MessageId.latest:
             return _key_of(last) > _key_of(done)
-        return last > place.message_id or (place.inclusive and last == place.message_id)
+        return place.is_before(last)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription; then it is over."""

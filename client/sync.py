@@ -33,7 +33,7 @@ from magnetar.client.options import (
 )
 from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
 from magnetar.client.parts import World
-from magnetar.client.reader import begin_at_last, reader_subscription
+from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import taking
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Client:
         inbox = _Inbox(self._client, self._thread, options.topic, subscription)
         reader = Reader(inbox, self._thread)
         await self._client.opened(inbox.subscriber)
-        await begin_at_last(inbox.subscriber)
+        await begin_at_latest(inbox.subscriber)
         if options.reader_listener is not None:
             self._listener(inbox, reader, options.reader_listener)
         return reader

@@ -36,3 +36,16 @@ def test_the_ends_of_a_topic_skip_nothing() -> None:
     for end in (MessageId.earliest, MessageId.latest):
         assert Start(end, inclusive=False).is_sentinel
         assert Start(end, inclusive=False).skipped((1, 2), 3) == 0
+
+
+def test_whether_the_last_message_is_wanted() -> None:
+    for place, inclusive, last, wanted in [
+        (MessageId(-1, 1, 2, 0, 3), False, MessageId(-1, 1, 2, 2, 3), True),
+        (MessageId(-1, 1, 2, 2, 3), False, MessageId(-1, 1, 2, 2, 3), False),
+        (MessageId(-1, 1, 2, 2, 3), True, MessageId(-1, 1, 2, 2, 3), True),
+        (MessageId(-1, 1, 2), False, MessageId(-1, 1, 2, 2, 3), False),
+        (MessageId(-1, 1, 2), True, MessageId(-1, 1, 2, 2, 3), True),
+        (MessageId(-1, 1, 2), True, MessageId(-1, 1, 1, 2, 3), False),
+        (MessageId.earliest, False, MessageId(-1, 0, 0), True),
+    ]:
+        assert Start(place, inclusive).is_before(last) == wanted

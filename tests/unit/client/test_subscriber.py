@@ -567,6 +567,22 @@ def test_a_reader_goes_on_where_it_was_when_the_owner_dies(batch: int) -> None:
     run_virtual(main())
 
 
+def test_a_reader_at_the_end_misses_nothing_when_the_owner_dies() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 4, batch=2)
+            reader = await client.create_reader("t", MessageId.latest)
+            cluster.brokers[A].kill()
+            cluster.take_over(B)
+            producer = await client.create_producer("t")
+            await producer.send(b"4")  # before the reader is attached again
+            assert not reader.is_connected()
+            assert await reader.has_message_available()
+            assert data([await reader.read_next(5000)]) == [4]
+
+    run_virtual(main())
+
+
 def test_a_reader_seeks() -> None:
     async def main() -> None:
         async with client_among() as (client, _):

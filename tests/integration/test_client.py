@@ -1,0 +1,297 @@
+"""Our client against real servers: through crashes, hand-overs and restarts, from both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.broker import Cluster, running_broker
+from fakes.standalone_process import StandaloneProcess
+from support import free_port, run, wait_until
+
+import magnetar
+import magnetar.asyncio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.cluster
+
+EARLIEST = magnetar.InitialPosition.Earliest
+SHARED = magnetar.ConsumerType.Shared
+TIMEOUT_MS = 20_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StandaloneProcess]:
+    process = StandaloneProcess(tmp_path)
+    process.start()
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def client(server: StandaloneProcess) -> Iterator[magnetar.Client]:
+    client = magnetar.Client(server.service_url)
+    yield client
+    client.shutdown()
+
+
+def publish(client: magnetar.Client, numbers: range, *, batch: int) -> list[magnetar.MessageId]:
+    """Messages in entries of `batch`; their ids."""
+    ids: dict[int, Any] = {}
+    options: dict[str, Any] = {"batching_max_messages": batch, "max_pending_messages": 0}
+    with client.create_producer("t", batching_max_publish_delay_ms=10_000, **options) as producer:
+        for number in numbers:
+            producer.send_async(b"%d" % number, lambda _, it, at=number: ids.update({at: it}))
+        producer.flush()
+    return [ids[number] for number in numbers]
+
+
+def take(source: Any, count: int) -> list[magnetar.Message]:
+    receive = source.receive if hasattr(source, "receive") else source.read_next
+    return [receive(timeout_millis=TIMEOUT_MS) for _ in range(count)]
+
+
+def data(messages: list[magnetar.Message]) -> list[int]:
+    return [int(message.data()) for message in messages]
+
+
+def expect_none(consumer: magnetar.Consumer) -> None:
+    with pytest.raises(magnetar.Timeout):
+        consumer.receive(timeout_millis=300)
+
+
+def test_nobody_notices_that_the_server_was_killed(
+    server: StandaloneProcess, client: magnetar.Client
+) -> None:
+    """A producer and a consumer at work while the server is killed twice and started again: every
+    message that was acknowledged is there, in order; none that was acked comes again."""
+    total = 3000
+    consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+    producer = client.create_producer("t", block_if_queue_full=True, max_pending_messages=200)
+    results: list[magnetar.Result] = []
+
+    def send() -> None:
+        for number in range(total):
+            producer.send_async(b"%d" % number, lambda result, _: results.append(result))
+            time.sleep(0.0002)
+        producer.flush()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    seen: list[int] = []
+    for kill_at in (total // 3, 2 * total // 3, total):
+        while (seen[-1] if seen else -1) < kill_at - 1:
+            message = consumer.receive(timeout_millis=TIMEOUT_MS)
+            seen.append(int(message.data()))
+            consumer.acknowledge(message)
+        if kill_at < total:
+            server.kill()
+            server.start()
+    sender.join()
+    assert results == [magnetar.Result.Ok] * total
+    assert set(seen) == set(range(total))
+    consumer.close()
+    expect_none(client.subscribe("t", "s"))
+    reader = client.create_reader("t", magnetar.MessageId.earliest)
+    stored = []
+    while reader.has_message_available():
+        stored.append(int(reader.read_next(TIMEOUT_MS).data()))
+    firsts = list(dict.fromkeys(stored))  # one that was sent again may be there twice
+    assert firsts == list(range(total))
+
+
+def test_what_close_returned_for_survives_kill_9(server: StandaloneProcess) -> None:
+    """Also single messages of a batch."""
+    client = magnetar.Client(server.service_url)
+    publish(client, range(20), batch=10)
+    consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+    for message in take(consumer, 20)[:13]:
+        consumer.acknowledge(message)
+    client.close()
+    server.kill()
+    server.start()
+    with magnetar.Client(server.service_url) as again:
+        consumer = again.subscribe("t", "s")
+        assert data(take(consumer, 7)) == list(range(13, 20))
+        expect_none(consumer)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_seeking(client: magnetar.Client, batch: int) -> None:
+    ids = publish(client, range(8), batch=batch)
+    time.sleep(0.02)
+    later_ms = time.time_ns() // 1_000_000
+    ids += publish(client, range(8, 12), batch=batch)
+    consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+    for message in take(consumer, 12):
+        consumer.acknowledge(message)
+    consumer.seek(ids[5])
+    assert data(take(consumer, 6)) == list(range(6, 12))
+    consumer.seek(later_ms)
+    assert data(take(consumer, 4)) == list(range(8, 12))
+    consumer.seek(magnetar.MessageId.earliest)
+    assert data(take(consumer, 12)) == list(range(12))
+    consumer.seek(magnetar.MessageId.latest)
+    expect_none(consumer)
+    consumer.close()
+    inclusive = client.subscribe("t", "s", start_message_id_inclusive=True)
+    inclusive.seek(ids[5])
+    assert data(take(inclusive, 7)) == list(range(5, 12))
+    expect_none(inclusive)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_readers(server: StandaloneProcess, client: magnetar.Client, batch: int) -> None:
+    ids = publish(client, range(8), batch=batch)
+    for inclusive in (False, True):
+        reader = client.create_reader("t", ids[5], start_message_id_inclusive=inclusive)
+        assert data(take(reader, 2)) == ([5, 6] if inclusive else [6, 7])
+        reader.close()
+    last = client.create_reader("t", magnetar.MessageId.latest, start_message_id_inclusive=True)
+    assert last.has_message_available()
+    assert data(take(last, 1)) == [7]
+    assert not last.has_message_available()
+    latest = client.create_reader("t", magnetar.MessageId.latest)
+    assert not latest.has_message_available()
+    going = client.create_reader("t", magnetar.MessageId.earliest)
+    assert data(take(going, 3)) == [0, 1, 2]
+    server.kill()
+    server.start()
+    assert data(take(going, 5)) == [3, 4, 5, 6, 7]
+    assert not going.has_message_available()
+    time.sleep(0.02)
+    now_ms = time.time_ns() // 1_000_000
+    publish(client, range(8, 10), batch=2)
+    assert latest.has_message_available()
+    assert data(take(latest, 2)) == [8, 9]
+    going.seek(ids[1])
+    assert data(take(going, 2)) == [2, 3]
+    going.seek(now_ms)
+    assert going.has_message_available()
+    assert data(take(going, 2)) == [8, 9]
+    assert not going.has_message_available()
+
+
+def test_asking_again(client: magnetar.Client) -> None:
+    publish(client, range(6), batch=1)
+    options: dict[str, Any] = {"initial_position": EARLIEST, "negative_ack_redelivery_delay_ms": 50}
+    shared = client.subscribe("t", "shared", SHARED, **options)
+    messages = take(shared, 6)
+    for message in messages:
+        if message.data() != b"3":
+            shared.acknowledge(message)
+    shared.negative_acknowledge(messages[3])
+    again = shared.receive(TIMEOUT_MS)
+    assert (again.data(), again.redelivery_count()) == (b"3", 1)
+    ordered = client.subscribe("t", "ordered", **options)
+    messages = take(ordered, 4)
+    ordered.acknowledge(messages[0])
+    ordered.negative_acknowledge(messages[2])
+    time.sleep(0.3)
+    assert data(take(ordered, 5)) == [1, 2, 3, 4, 5]
+    ordered.redeliver_unacknowledged_messages()
+    assert data(take(ordered, 5)) == [1, 2, 3, 4, 5]
+    expect_none(ordered)
+
+
+def test_a_client_may_be_there_before_the_server(tmp_path: Path) -> None:
+    server = StandaloneProcess(tmp_path)
+    with magnetar.Client(server.service_url, operation_timeout_seconds=30) as client:
+        threading.Timer(0.5, server.launch).start()
+        try:
+            client.create_producer("t").send(b"x")
+        finally:
+            server.end()
+            client.shutdown()
+
+
+def test_nobody_there() -> None:
+    port = free_port()
+    with magnetar.Client(f"grpc://127.0.0.1:{port}", operation_timeout_seconds=1) as client:
+        began = time.monotonic()
+        with pytest.raises(magnetar.ConnectError, match=str(port)):
+            client.subscribe("t", "s")
+        assert time.monotonic() - began < 3
+
+
+def test_a_program_that_forgets_to_close_ends(server: StandaloneProcess) -> None:
+    script = f"""
+import magnetar
+client = magnetar.Client({server.service_url!r})
+consumer = client.subscribe("t", "s")
+client.create_producer("t").send(b"x")
+print(consumer.receive(5000).data())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'x'\n", "")
+
+
+def test_an_owner_that_stops_hands_over_within_a_second() -> None:
+    """Two brokers; the one that owns the topic is stopped while a producer and a consumer work."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        async with AsyncExitStack() as first, AsyncExitStack() as second:
+            one = await first.enter_async_context(running_broker(cluster, 0))
+            other = await second.enter_async_context(running_broker(cluster, 1))
+            urls = f"{one.grpc_url},{other.grpc_url.removeprefix('grpc://')}"
+            async with magnetar.asyncio.Client(urls) as client:
+                topics = [f"t{number}" for number in range(8)]
+                producers = [await client.create_producer(topic) for topic in topics]
+                consumers = [await client.subscribe(topic, "s") for topic in topics]
+                for producer, consumer in zip(producers, consumers, strict=True):
+                    await producer.send(b"before")
+                    await consumer.acknowledge(await consumer.receive(TIMEOUT_MS))
+                loop = asyncio.get_running_loop()
+                await first.aclose()
+                began = loop.time()
+                for producer, consumer in zip(producers, consumers, strict=True):
+                    await producer.send(b"after")
+                    message = await consumer.receive(TIMEOUT_MS)
+                    assert message.data() == b"after"
+                    await consumer.acknowledge(message)
+                assert loop.time() - began < 3
+
+    run(main(), deadline_s=60)
+
+
+def test_many_tasks_share_batches_and_connections(server: StandaloneProcess) -> None:
+    async def main() -> None:
+        async with magnetar.asyncio.Client(server.service_url) as client:
+            producer = await client.create_producer("t", max_pending_messages=0)
+            consumer = await client.subscribe("t", "s", SHARED, initial_position=EARLIEST)
+            got: list[bytes] = []
+
+            async def work(number: int) -> None:
+                for index in range(20):
+                    await producer.send(b"%d-%d" % (number, index))
+
+            async def listen() -> None:
+                while True:
+                    message = await consumer.receive(TIMEOUT_MS)
+                    got.append(message.data())
+                    await consumer.acknowledge(message)
+
+            async with asyncio.TaskGroup() as group:
+                listeners = [group.create_task(listen()) for _ in range(3)]
+                for number in range(100):
+                    group.create_task(work(number))
+                await wait_until(lambda: len(got) >= 2000, deadline_s=20)
+                for listener in listeners:
+                    listener.cancel()
+            assert len(set(got)) == 2000
+            last = await consumer.get_last_message_id()
+            assert last.entry_id() < 500  # far fewer entries than messages
+
+    run(main(), deadline_s=60)

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint protos clean
+.PHONY: setup test lint bench protos clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p magnetar
 	$(BIN)/lint-imports
+
+# Figures beside those of a bare data path in the same run; nothing is asserted.
+bench: setup
+	$(BIN)/python -m benchmarks.run
 
 # Generated modules are committed, so that `pip install` needs no compiler; lint compares them.
 protos: setup

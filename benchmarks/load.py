@@ -1,0 +1,107 @@
+"""Loads on a running Magnetar through its own client: publishing, tailing, reading a backlog."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+import magnetar
+import magnetar.asyncio
+from benchmarks.figures import Figure, Shape
+
+if TYPE_CHECKING:
+    from magnetar.client.message import MessageId
+
+
+def publish(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
+    """`shape.window` messages in flight through `send_async`, until all are acknowledged."""
+    body = os.urandom(shape.bytes)
+    latencies: list[float] = []
+    with magnetar.Client(url) as client:
+        producer = client.create_producer(
+            topic,
+            batching_enabled=batched,
+            max_pending_messages=shape.window,
+            block_if_queue_full=True,
+        )
+        producer.send(body)  # the topic is open, its ledger is there
+        began_s = time.perf_counter()
+        for _ in range(shape.count):
+            producer.send_async(body, _refuse_failure)
+        producer.flush()
+        return Figure.of(shape, time.perf_counter() - began_s, latencies)
+
+
+def publish_one_at_a_time(url: str, topic: str, shape: Shape) -> Figure:
+    """Each message waits for the receipt of the one before; asyncio, so that no thread is woken."""
+
+    async def main() -> Figure:
+        body = os.urandom(shape.bytes)
+        latencies = []
+        async with magnetar.asyncio.Client(url) as client:
+            producer = await client.create_producer(topic, batching_enabled=False)
+            await producer.send(body)
+            began_s = time.perf_counter()
+            for _ in range(shape.count):
+                sent_s = time.perf_counter()
+                await producer.send(body)
+                latencies.append(time.perf_counter() - sent_s)
+            return Figure.of(shape, time.perf_counter() - began_s, latencies)
+
+    return asyncio.run(main())
+
+
+def read_backlog(url: str, topic: str, shape: Shape) -> Figure:
+    """Everything that `publish` left in the topic, through a reader from the earliest message."""
+
+    async def main() -> Figure:
+        async with magnetar.asyncio.Client(url) as client:
+            reader = await client.create_reader(topic, magnetar.MessageId.earliest)
+            await reader.read_next()
+            began_s = time.perf_counter()
+            for _ in range(shape.count - 1):
+                await reader.read_next()
+            return Figure.of(shape, time.perf_counter() - began_s, [])
+
+    return asyncio.run(main())
+
+
+def tail(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
+    """Consumed and acknowledged by a Shared subscription while it is being published."""
+
+    async def main() -> Figure:
+        body = os.urandom(shape.bytes)
+        async with magnetar.asyncio.Client(url) as client:
+            consumer = await client.subscribe(
+                topic, "tail", consumer_type=magnetar.ConsumerType.Shared
+            )
+            producer = await client.create_producer(
+                topic, batching_enabled=batched, max_pending_messages=shape.window
+            )
+            began_s = time.perf_counter()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_publish_all(producer, body, shape))
+                for _ in range(shape.count):
+                    await consumer.acknowledge(await consumer.receive())
+            return Figure.of(shape, time.perf_counter() - began_s, [])
+
+    return asyncio.run(main())
+
+
+async def _publish_all(producer: magnetar.asyncio.Producer, body: bytes, shape: Shape) -> None:
+    room = asyncio.Semaphore(shape.window)
+
+    def done(result: magnetar.Result, message_id: MessageId | None) -> None:
+        _refuse_failure(result, message_id)
+        room.release()
+
+    for _ in range(shape.count):
+        await room.acquire()
+        producer.send_async(body, done)
+    await producer.flush()
+
+
+def _refuse_failure(result: magnetar.Result, message_id: MessageId | None) -> None:
+    assert message_id is not None, f"a message was not published: {result}"

@@ -37,15 +37,14 @@ _CODES: Final = {code.value: code for code in BookieCode}
 class AddSink(Protocol):
     """A ledger on the stream. Called on the loop; must not raise."""
 
-    def on_acks(self, member: Member, entries: list[int]) -> None:
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
         """These entries are stored durably, in any order, perhaps told before."""
 
-    def on_add_failed(self, member: Member, entry: int, code: BookieCode) -> None:
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         """The bookie refused the entry."""
 
-    def on_stream(self, member: Member, put: Put | None) -> None:
-        """Adds go through `put` from now on. None: the stream is lost, and what was in flight with
-        it is unknown."""
+    def on_stream(self, stream: AddStream) -> None:
+        """`stream.put` has changed. None: the stream is lost, and what was in flight is unknown."""
 
 
 class AddStream:
@@ -67,27 +66,22 @@ class AddStream:
         self._backoff = backoff
         self._open_timeout_s = open_timeout_s
         self._sinks: dict[int, AddSink] = {}  # by ledger
-        self._outbox: Outbox | None = None  # None: there is no stream
+        self.put: Put | None = None  # adds go in here; None: there is no stream
+        self._outbox: Outbox | None = None
         self._wanted = asyncio.Event()  # somebody is attached, or waits in connect()
         self._now = asyncio.Event()  # do not sit out the pause
         self._waiting: list[asyncio.Future[bool]] = []
-
-    @property
-    def put(self) -> Put | None:
-        """None: there is no stream."""
-        return None if self._outbox is None else self._outbox.put
 
     @property
     def calm(self) -> bool:
         """There is a stream, and the bookie keeps up with it."""
         return self._outbox is not None and self._outbox.pending_bytes < PENDING_BYTES_CALM
 
-    def attach(self, ledger: int, sink: AddSink) -> Put | None:
-        """Acks of this ledger go to `sink` until `detach`. Returns `put`."""
+    def attach(self, ledger: int, sink: AddSink) -> None:
+        """Acks of this ledger go to `sink` until `detach`."""
         assert ledger not in self._sinks, f"two writers of ledger {ledger} in one process"
         self._sinks[ledger] = sink
         self._wanted.set()
-        return self.put
 
     def detach(self, ledger: int) -> None:
         self._sinks.pop(ledger, None)
@@ -146,11 +140,11 @@ class AddStream:
                 self._began(outbox)
                 why = await self._receive(stream)
             finally:
-                self._outbox = None
                 sending.cancel()
+            self._outbox = self.put = None
             log.warning("bookie's stream lost", bookie=self.member.bookie, why=why)
             for sink in list(self._sinks.values()):
-                sink.on_stream(self.member, None)
+                sink.on_stream(self)
             await stream.close()
 
     async def _receive(self, stream: FrameStream) -> str:
@@ -177,19 +171,19 @@ class AddStream:
         for ledger, entries in stored.items():
             sink = self._sinks.get(ledger)
             if sink is not None:
-                sink.on_acks(self.member, entries)
+                sink.on_acks(self, entries)
         for ledger, entry, code in refused:
             if code not in _CODES:
                 raise FrameDamaged(f"unknown code {code}")
             sink = self._sinks.get(ledger)
             if sink is not None:
-                sink.on_add_failed(self.member, entry, _CODES[code])
+                sink.on_add_failed(self, entry, _CODES[code])
 
     def _began(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+        self._outbox, self.put = outbox, outbox.put
         self._answer_waiting(True)
         for sink in list(self._sinks.values()):
-            sink.on_stream(self.member, outbox.put)
+            sink.on_stream(self)
 
     def _answer_waiting(self, connected: bool) -> None:
         waiting, self._waiting = self._waiting, []

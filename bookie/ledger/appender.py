@@ -36,7 +36,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magnetar.bookie.ledger.add_stream import Put
+    from magnetar.bookie.ledger.add_stream import AddStream
     from magnetar.bookie.ledger.reader import LedgerEntry
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.ledger.writer import Action
@@ -90,8 +90,8 @@ class LedgerAppender:
         self._quiet: list[asyncio.Future[None]] = []  # of those who wait in close()
         self._failed_at: dict[Member, float] = {}
         self._spares_sought_at = float("-inf")
-        self._seats: dict[Member, int] = {}
-        self._puts: list[Put | None] = []
+        self._seats: dict[AddStream, int] = {}
+        self._streams: list[AddStream] = []  # by seat
         self._recorded = self._writer.ensemble  # durable: who holds what is not confirmed yet
         self._take_seats()
         self._fail_seats_without_stream()
@@ -121,9 +121,9 @@ class LedgerAppender:
             master_key=self.metadata.master_key,
         )
         assert len(body) == size + 32, "`size` is not the size of `parts`"
-        puts = self._puts
+        streams = self._streams
         for seat in writer.append(size, add, self._loop.time()):
-            put = puts[seat]
+            put = streams[seat].put
             assert put is not None, "a seat without a stream has failed"
             put(head, body)
         if not self._busy:
@@ -220,13 +220,13 @@ class LedgerAppender:
 
     # -- what bookies say (AddSink) --------------------------------------------------------------
 
-    def on_acks(self, member: Member, entries: list[int]) -> None:
-        seat = self._seats.get(member)
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        seat = self._seats.get(stream)
         if seat is not None:  # None: replaced meanwhile
             self._carry_out(self._writer.on_acks(seat, entries))
 
-    def on_add_failed(self, member: Member, entry: int, code: BookieCode) -> None:
-        seat = self._seats.get(member)
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
+        seat, member = self._seats.get(stream), stream.member
         if seat is None:
             return
         log.warning(
@@ -236,14 +236,15 @@ class LedgerAppender:
             self._services.ensembles.quarantine(member)
         self._carry_out(self._writer.on_add_failed(seat, code))
 
-    def on_stream(self, member: Member, put: Put | None) -> None:
-        seat = self._seats.get(member)
+    def on_stream(self, stream: AddStream) -> None:
+        seat = self._seats.get(stream)
         if seat is None:
             return
-        self._puts[seat] = put
-        if put is None:
+        if stream.put is None:
+            self._services.ensembles.quarantine(stream.member)
             self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
         else:
+            self._services.ensembles.release(stream.member)
             self._carry_out(self._writer.on_rejoin(seat, self._loop.time()))
 
     # -- time, and the list of bookies -----------------------------------------------------------
@@ -275,7 +276,7 @@ class LedgerAppender:
         for seat in seat_numbers(hopeless):
             member = writer.ensemble[seat]
             since = self._failed_at.get(member, now)
-            calm = services.pool.adds(member).calm and services.directory.is_writable(member)
+            calm = self._streams[seat].calm and services.directory.is_writable(member)
             if calm and now - since >= REJOIN_S:
                 log.info("bookie tried again", ledger=self.ledger, bookie=member.bookie)
                 self._carry_out(writer.on_rejoin(seat, now))
@@ -296,7 +297,7 @@ class LedgerAppender:
                     assert self._writer.ensemble is self._recorded
                     moved = True
                 case SendAdd(entry, seat):
-                    put, parts = self._puts[seat], self._writer.parts(entry)
+                    put, parts = self._streams[seat].put, self._writer.parts(entry)
                     if put is not None and parts is not None:
                         put(*parts)
                 case FindSpares(numbers):
@@ -360,20 +361,19 @@ class LedgerAppender:
 
     def _take_seats(self) -> None:
         """Attach to the streams of the present members, and to no others."""
-        before, pool = self._seats, self._services.pool
-        self._seats = {member: seat for seat, member in enumerate(self._writer.ensemble)}
-        for member in before.keys() - self._seats.keys():
-            pool.adds(member).detach(self.ledger)
-        self._puts = [
-            pool.adds(member).put
-            if member in before
-            else pool.adds(member).attach(self.ledger, self)
-            for member in self._writer.ensemble
-        ]
+        before = self._streams
+        self._streams = [self._services.pool.adds(member) for member in self._writer.ensemble]
+        self._seats = {stream: seat for seat, stream in enumerate(self._streams)}
+        for stream in before:
+            if stream not in self._seats:
+                stream.detach(self.ledger)
+        for stream in self._streams:
+            if stream not in before:
+                stream.attach(self.ledger, self)
 
     def _fail_seats_without_stream(self) -> None:
-        for seat, put in enumerate(self._puts):
-            if put is None:
+        for seat, stream in enumerate(self._streams):
+            if stream.put is None:
                 self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
 
     def _note_failed(self) -> None:
@@ -400,15 +400,16 @@ class LedgerAppender:
         """Report what is kept; let a bookie fail for which too much is; wake who waits for room."""
         writer, budget = self._writer, self._services.budget
         lag = writer.lag_bytes
-        laggards = [writer.ensemble[seat] for seat in seat_numbers(writer.laggards)] if lag else []
+        laggards = [self._streams[seat] for seat in seat_numbers(writer.laggards)] if lag else []
         budget.account(
             self._account, retained=writer.in_flight_bytes + lag, lag=lag, laggards=laggards
         )
-        slow = [member for member in laggards if budget.lags(member)]
+        slow = [stream for stream in laggards if budget.lags(stream)]
         if slow:
-            actions = writer.on_lagging(seats(self._seats[member] for member in slow))
+            actions = writer.on_lagging(seats(self._seats[stream] for stream in slow))
             if actions:
-                log.warning("bookies lag", ledger=self.ledger, bookies=[m.bookie for m in slow])
+                names = [stream.member.bookie for stream in slow]
+                log.warning("bookies lag", ledger=self.ledger, bookies=names)
                 self._carry_out(actions)
         if self._room:
             self._maybe_wake()
@@ -448,8 +449,8 @@ class LedgerAppender:
 
     def _leave(self) -> None:
         """No stream tells us anything any more, and nothing is kept."""
-        for member in self._seats:
-            self._services.pool.adds(member).detach(self.ledger)
+        for stream in self._seats:
+            stream.detach(self.ledger)
         self._seats = {}
         self._settle_account()
 

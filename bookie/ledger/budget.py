@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magnetar.metadata.model import Member
+    from magnetar.bookie.ledger.add_stream import AddStream
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Account:
 
     retained: int = 0
     lag: int = 0
-    laggards: Sequence[Member] = ()
+    laggards: Sequence[AddStream] = ()
 
 
 class ByteBudget:
@@ -30,27 +30,27 @@ class ByteBudget:
         self.retained = 0
         self._retained_bytes_max = retained_bytes_max
         self._lag_bytes_max = lag_bytes_max
-        self._lag: dict[Member, int] = {}
+        self._lag: dict[AddStream, int] = {}
         self._waiting: dict[object, Callable[[], None]] = {}
 
     @property
     def exhausted(self) -> bool:
         return self.retained >= self._retained_bytes_max
 
-    def lags(self, member: Member) -> bool:
+    def lags(self, stream: AddStream) -> bool:
         """Whether too much is kept for this bookie alone."""
-        return self._lag.get(member, 0) > self._lag_bytes_max
+        return self._lag.get(stream, 0) > self._lag_bytes_max
 
     def account(
-        self, account: Account, *, retained: int, lag: int, laggards: Sequence[Member]
+        self, account: Account, *, retained: int, lag: int, laggards: Sequence[AddStream]
     ) -> None:
         """One ledger keeps `retained` bytes now, `lag` of them only for `laggards`."""
         if account.lag:
-            for member in account.laggards:
-                self._lag[member] -= account.lag
+            for stream in account.laggards:
+                self._lag[stream] -= account.lag
         if lag:
-            for member in laggards:
-                self._lag[member] = self._lag.get(member, 0) + lag
+            for stream in laggards:
+                self._lag[stream] = self._lag.get(stream, 0) + lag
         was_exhausted = self.exhausted
         self.retained += retained - account.retained
         account.retained, account.lag, account.laggards = retained, lag, laggards

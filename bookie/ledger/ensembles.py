@@ -42,23 +42,22 @@ class Ensembles:
         self._quarantine: dict[Member, float] = {}  # until when, in loop time
 
     def quarantine(self, member: Member) -> None:
-        """It failed an add: for a while it is chosen only if there is nobody else."""
+        """It failed an add or cannot be reached: for a while it is chosen only if there is nobody
+        else."""
         self._quarantine[member] = self._now() + self._config.quarantine_s
 
+    def release(self, member: Member) -> None:
+        """It can be reached again."""
+        self._quarantine.pop(member, None)
+
     def has_spare(self, ensemble: Sequence[Member]) -> bool:
-        """Whether a bookie is listed that could take over from a failed member."""
-        seated = set(ensemble)
-        return any(each.member not in seated for each in self._directory.writable)
+        """Whether a bookie that is listed and not in quarantine could take over from a failed
+        member."""
+        return any(member not in ensemble for member in self._healthy())
 
     def full_ensemble_possible(self) -> bool:
         """Whether as many bookies as a whole ensemble needs are listed and not in quarantine."""
-        now = self._now()
-        healthy = [
-            each
-            for each in self._directory.writable
-            if self._quarantine.get(each.member, 0.0) <= now
-        ]
-        return len(healthy) >= self._config.ensemble_size
+        return len(self._healthy()) >= self._config.ensemble_size
 
     async def found(self) -> tuple[Quorum, tuple[Member, ...]]:
         """The ensemble of a new ledger, with fewer seats when fewer bookies answer. Raises
@@ -95,6 +94,11 @@ class Ensembles:
                 return spares
             dead |= refused
 
+    def _healthy(self) -> list[Member]:
+        now = self._now()
+        listed = [each.member for each in self._directory.writable]
+        return [member for member in listed if self._quarantine.get(member, now) <= now]
+
     def _candidates(self, needed: int, excluded: set[Member]) -> list[Candidate]:
         """Those listed; the ones in quarantine only as far as the others are too few."""
         now = self._now()
@@ -118,6 +122,8 @@ class Ensembles:
                 if stream.put is None
             }
         refused = {member for member, attempt in attempts.items() if not attempt.result()}
+        for member in refused:
+            self.quarantine(member)
         if refused:
             log.warning("bookies not reached", bookies=[member.bookie for member in refused])
         return refused

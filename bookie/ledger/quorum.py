@@ -19,6 +19,7 @@ of every entry.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def seats(numbers: Iterable[int]) -> Seats:
     return mask
 
 
+@cache  # sets of seats are few: each ledger has one ensemble size and few failures
 def seat_numbers(mask: Seats) -> tuple[int, ...]:
     """The seats of a set, ascending."""
     return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)

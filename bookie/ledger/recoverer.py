@@ -25,7 +25,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
-    from magnetar.bookie.ledger.add_stream import Put
+    from magnetar.bookie.ledger.add_stream import AddStream
     from magnetar.bookie.ledger.recovery import Action
     from magnetar.bookie.ledger.services import Services
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
@@ -79,8 +79,8 @@ class _Recoverer:
         self._end: asyncio.Future[Close | Abort] = self._loop.create_future()
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] | None = []  # None: no more are started
-        self._puts: dict[Member, Put | None] = {}  # of those attached to
-        self._held: dict[Member, list[int]] = {}  # entries that wait for a stream
+        self._streams: dict[Member, AddStream] = {}  # attached to
+        self._held: dict[AddStream, list[int]] = {}  # entries that wait for the stream to be there
 
     async def run(self) -> Close | Abort:
         try:
@@ -95,30 +95,29 @@ class _Recoverer:
                     for task in tasks or ():
                         task.cancel()
         finally:
-            for member in self._puts:
-                self._services.pool.write_backs(member).detach(self._metadata.ledger)
+            for stream in self._streams.values():
+                stream.detach(self._metadata.ledger)
 
     # -- what bookies say (AddSink) --------------------------------------------------------------
 
-    def on_acks(self, member: Member, entries: list[int]) -> None:
-        if member in self.machine.ensemble:
-            seat = self.machine.ensemble.index(member)
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        if stream.member in self.machine.ensemble:
+            seat = self.machine.ensemble.index(stream.member)
             self._carry_out(self.machine.on_acks(seat, entries, self._now()))
 
-    def on_add_failed(self, member: Member, entry: int, code: BookieCode) -> None:
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         log.warning(
             "write-back refused",
             ledger=self._metadata.ledger,
             entry=entry,
-            bookie=member.bookie,
+            bookie=stream.member.bookie,
             code=code.name,
         )
-        self._fail(member, code)
+        self._fail(stream.member, code)
 
-    def on_stream(self, member: Member, put: Put | None) -> None:
-        self._puts[member] = put
-        if put is None:
-            self._fail(member, BookieCode.CONNECTION_LOST)
+    def on_stream(self, stream: AddStream) -> None:
+        if stream.put is None:
+            self._fail(stream.member, BookieCode.CONNECTION_LOST)
 
     def _fail(self, member: Member, code: BookieCode) -> None:
         if member in self.machine.ensemble:
@@ -224,28 +223,28 @@ class _Recoverer:
 
     def _attach(self, members: Iterable[Member]) -> None:
         for member in members:
-            if member not in self._puts:
+            if member not in self._streams:
                 stream = self._services.pool.write_backs(member)
-                self._puts[member] = stream.attach(self._metadata.ledger, self)
+                stream.attach(self._metadata.ledger, self)
+                self._streams[member] = stream
 
     def _send(self, entry: int, member: Member) -> None:
-        put, parts = self._puts[member], self.machine.parts(entry)
-        if put is not None:
+        stream, parts = self._streams[member], self.machine.parts(entry)
+        if stream.put is not None:
             if parts is not None:
-                put(*parts)
-        elif member in self._held:
-            self._held[member].append(entry)
+                stream.put(*parts)
+        elif stream in self._held:
+            self._held[stream].append(entry)
         else:
-            self._held[member] = [entry]
-            self._start(self._send_held(member))
+            self._held[stream] = [entry]
+            self._start(self._send_held(stream))
 
-    async def _send_held(self, member: Member) -> None:
+    async def _send_held(self, stream: AddStream) -> None:
         """The stream is not there yet: it was asked for when the recovery began."""
-        stream = self._services.pool.write_backs(member)
-        connected = await stream.connect(self._services.config.connect_timeout_s)
-        entries, put = self._held.pop(member), self._puts[member]
-        if not connected or put is None:
-            self._fail(member, BookieCode.CONNECTION_LOST)
+        await stream.connect(self._services.config.connect_timeout_s)
+        entries, put = self._held.pop(stream), stream.put
+        if put is None:
+            self._fail(stream.member, BookieCode.CONNECTION_LOST)
             return
         for entry in entries:
             parts = self.machine.parts(entry)

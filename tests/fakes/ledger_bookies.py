@@ -139,7 +139,17 @@ class FakeBookie:
         )
 
     async def info(self) -> BookieInfo:
-        raise NotImplementedError
+        self._check_up()
+        return BookieInfo(
+            bookie=self.member.bookie,
+            incarnation=self.member.incarnation,
+            boot_epoch=1,
+            cluster="test",
+            state="serving",
+            read_only=False,
+            disk_total_bytes=0,
+            disk_free_bytes=0,
+        )
 
     async def close(self) -> None:
         """Nothing is held here."""

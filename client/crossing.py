@@ -64,6 +64,8 @@ class LoopThread:
         try:
             return result.result()
         except concurrent.futures.CancelledError:
+            if self._ended:
+                coroutine.close()  # it may not have begun
             raise AlreadyClosed("the client was closed meanwhile") from None
         except BaseException:
             result.cancel()
@@ -97,12 +99,20 @@ class LoopThread:
         if not self._thread.is_alive():
             raise AlreadyClosed("the client was closed")
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Have `function` called on the loop, unless that is over."""
+        if os.getpid() != self._process:
+            return  # its loop's wake-up pipe is shared with the parent's
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            return
+
     def stop(self) -> None:
         """End the loop and the thread. Waits, unless called on that thread."""
-        if self._thread.is_alive() and os.getpid() == self._process:
-            self.loop.call_soon_threadsafe(self._stopping.set)
-            if not self.is_current:
-                self._thread.join()
+        self.call_soon(self._stopping.set)
+        if not self.is_current:
+            self._thread.join()
 
     def _run(self, started: threading.Event) -> None:
         async def main() -> None:

@@ -76,11 +76,11 @@ class ListenerThread:
     def schedule(self, listener: Listener) -> None:
         self._due.put(listener)
 
-    def stop(self) -> None:
-        """End after what is being delivered. Waits, unless called by a listener."""
+    def stop(self, timeout_s: float) -> None:
+        """End after what is being delivered. Waits for that, unless called by a listener."""
         self._due.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (listener := self._due.get()) is not None:

@@ -101,18 +101,20 @@ class Client:
             return
         self._thread.check_may_wait()
         self._closed = True
+        timeout_s = self._client.parts.timeout_s
         try:
+            self._stop_listeners(timeout_s)  # first: what a listener acknowledges is to be durable
             self._thread.call(self._client.close())
         finally:
-            self._stop()
+            self._stop(timeout_s)
 
     def shutdown(self) -> None:
         """End everything at once. What has no receipt is told Interrupted, and acknowledgements
         that were not answered may be lost."""
         if not self._closed:
             self._closed = True
-            self._thread.loop.call_soon_threadsafe(self._client.shutdown)
-            self._stop()
+            self._thread.call_soon(self._client.shutdown)
+            self._stop(0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +127,7 @@ class Client:
         self._closed = False
         self._listener_threads: list[ListenerThread] = []
         self._listener_threads_max = options.message_listener_threads
-        self._listeners = 0
+        self._listeners: list[Listener] = []
         try:
             self._client = self._thread.call(_made(options, world))
         except BaseException:
@@ -166,20 +168,27 @@ class Client:
         if len(self._listener_threads) < self._listener_threads_max:
             name = f"magnetar-listener-{len(self._listener_threads)}"
             self._listener_threads.append(ListenerThread(name))
-        thread = self._listener_threads[self._listeners % len(self._listener_threads)]
-        self._listeners += 1
+        thread = self._listener_threads[len(self._listeners) % len(self._listener_threads)]
 
         def deliver(message: Message) -> None:
             inbox.was_taken(message)
             listener(owner, message)
 
-        return Listener(inbox.mailbox, deliver, thread)
+        made = Listener(inbox.mailbox, deliver, thread)
+        self._listeners.append(made)
+        return made
 
-    def _stop(self) -> None:
+    def _stop_listeners(self, timeout_s: float) -> None:
+        """Let them finish the message that they are at."""
+        for listener in self._listeners:
+            listener.pause()
+        for thread in self._listener_threads:
+            thread.stop(timeout_s)
+
+    def _stop(self, listeners_timeout_s: float) -> None:
         _OPEN.discard(self)
         self._thread.stop()
-        for thread in self._listener_threads:
-            thread.stop()
+        self._stop_listeners(listeners_timeout_s)
 
 
 class Producer:
@@ -425,6 +434,7 @@ class Consumer:
     def close(self) -> None:
         """End, once the acknowledgements given before are durable. Raises Timeout if they may not
         be."""
+        self.pause_message_listener()
         self._thread.call(self._subscriber.close())
 
     def topic(self) -> str:

@@ -279,6 +279,30 @@ def test_a_listener_pauses() -> None:
         wait_for(lambda: got == [b"0", b"1", b"2"])
 
 
+def test_close_lets_a_listener_finish_its_message() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        began, go_on = threading.Event(), threading.Event()
+        failures: list[BaseException] = []
+
+        def listen(consumer: magnetar.Consumer, message: magnetar.Message) -> None:
+            began.set()
+            go_on.wait(5)
+            try:
+                consumer.acknowledge(message)
+            except magnetar.PulsarException as error:
+                failures.append(error)
+
+        client.subscribe("t", "s", message_listener=listen)
+        producer.send(b"0")
+        producer.send(b"1")
+        assert began.wait(5)
+        threading.Timer(0.02, go_on.set).start()
+        client.close()
+        assert failures == []
+        assert sorted(cluster.topic(TOPIC).subscriptions["s"].unacked) == [(1, 1)]
+
+
 def test_a_reader_listener() -> None:
     with client_among() as (client, _):
         producer = client.create_producer("t")
@@ -326,9 +350,11 @@ def test_a_forked_process_is_told_so() -> None:
             try:
                 client.create_producer("t")
             except magnetar.OperationNotSupported:
+                client.shutdown()  # touches nothing of the parent's
                 os._exit(7)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        client.create_producer("t").send(b"still there")
 
 
 def test_a_bad_url_leaves_no_thread_behind() -> None:

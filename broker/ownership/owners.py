@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.ownership.bundle import Bundle, bundle_of, by_preference
 from magnetar.metadata import codec, paths
-from magnetar.metadata.errors import BadVersion, OutcomeUnknown
+from magnetar.metadata.errors import BadVersion, MetadataError, OutcomeUnknown
 from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
 from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.runtime.log import get_logger
@@ -104,6 +104,7 @@ class Owners:
 
     async def run(self) -> None:
         """Give up what another broker has taken. Supervised, until cancelled."""
+        self._suspected.set()  # some may be left from a round that failed
         while True:
             await self._suspected.wait()
             self._suspected.clear()
@@ -124,15 +125,15 @@ class Owners:
         return self._releasing.get(bundle)
 
     async def release(self, bundle: Bundle, unload: Callable[[Bundle], Awaitable[None]]) -> None:
-        """Hand a bundle over: choose its next owner, unload, write the owner into the record."""
+        """Hand a bundle over: choose its next owner, unload, write the owner into the record.
+
+        Without the metadata store it is only unloaded; others take it when this broker is gone.
+        """
         if not self.holds(bundle):
             return
         self._releasing[bundle] = None
         try:
-            await self._brokers.refresh()
-            others = [broker for broker in self._brokers.live if broker != self._me.broker]
-            order = by_preference(bundle, others)
-            heir = self._brokers.live[order[0]] if order else None
+            heir = await self._choose_heir(bundle)
             self._releasing[bundle] = heir
             await unload(bundle)
             await self._give(bundle, heir)
@@ -146,6 +147,8 @@ class Owners:
         record = codec.decode_ownership(stored.value) if stored is not None else None
         if record is not None:
             if self._is_mine(stored):  # handed over to us, or taken with a lost reply
+                if self._stopping:
+                    raise BundleUnavailable(str(bundle), "this broker is stopping")
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
@@ -169,6 +172,19 @@ class Owners:
                 return live[broker]
         raise BundleUnavailable(str(bundle), "no broker can take it")
 
+    async def _choose_heir(self, bundle: Bundle) -> BrokerRegistration | None:
+        """Who is to have it next; None: there is nobody, or nobody knows."""
+        try:
+            await self._brokers.refresh()
+        except MetadataError as error:
+            log.warning("no next owner was found", bundle=str(bundle), error=str(error))
+            return None
+        others = {id_: it for id_, it in self._brokers.live.items() if id_ != self._me.broker}
+        for broker in by_preference(bundle, others):
+            if await self._listens(others[broker]):
+                return others[broker]
+        return None
+
     async def _take(
         self, bundle: Bundle, stored: Versioned | None, record: Ownership | None
     ) -> Located | None:
@@ -191,10 +207,10 @@ class Owners:
         return self._hold(bundle)
 
     async def _give(self, bundle: Bundle, heir: BrokerRegistration | None) -> None:
-        stored = await self._store.get(_path(bundle))
-        if stored is None or not self._is_mine(stored):
-            return
         try:
+            stored = await self._store.get(_path(bundle))
+            if stored is None or not self._is_mine(stored):
+                return
             if heir is None:
                 await self._store.delete(_path(bundle), expected=stored.version)
                 return
@@ -203,7 +219,7 @@ class Owners:
             await self._store.put(
                 _path(bundle), codec.encode_ownership(record), expected=stored.version
             )
-        except (BadVersion, OutcomeUnknown) as error:
+        except MetadataError as error:
             # Somebody took it already, or will find us gone and take it.
             log.info("a bundle was not handed over", bundle=str(bundle), error=str(error))
 
@@ -216,6 +232,7 @@ class Owners:
     def _hold(self, bundle: Bundle) -> Located:
         if bundle not in self._held:
             self._held[bundle] = self._store.watch(_path(bundle), lambda: self._suspect(bundle))
+            self._suspect(bundle)  # it may have changed between our look and the watch
         return Located(self._me, serves=True)
 
     def _suspect(self, bundle: Bundle) -> None:

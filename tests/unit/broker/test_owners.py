@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
 from magnetar.metadata.store import ABSENT
 from magnetar.protos.names import TopicName
+from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -31,6 +33,7 @@ class Peer:
     """One broker's ownership part, with a port that really listens."""
 
     def __init__(self, tree: MemoryTree, number: int, port: int) -> None:
+        self.tree = tree
         self.store = MemoryStore(tree)
         self.me = BrokerRegistration(
             BrokerId(f"b{number}"), f"{INCARNATION}{number}", f"grpc://127.0.0.1:{port}", "", ""
@@ -65,7 +68,9 @@ async def brokers(count: int) -> AsyncIterator[list[Peer]]:
         for peer, server in zip(peers, servers, strict=True):
             peer.close_port = server.close
             await peer.register()
-            tasks += [group.create_task(peer.owners.run())]
+            backoff = Backoff(0.01, 0.1, random.Random(0))
+            owning = supervise("owners", peer.owners.run, backoff=backoff)
+            tasks += [group.create_task(owning)]
         yield peers
         for task in tasks:
             task.cancel()
@@ -257,6 +262,124 @@ def test_releasing_unloads_and_names_the_next_owner() -> None:
             located = await peers[1].owners.locate(name, authoritative=False)
             assert located.serves
             assert located.broker == peers[1].me
+
+    run(main())
+
+
+def test_a_broker_that_is_gone_is_no_heir() -> None:
+    async def main() -> None:
+        async with brokers(3) as peers:
+            name = topic_of(peers[0], peers)
+            bundle = bundle_of(name)
+            await peers[0].owners.locate(name, authoritative=False)
+            order = by_preference(bundle, [peer.me.broker for peer in peers[1:]])
+            first, second = (next(it for it in peers if it.me.broker == id_) for id_ in order)
+            first.close_port()  # it is registered until its session expires
+            seen: list[object] = []
+
+            async def unload(unloading: Bundle) -> None:
+                seen.append(peers[0].owners.heir_of(unloading))
+
+            peers[0].owners.begin_stop()
+            await peers[0].owners.release(bundle, unload)
+            assert seen == [second.me]
+            record = await record_of(second, name)
+            assert record is not None
+            assert record.owner == second.me.broker
+
+    run(main())
+
+
+def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[0], peers)
+            bundle = bundle_of(name)
+            await peers[0].owners.locate(name, authoritative=False)
+
+            async def unload(_: Bundle) -> None:
+                await settle()
+
+            for peer in peers:
+                peer.owners.begin_stop()
+            await peers[0].owners.release(bundle, unload)
+            with pytest.raises(BundleUnavailable):
+                await peers[1].owners.locate(name, authoritative=False)
+            assert not peers[1].owners.holds(bundle)
+
+    run(main())
+
+
+def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[0], peers)
+            await peers[0].owners.locate(name, authoritative=False)
+            unloaded: list[Bundle] = []
+
+            async def unload(unloading: Bundle) -> None:
+                unloaded.append(unloading)
+
+            peers[0].store.suspend()
+            peers[0].owners.begin_stop()
+            await peers[0].owners.release(bundle_of(name), unload)
+            assert unloaded == [bundle_of(name)]
+            assert not peers[0].owners.holds(bundle_of(name))
+            peers[0].store.expire()
+            located = await peers[1].owners.locate(name, authoritative=False)
+            assert located.broker == peers[1].me
+
+    run(main())
+
+
+def test_a_record_that_is_lost_is_noticed() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name = topic_of(peers[0], peers)
+            bundle = bundle_of(name)
+            await peers[0].owners.locate(name, authoritative=False)
+            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+            stored = await peers[1].store.get(path)
+            assert stored is not None
+            await peers[1].store.delete(path, expected=stored.version)
+            await wait_until(lambda: peers[0].lost == [bundle])
+            assert not peers[0].owners.holds(bundle)
+
+    run(main())
+
+
+class StoreWithRival(MemoryStore):
+    """Another broker writes a record just before it is watched here."""
+
+    def __init__(self, tree: MemoryTree, rival: Ownership) -> None:
+        super().__init__(tree)
+        self._tree = tree
+        self._rival = codec.encode_ownership(rival)
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        node = self._tree.tree.get(path)
+        if node is not None and path.startswith("/ownership/"):
+            self._tree.tree.put(path, self._rival, node.version)
+            self._tree.publish()
+        return super().watch(path, callback)
+
+
+def test_a_change_just_before_the_watch_is_noticed() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name, rival = TopicName.parse("t"), Ownership(peers[1].me.broker, "f" * 32, 7)
+            store, lost = StoreWithRival(peers[0].tree, rival), []
+
+            async def on_lost(bundle: Bundle) -> None:
+                lost.append(bundle)
+
+            owners = Owners(store, BrokerDirectory(store), peers[0].me, on_lost=on_lost)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(owners.run())
+                await owners.locate(name, authoritative=True)
+                await wait_until(lambda: lost == [bundle_of(name)])
+                task.cancel()
+            assert not owners.holds(bundle_of(name))
 
     run(main())
 

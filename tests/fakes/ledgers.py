@@ -21,8 +21,10 @@ from magnetar.bookie.ledger.errors import (
     LedgerFenced,
     LedgerNotFound,
     NotEnoughBookies,
+    QuorumTimeout,
     RecoveryIncomplete,
 )
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.model import (
     BookieId,
     EntryId,
@@ -46,39 +48,51 @@ class BrokerDied(Exception):
 
 
 class Steps:
-    """Counts a broker's calls to the outside. The broker dies at number `die_at` (from 0), before
-    the call takes effect or after it did but before the broker learnt of it. Dead brokers do
-    nothing."""
+    """Counts a broker's calls to the outside. Number `at` (from 0) goes wrong, before it takes
+    effect or after it did but before the broker learnt of it: the broker dies there, or with
+    `fails` the call raises what such a call may raise. Dead brokers do nothing."""
 
     def __init__(
         self,
-        die_at: int | None = None,
+        at: int | None = None,
         *,
         after: bool = False,
+        fails: bool = False,
         on_step: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.die_at = die_at
+        self.at = at
         self.after = after
+        self.fails = fails
         self.on_step = on_step  # called with the number of each call, before it
         self.taken: list[str] = []
         self.dead = False
 
     def before(self, what: str) -> bool:
-        """Raises when the broker is dead or dies here; returns whether it will die after this."""
+        """Raises when the call goes wrong without effect; returns whether to `bite` after it."""
         if self.dead:
             raise BrokerDied(what)
         self.on_step(len(self.taken))
         self.taken.append(what)
-        if self.die_at is None or len(self.taken) - 1 != self.die_at:
+        if self.at is None or len(self.taken) - 1 != self.at:
             return False
         if self.after:
             return True
-        self.dead = True
-        raise BrokerDied(what)
+        self.bite(what)
+        return False
 
-    def die(self, what: str) -> None:
-        self.dead = True
-        raise BrokerDied(what)
+    def bite(self, what: str) -> None:
+        if not self.fails:
+            self.dead = True
+            raise BrokerDied(what)
+        match what:
+            case "metadata.get":
+                raise Unavailable("a fault")
+            case "ledgers.recover":
+                raise RecoveryIncomplete(0, "a fault")
+            case "bookies.write":
+                raise QuorumTimeout(0, 0, 1.0)
+            case _:
+                raise OutcomeUnknown(what, "a fault")
 
 
 @dataclass(slots=True)
@@ -210,7 +224,7 @@ class FakeAppender:
         return self._world.read(self.ledger, first, last, bytes_max)
 
     async def close(self) -> LedgerMetadata:
-        dies = self._steps.before("appender.close")
+        bites = self._steps.before("appender.close")
         while self.failure is None and self._pending:
             self._moved.clear()
             await self._moved.wait()
@@ -223,8 +237,8 @@ class FakeAppender:
         if stored.fenced and stored.metadata.last_entry != self.confirmed:
             raise LedgerFenced(self.ledger, "closed by somebody else")
         metadata = self._world.close(self.ledger, self.confirmed)
-        if dies:
-            self._steps.die("appender.close")
+        if bites:
+            self._steps.bite("appender.close")
         return metadata
 
     def abandon(self) -> None:
@@ -250,23 +264,35 @@ class FakeAppender:
         if self._world.held or self.failure is not None or not self._pending:
             return
         try:
-            dies = self._steps.before("bookies.write")
+            bites = self._steps.before("bookies.write")
         except BrokerDied:
+            return
+        except LedgerError as error:
+            self.fail(error)
             return
         stored = self._world.ledgers.get(self.ledger)
         if stored is None or stored.fenced:
             self.failure = LedgerFenced(self.ledger, "fenced by a bookie")
             self._pending.clear()
         else:
-            stored.entries.extend(self._pending)
-            if dies:
-                self._steps.dead = True
+            if bites:
+                self._go_wrong()
                 return
+            stored.entries.extend(self._pending)
             self.length += sum(len(payload) for payload in self._pending)
             self._pending.clear()
             self.confirmed = EntryId(len(stored.entries) - 1)
             stored.confirmed = self.confirmed
         self._moving()
+
+    def _go_wrong(self) -> None:
+        """The entries reach the bookies, and the writer does not learn of it."""
+        try:
+            self._steps.bite("bookies.write")
+        except BrokerDied:
+            self._world.stored(self.ledger).entries.extend(self._pending)
+        except LedgerError as error:
+            self.fail(error, stored=len(self._pending))
 
     def _moving(self) -> None:
         self._moved.set()
@@ -292,7 +318,7 @@ class FakeLedgers:
         self.steps = steps if steps is not None else Steps()
 
     async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> FakeAppender:
-        dies = self.steps.before("ledgers.create")
+        bites = self.steps.before("ledgers.create")
         await asyncio.sleep(0)
         if not self.world.bookies:
             raise NotEnoughBookies(needed=1, writable=0)
@@ -312,30 +338,30 @@ class FakeLedgers:
                 custom=custom,
             )
         )
-        if dies:
-            self.steps.die("ledgers.create")
+        if bites:
+            self.steps.bite("ledgers.create")
         degraded = not self.world.full_ensemble
         appender = FakeAppender(self.world, ledger, self.steps, degraded=degraded)
         self.world.appenders.append(appender)
         return appender
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
-        dies = self.steps.before("ledgers.recover")
+        bites = self.steps.before("ledgers.recover")
         await asyncio.sleep(0)
         stored = self.world.stored(ledger)
         stored.fenced = True
         if not self.world.bookies and stored.metadata.state is not LedgerState.CLOSED:
             raise RecoveryIncomplete(ledger, "no bookies")
         metadata = self.world.close(ledger, len(stored.entries) - 1)
-        if dies:
-            self.steps.die("ledgers.recover")
+        if bites:
+            self.steps.bite("ledgers.recover")
         return metadata
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        dies = self.steps.before("ledgers.metadata")
+        bites = self.steps.before("ledgers.metadata")
         await asyncio.sleep(0)
-        if dies:
-            self.steps.die("ledgers.metadata")
+        if bites:
+            self.steps.bite("ledgers.metadata")
         stored = self.world.ledgers.get(ledger)
         return None if stored is None else stored.metadata
 
@@ -343,12 +369,12 @@ class FakeLedgers:
         return FakeReader(self.world, metadata)
 
     async def delete(self, ledger: LedgerId) -> None:
-        dies = self.steps.before("ledgers.delete")
+        bites = self.steps.before("ledgers.delete")
         await asyncio.sleep(0)
         if self.world.ledgers.pop(ledger, None) is not None:
             self.world.deleted.append(ledger)
-        if dies:
-            self.steps.die("ledgers.delete")
+        if bites:
+            self.steps.bite("ledgers.delete")
 
     def full_ensemble_possible(self) -> bool:
         return self.world.full_ensemble

@@ -156,15 +156,15 @@ class SteppingStore(MemoryStore):
         self._steps = steps
 
     async def get(self, path: str) -> Versioned | None:
-        dies = self._steps.before("metadata.get")
+        bites = self._steps.before("metadata.get")
         found = await super().get(path)
-        if dies:
-            self._steps.die("metadata.get")
+        if bites:
+            self._steps.bite("metadata.get")
         return found
 
     async def put(self, path: str, value: bytes, *, expected: int) -> int:
-        dies = self._steps.before("metadata.put")
+        bites = self._steps.before("metadata.put")
         version = await super().put(path, value, expected=expected)
-        if dies:
-            self._steps.die("metadata.put")
+        if bites:
+            self._steps.bite("metadata.put")
         return version

@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from fakes.topic_log import TopicLog
 
     from magnetar.broker.cursor.cursors import Cursors
+    from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.position import Position
 
 CONFIG = replace(SMALL, ledger_entries_max=40)
-LEDGERS = LedgerConfig(add_timeout_s=0.3, quorum_timeout_s=2.0, quarantine_s=0.1)
+PATIENT = replace(CONFIG, degraded_age_s_min=1000.0)
+LEDGERS = LedgerConfig(add_timeout_s=0.3, quorum_timeout_s=1.0, quarantine_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,11 @@ class Owner:
 
 
 @asynccontextmanager
-async def owner(tree: MemoryTree, ledgers: Ledgers, *, close: bool = True) -> AsyncIterator[Owner]:
+async def owner(
+    tree: MemoryTree, ledgers: Ledgers, *, config: LogConfig = CONFIG, close: bool = True
+) -> AsyncIterator[Owner]:
     async with (
-        opened(World(tree), config=CONFIG, ledgers=ledgers, close=close) as topic,
+        opened(World(tree), config=config, ledgers=ledgers, close=close) as topic,
         opened_cursors(topic.log, close=close) as cursors,
     ):
         yield Owner(topic, cursors)
@@ -112,7 +116,7 @@ def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
         async with (
             cluster(3) as nodes,
             nodes.process(LEDGERS) as ledgers,
-            owner(nodes.tree, ledgers) as broker,
+            owner(nodes.tree, ledgers, config=PATIENT) as broker,
         ):
             topic = broker.topic
             await topic.append_and_wait("a", "b")
@@ -124,7 +128,8 @@ def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
             while topic.log.describe()["queued"] == 0:  # until the ledger has given up
                 topic.append(f"late{late}")
                 late += 1
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+            assert 5 + late < CONFIG.ledger_entries_max, "the ledger was full, it did not fail"
             await asyncio.sleep(0.1)
             assert len(topic.appended) == 2
             for bookie in nodes.bookies[:2]:

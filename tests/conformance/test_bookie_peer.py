@@ -1,0 +1,178 @@
+"""What every BookiePeer must do: a real bookie in process and over gRPC, and the fake one of tests.
+
+A new one joins by a function that gives a peer to a bookie in memory, added to `PEERS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+from fakes.bookies import KEY, Writer, add, envelope, running_bookie
+from fakes.ledger_bookies import FakeBookie
+from support import run
+
+from magnetar.bookie.contract import LastConfirmed, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.peer import BookiePeer
+from magnetar.bookie.local import LocalBookiePeer
+from magnetar.bookie.server import SERVICE, handlers
+from magnetar.metadata.model import BookieId, Member
+from magnetar.protos.envelope import BookieCode, ReadAnswer, decode_read_answers
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.grpc_frames import grpc_server
+
+OK, NO_ENTRY, NO_LEDGER = BookieCode.OK, BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER
+Open = Callable[[], AbstractAsyncContextManager[BookiePeer]]
+
+
+@asynccontextmanager
+async def local_peer() -> AsyncIterator[BookiePeer]:
+    async with running_bookie() as bookie, asyncio.TaskGroup() as group:
+        peer = LocalBookiePeer(bookie.service, group=group)
+        yield peer
+        await peer.close()
+
+
+@asynccontextmanager
+async def grpc_peer() -> AsyncIterator[BookiePeer]:
+    async with running_bookie() as bookie:
+        services = {SERVICE: handlers(bookie.service)}
+        identity = bookie.service.identity
+        member = Member(BookieId(identity.bookie), identity.incarnation)
+        async with grpc_server(services, host="127.0.0.1", port=0, grace_s=0.2) as port:
+            peer = GrpcBookiePeer(member, f"127.0.0.1:{port}")
+            yield peer
+            await peer.close()
+
+
+@asynccontextmanager
+async def fake_peer() -> AsyncIterator[BookiePeer]:
+    async with asyncio.TaskGroup() as group:
+        bookie = FakeBookie("b1", group=group)
+        yield bookie
+        bookie.kill()
+
+
+PEERS: dict[str, Open] = {"local": local_peer, "grpc": grpc_peer, "fake": fake_peer}
+
+
+@pytest.fixture(params=list(PEERS))
+def opened(request: pytest.FixtureRequest) -> Open:
+    return PEERS[request.param]
+
+
+async def read(
+    peer: BookiePeer, first: int, last: int, *, fence: bool = False, bytes_max: int | None = None
+) -> list[ReadAnswer]:
+    request = ReadRequest(
+        incarnation=peer.member.incarnation,
+        ledger=1,
+        master_key=KEY,
+        first=first,
+        last=last,
+        fence=fence,
+        bytes_max=bytes_max,
+    )
+    return [answer async for frame in peer.read(request) for answer in decode_read_answers(frame)]
+
+
+async def last_confirmed(peer: BookiePeer, *, fence: bool) -> LastConfirmed:
+    return await peer.last_confirmed(
+        LastConfirmedRequest(
+            incarnation=peer.member.incarnation, ledger=1, master_key=KEY, fence=fence
+        )
+    )
+
+
+def test_adds_are_acked_and_read_back_as_they_were_sent(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            writer = Writer(await peer.open_write("test/adds"))
+            assert await writer.add(add(1, 0), add(1, 1), add(1, 2)) == [OK, OK, OK]
+            assert await writer.add(add(1, 1)) == [OK]  # again: stored already
+            found = await read(peer, 0, 2)
+            assert found == [ReadAnswer(n, OK, envelope(1, n)) for n in range(3)]
+            assert await read(peer, 1, 1) == [ReadAnswer(1, OK, envelope(1, 1))]
+            await writer.stream.close()
+
+    run(main())
+
+
+def test_the_answer_is_the_run_that_is_there_and_then_why_it_ends(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            assert [a.code for a in await read(peer, 0, 5)] == [NO_LEDGER]
+            writer = Writer(await peer.open_write("test/adds"))
+            await writer.add(add(1, 0), add(1, 1), add(1, 3))
+            assert [(a.entry, a.code) for a in await read(peer, 0, 5)] == [
+                (0, OK),
+                (1, OK),
+                (2, NO_ENTRY),
+            ]
+            assert [(a.entry, a.code) for a in await read(peer, 3, 3)] == [(3, OK)]
+            assert [a.entry for a in await read(peer, 0, 1, bytes_max=1)] == [0]
+            await writer.stream.close()
+
+    run(main())
+
+
+def test_a_fence_refuses_adds_but_those_of_recoverers(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            writer = Writer(await peer.open_write("test/adds"))
+            assert await writer.add(add(1, 0), add(1, 1, confirmed=0)) == [OK, OK]
+            before = await last_confirmed(peer, fence=False)
+            assert (before.code, before.confirmed, before.last_entry) == (OK, 0, 1)
+            assert await writer.add(add(1, 2)) == [OK]
+            assert (await last_confirmed(peer, fence=True)).last_entry == 2
+            assert await writer.add(add(1, 3)) == [BookieCode.FENCED]
+            assert await writer.add(add(1, 3, flags=1)) == [OK]
+            await writer.stream.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("by_read", [True, False])
+def test_a_ledger_that_the_bookie_never_heard_of_can_be_fenced(opened: Open, by_read: bool) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            if by_read:
+                (answer,) = await read(peer, 0, 9, fence=True)
+                assert answer.code in (NO_ENTRY, NO_LEDGER)
+            else:
+                answer_code = (await last_confirmed(peer, fence=True)).code
+                assert answer_code in (NO_ENTRY, NO_LEDGER)
+            writer = Writer(await peer.open_write("test/adds"))
+            assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
+            await writer.stream.close()
+
+    run(main())
+
+
+def test_it_says_who_it_is(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            info = await peer.info()
+            assert (info.bookie, info.incarnation) == (
+                peer.member.bookie,
+                peer.member.incarnation,
+            )
+
+    run(main())
+
+
+def test_its_streams_end_with_it(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            stream = await peer.open_write("test/adds")
+            if isinstance(peer, FakeBookie):
+                peer.kill()
+            else:
+                await peer.close()
+            with pytest.raises(StreamClosed):
+                await stream.receive()
+
+    run(main())

@@ -1,0 +1,31 @@
+"""The configuration refuses what cannot work, by the field's name."""
+
+import pytest
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.quorum import Quorum
+
+
+def test_the_defaults_are_three_three_two_down_to_two() -> None:
+    assert LedgerConfig().quorum == Quorum(3, 3, 2)
+    assert LedgerConfig().write_quorum_min == 2
+    standalone = LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)
+    assert standalone.write_quorum_min == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("ensemble_size", 2, "quorums"),
+        ("ack_quorum", 4, "quorums"),
+        ("min_write_quorum", 1, "min_write_quorum"),
+        ("min_write_quorum", 4, "min_write_quorum"),
+        ("add_timeout_s", 0, "add_timeout_s"),
+        ("quarantine_s", -1, "quarantine_s"),
+        ("lag_bytes_max", 1000, "lag_bytes_max"),
+        ("ensemble_changes_max", -1, "ensemble_changes_max"),
+    ],
+)
+def test_what_cannot_work_is_refused(field: str, value: float, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        LedgerConfig(**{field: value})  # type: ignore[arg-type]

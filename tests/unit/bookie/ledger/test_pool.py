@@ -1,0 +1,119 @@
+"""How bookies are reached: where they are listed now, with a stream for each purpose."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from support import run, settle, wait_until
+
+from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_registration, encode_bookie_registration
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.model import BookieId, Member
+
+
+class Peer(FakeBookie):
+    """The same bookie at some address."""
+
+    def __init__(self, address: str, group: asyncio.TaskGroup) -> None:
+        super().__init__("b0", group=group)
+        self.address = address
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@asynccontextmanager
+async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieDirectory, list[Peer]]]:
+    directory = BookieDirectory(MemoryStore(nodes.tree))
+    made: list[Peer] = []
+    async with asyncio.TaskGroup() as group:
+
+        def open_peer(member: Member, address: str) -> Peer:
+            made.append(Peer(address, group))
+            return made[-1]
+
+        pool = PeerPool(
+            directory, open_peer, client_name="test", random=Random(1), connect_timeout_s=0.2
+        )
+        tasks = [group.create_task(directory.run()), group.create_task(pool.run())]
+        await directory.wait_ready()
+        yield pool, directory, made
+        for task in tasks:
+            task.cancel()
+        for peer in made:
+            peer.kill()
+
+
+def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
+    async def main() -> None:
+        async with cluster(1) as nodes, pooling(nodes) as (pool, directory, made):
+            member = nodes.bookies[0].member
+            assert pool.peer(member) is pool.peer(member)
+            path = paths.bookie_available(member.bookie)
+            stored = await nodes.store.get(path)
+            assert stored is not None
+            moved = replace(decode_bookie_registration(stored.value), address="elsewhere:1")
+            await nodes.store.put(path, encode_bookie_registration(moved), expected=0)
+            await wait_until(lambda: directory.find(member) == moved)
+            assert pool.peer(member) is made[1]
+            assert [peer.address for peer in made] == ["b0:3181", "elsewhere:1"]
+            await wait_until(lambda: made[0].closed)
+            # It has left the list, and may answer all the same.
+            await nodes.unregister(nodes.bookies[0])
+            await wait_until(lambda: not directory.is_writable(member))
+            assert pool.peer(member) is made[1]
+        assert made[1].closed
+
+    run(main())
+
+
+def test_who_was_never_listed_cannot_be_reached() -> None:
+    async def main() -> None:
+        async with cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
+            stranger = Member(BookieId("b0"), "f" * 32)  # another incarnation of a listed one
+            with pytest.raises(BookieUnavailable, match="not listed"):
+                pool.peer(stranger)
+            assert not await pool.adds(stranger).connect(1.0)
+
+    run(main())
+
+
+def test_ledgers_share_a_stream_and_recoveries_another() -> None:
+    async def main() -> None:
+        async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+            member = nodes.bookies[0].member
+            assert pool.adds(member) is pool.adds(member)
+            assert pool.write_backs(member) is not pool.adds(member)
+            assert await pool.adds(member).connect(1.0)
+            assert await pool.write_backs(member).connect(1.0)
+            assert made[0].opened == 2
+
+    run(main())
+
+
+def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
+    async def main() -> None:
+        async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+            member = nodes.bookies[0].member
+            stream = pool.adds(member)
+            assert await stream.connect(1.0)
+            made[0].kill()
+            await wait_until(lambda: stream.put is None)
+            for _ in range(3):
+                await stream.connect(0.2)  # the pauses between attempts have grown meanwhile
+            made[0].restart()
+            waiting = asyncio.ensure_future(stream.connect(1.0))  # noqa: TID251
+            await nodes.register(nodes.bookies[0])
+            assert await waiting
+            await settle()
+
+    run(main())

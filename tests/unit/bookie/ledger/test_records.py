@@ -1,0 +1,280 @@
+"""Records of ledgers: each step once, whatever happens to requests and replies."""
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.ledger_world import member, open_metadata
+from support import run
+
+from magnetar.bookie.ledger.errors import LedgerFenced, LedgerNotFound
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.bookie.ledger.records import LedgerRecords
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_ledger
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
+from magnetar.metadata.model import EntryId, LedgerId, LedgerMetadata, LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+B = [member(number) for number in range(6)]
+NEW = open_metadata(Quorum(3, 3, 2), B[:3])
+CLAIMED = replace(NEW, state=LedgerState.IN_RECOVERY)
+
+
+def always() -> bool:
+    return True
+
+
+class World:
+    """Records over a store on which one request after the other can be made to fail."""
+
+    def __init__(self, *, timeout_s: float = 2.0) -> None:
+        self.tree = MemoryTree()
+        self.faults: list[Fault | None] = []
+        self.store = MemoryStore(self.tree, faults=self._fault)
+        self.records = LedgerRecords(self.store, timeout_s=timeout_s)
+        self.elsewhere = LedgerRecords(MemoryStore(self.tree), timeout_s=2.0)
+
+    def _fault(self, operation: str, path: str) -> Fault | None:
+        return self.faults.pop(0) if self.faults else None
+
+
+async def create(world: World) -> None:
+    await world.records.create(NEW)
+
+
+async def change(world: World) -> None:
+    await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+
+
+async def claim(world: World) -> None:
+    assert (await world.records.claim(NEW.ledger)).state is LedgerState.IN_RECOVERY
+
+
+async def close(world: World) -> None:
+    await world.records.close(NEW, 4, 99)
+
+
+async def delete(world: World) -> None:
+    await world.records.delete(NEW.ledger)
+
+
+def closed(metadata: LedgerMetadata) -> LedgerMetadata:
+    return replace(metadata, state=LedgerState.CLOSED, last_entry=EntryId(4), length=99)
+
+
+STEPS = {
+    "create": (None, create, NEW),
+    "change": (NEW, change, NEW.with_ensemble(EntryId(5), B[1:4])),
+    "claim": (NEW, claim, CLAIMED),
+    "close": (NEW, close, closed(NEW)),
+    "delete": (NEW, delete, None),
+}
+
+
+@pytest.mark.parametrize("step", list(STEPS))
+def test_t44_every_step_survives_faults_of_every_request(step: str) -> None:
+    """Faults in all places of the first four requests, and it is done once."""
+    before, act, after = STEPS[step]
+
+    async def once(faults: list[Fault | None]) -> None:
+        world = World()
+        if before is not None:
+            await world.elsewhere.create(before)
+        world.faults = faults
+        await act(world)
+        assert await world.elsewhere.get(NEW.ledger) == after, faults
+
+    async def main() -> None:
+        for place in range(4):
+            for fault in Fault:
+                await once([None] * place + [fault])
+        await once([Fault.REPLY_LOST] * 3)
+
+    run(main())
+
+
+def test_a_ledger_of_another_creator_under_the_same_id_is_a_bug() -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(replace(NEW, creator_token=99))
+        with pytest.raises(AssertionError, match="twice"):
+            await world.records.create(NEW)
+
+    run(main())
+
+
+@pytest.mark.parametrize("state", ["claimed", "closed", "deleted", "other ensemble"])
+def test_t12_an_ensemble_change_is_refused_once_somebody_else_has_the_ledger(state: str) -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(NEW)
+        match state:
+            case "claimed":
+                await world.elsewhere.claim(NEW.ledger)
+            case "closed":
+                await world.elsewhere.close(NEW, -1, 0)
+            case "deleted":
+                await world.elsewhere.delete(NEW.ledger)
+            case _:
+                await world.elsewhere.change_ensemble(NEW, 3, B[2:5], wanted=always)
+        before = await world.elsewhere.get(NEW.ledger)
+        with pytest.raises(LedgerFenced):
+            await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+        assert await world.elsewhere.get(NEW.ledger) == before
+
+    run(main())
+
+
+def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced() -> None:
+    """Its own earlier change is not visible yet behind another server."""
+
+    async def main() -> None:
+        world = World()
+        await world.records.create(NEW)
+        first = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+        late = MemoryStore(world.tree)
+        await late.get(paths.ledger(NEW.ledger))
+        late.fall_behind()
+        records = LedgerRecords(late, timeout_s=2.0)
+        second = await world.records.change_ensemble(first, 7, B[2:5], wanted=always)
+        third = await records.change_ensemble(second, 9, B[:3], wanted=always)
+        assert [part.first_entry for part in third.segments] == [0, 5, 7, 9]
+
+    run(main())
+
+
+def test_sealed_segments_are_taken_from_the_store() -> None:
+    """Auto-recovery moved replicas of a sealed segment of the open ledger."""
+
+    async def main() -> None:
+        world = World()
+        await world.records.create(NEW)
+        known = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+        moved = replace(
+            known, segments=(replace(known.segments[0], members=tuple(B[3:6])), known.segments[1])
+        )
+        await world.store.put(paths.ledger(NEW.ledger), encode_ledger(moved), expected=1)
+        after = await world.records.change_ensemble(known, 8, B[:3], wanted=always)
+        assert after.segments[:2] == moved.segments
+        assert after.segments[2].first_entry == 8
+
+    run(main())
+
+
+def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -> None:
+    async def main() -> None:
+        world = World(timeout_s=0.15)
+        await world.records.create(NEW)
+        world.faults = [None, Fault.REPLY_LOST]
+        looks = 0
+
+        def wanted() -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                world.store.reconnect()
+            return True
+
+        task = asyncio.ensure_future(  # noqa: TID251
+            world.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
+        )
+        await asyncio.sleep(0.01)
+        world.store.suspend()  # neither yes nor no can be learnt now
+        metadata = await task
+        assert looks >= 2
+        assert metadata.last_segment.members == tuple(B[1:4])
+
+    run(main())
+
+
+def test_a_change_that_was_never_sent_is_known_not_to_have_happened() -> None:
+    async def main() -> None:
+        world = World(timeout_s=0.1)
+        await world.records.create(NEW)
+        world.store.suspend()
+        with pytest.raises(Unavailable):
+            await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+        world.store.reconnect()
+        assert await world.records.get(NEW.ledger) == NEW
+
+    run(main())
+
+
+def test_nobody_wants_the_change_any_more() -> None:
+    async def main() -> None:
+        world = World(timeout_s=0.1)
+        await world.records.create(NEW)
+        world.faults = [None, Fault.REQUEST_LOST]
+        task = asyncio.ensure_future(  # noqa: TID251
+            world.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
+        )
+        await asyncio.sleep(0.01)
+        world.store.suspend()
+        with pytest.raises(OutcomeUnknown):
+            await task
+
+    run(main())
+
+
+def test_a_writer_closes_only_what_is_open_or_closed_just_so() -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(NEW)
+        first = await world.records.close(NEW, 4, 99)
+        assert await world.records.close(NEW, 4, 99) == first
+        with pytest.raises(LedgerFenced):
+            await world.records.close(NEW, 3, 80)
+        await world.records.delete(NEW.ledger)
+        with pytest.raises(LedgerFenced):
+            await world.records.close(NEW, 4, 99)
+        await world.records.create(NEW)
+        await world.elsewhere.claim(NEW.ledger)
+        with pytest.raises(LedgerFenced):
+            await world.records.close(NEW, 4, 99)
+
+    run(main())
+
+
+def test_r7_a_recoverer_adopts_the_end_that_another_one_has_recorded() -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(NEW)
+        await world.records.claim(NEW.ledger)
+        one = await world.elsewhere.close_recovered(NEW.ledger, closed)
+        merge: Callable[[LedgerMetadata], LedgerMetadata] = lambda stored: replace(  # noqa: E731
+            stored, state=LedgerState.CLOSED, last_entry=EntryId(7), length=1
+        )
+        assert await world.records.close_recovered(NEW.ledger, merge) == one
+        assert one.last_entry == 4
+
+    run(main())
+
+
+def test_claims_and_closes_of_what_is_not_there() -> None:
+    async def main() -> None:
+        world = World()
+        with pytest.raises(LedgerNotFound):
+            await world.records.claim(LedgerId(5))
+        with pytest.raises(LedgerNotFound):
+            await world.records.close_recovered(LedgerId(5), closed)
+        assert await world.records.get(LedgerId(5)) is None
+
+    run(main())
+
+
+def test_claim_finds_a_ledger_that_the_follower_does_not_show_yet() -> None:
+    async def main() -> None:
+        world = World()
+        late = MemoryStore(world.tree)
+        await late.get(paths.ledger(NEW.ledger))
+        late.fall_behind()
+        await world.records.create(NEW)
+        claimed = await LedgerRecords(late, timeout_s=2.0).claim(NEW.ledger)
+        assert claimed.state is LedgerState.IN_RECOVERY
+
+    run(main())

@@ -102,7 +102,7 @@ def snapshot(subscription: int, state: AckState) -> list[bytes]:
             records += _number_records(Kind.RANGES, subscription, ledger, ends)
         else:
             records += _bit_records(subscription, ledger, first, bits)
-    return records + [_batch(subscription, *batch) for batch in state.partial.items()]
+    return records + [_batch(subscription, *batch) for batch in sorted(state.partial.items())]
 
 
 def delta(

@@ -1,0 +1,74 @@
+"""The mean departure delay by carrier, asked of the file and of the topic.
+
+Both say it as numbers that can be compared exactly: flights, those with a delay, and the sum of the
+delays in minutes. Missing delays (cancelled flights) are no zeros: they stay out of the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Of one carrier."""
+
+    flights: int
+    departed: int
+    minutes: int
+
+    @property
+    def mean(self) -> float | None:
+        """None: none of its flights departed."""
+        return self.minutes / self.departed if self.departed else None
+
+
+def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
+    """By carrier, straight from the table, past JSON, topic and Spark."""
+    grouped = flights.group_by("carrier").aggregate(
+        [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
+    )
+    return {
+        row["carrier"]: Delays(row["count_all"], row["dep_delay_count"], row["dep_delay_sum"] or 0)
+        for row in grouped.to_pylist()
+    }
+
+
+def delays_in_topic(service_url: str, topic: str) -> tuple[int, dict[str, Delays]]:
+    """How many messages there are, and the delays by carrier, each row counted once.
+
+    A producer that lost its server sends again what had no receipt; some of it was there already.
+    Raises JavaMissing, SparkMissing, and what Spark raises.
+    """
+    from magnetar.spark.session import spark_session
+
+    spark = spark_session("magnetar demo", master="local[2]")
+    from pyspark.sql import functions as F
+
+    def messages(schema: str) -> DataFrame:
+        reader = spark.read.format("magnetar").schema(schema)
+        return reader.option("service.url", service_url).option("topic", topic).load()
+
+    try:
+        value = F.from_json(F.col("value").cast("string"), "carrier string, dep_delay bigint")
+        row = F.col("__messageProperties")["row"].cast("int")
+        flights = (
+            messages("value binary, __messageProperties map<string,string>")
+            .select(row.alias("row"), value.alias("flight"))
+            .select("row", "flight.carrier", "flight.dep_delay")
+        )
+        found = (
+            flights.dropDuplicates(["row"])
+            .groupBy("carrier")
+            .agg(F.count("*"), F.count("dep_delay"), F.coalesce(F.sum("dep_delay"), F.lit(0)))
+            .collect()
+        )
+        count = messages("__index bigint").count()
+        return count, {carrier: Delays(*numbers) for carrier, *numbers in found}
+    finally:
+        spark.stop()

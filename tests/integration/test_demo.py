@@ -1,0 +1,53 @@
+"""The demo on a slice of the flights, as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.spark.errors import JavaMissing
+from magnetar.spark.session import require_java
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def demo(flights: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "magnetar.demo", "--flights", str(flights)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+@pytest.mark.spark
+def test_a_slice_of_the_year() -> None:
+    try:
+        require_java()
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    done = demo(6_000)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill -9" in done.stdout
+    assert "flights never acknowledged: 0; left over: 0" in done.stdout
+    assert re.search(r"│ UA .* yes │", done.stdout)
+    assert "NO" not in done.stdout
+
+
+def test_without_java_all_but_spark_is_done(tmp_path: Path) -> None:
+    done = demo(3_000, PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "kill -9" in done.stdout
+    assert "flights never acknowledged: 0; left over: 0" in done.stdout
+    assert "Spark needs Java 17" in done.stdout
+    assert "Exit status 3" in done.stdout

@@ -104,7 +104,8 @@ def _flag(config_class: type[RoleConfig], key: str, field: FieldInfo) -> inspect
 
 
 def _parameter(name: str, kind: Any, text: str, *, default: object) -> inspect.Parameter:
-    flag = f"--{name.replace('_', '-')}"
+    flag = name.replace("_", "-")
+    flag = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     option = typer.Option(flag, help=text, show_default=default is not None)
     return inspect.Parameter(
         name,

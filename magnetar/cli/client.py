@@ -1,0 +1,87 @@
+"""What commands that use a client share: where the server is, and how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+import magnetar
+from magnetar.client.service_url import host_and_port, parse_service_url
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+PROBE_S: Final = 2.0
+INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell counts
+
+ServiceUrl = Annotated[
+    str,
+    typer.Option(
+        "--service-url",
+        "-u",
+        envvar="MAGNETAR_SERVICE_URL",
+        help="where brokers are: grpc://host:port[,host2:port]",
+    ),
+]
+DEFAULT_SERVICE_URL: Final = "grpc://localhost:6660"
+
+
+def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end. What the client raises, and files that cannot be read, end the command
+    with one line and exit code 1."""
+    try:
+        asyncio.run(_reachable_first(service_url, work))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (magnetar.PulsarException, OSError, ExceptionGroup) as error:
+        first: Exception = error
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        if isinstance(first, magnetar.PulsarException):
+            fail(str(first))
+        if isinstance(first, OSError):
+            fail(f"{first.filename}: {first.strerror}" if first.filename else str(first))
+        raise
+
+
+def fail(reason: str, *, code: int = 1) -> NoReturn:
+    """End the command; `reason` says what happened and what to do."""
+    typer.echo(f"Error: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) -> None:
+    """The client tries for 30 s, because brokers come back; a person who forgot to start one, or
+    mistyped the address, should not have to wait for that."""
+    try:
+        brokers = [host_and_port(url) for url in parse_service_url(service_url)]
+        problems = [await _probe(broker) for broker in brokers]
+        if all(problems):
+            fail(
+                f"cannot reach {service_url}: {problems[0]}. Is a server running? `magnetar"
+                " standalone --data-dir DIR` starts one; --service-url or MAGNETAR_SERVICE_URL"
+                " names another"
+            )
+    except BaseException:
+        work.close()
+        raise
+    await work
+
+
+async def _probe(address: str) -> str | None:
+    """Why nobody can be connected to there. None: somebody listens."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(PROBE_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return f"no answer within {PROBE_S:g} s"
+    except ConnectionRefusedError:
+        return "connection refused"
+    except OSError as error:
+        return error.strerror or str(error)
+    writer.close()
+    return None

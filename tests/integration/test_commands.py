@@ -1,0 +1,151 @@
+"""produce, consume and topics against a server, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.standalone_process import StandaloneProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.cluster
+
+MAGNETAR = [sys.executable, "-m", "magnetar.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
+    process = StandaloneProcess(tmp_path_factory.mktemp("server"))
+    process.start()
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def environment(server: StandaloneProcess) -> dict[str, str]:
+    return os.environ | {
+        "MAGNETAR_SERVICE_URL": server.service_url,
+        "MAGNETAR_ADMIN_URL": f"http://localhost:{server.http_port}",
+    }
+
+
+@pytest.fixture
+def magnetar(environment: dict[str, str]):
+    def run(*arguments: str | Path, code: int = 0) -> str:
+        """What it said on standard output, or, if it is to fail, on standard error."""
+        command = [*MAGNETAR, *map(str, arguments)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code, done
+        assert "Traceback" not in done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    return run
+
+
+def contents(said: str) -> list[str]:
+    return [line.partition("content:")[2] for line in said.splitlines() if "content:" in line]
+
+
+def test_produce_and_consume(magnetar, tmp_path: Path) -> None:
+    (tmp_path / "picture").write_bytes(b"\xff\x00picture")
+    said = magnetar(
+        *("produce", "greetings", "-m", "hello,world", "-m", "third", "-f", tmp_path / "picture"),
+        *("-k", "k1", "-p", "a=b,c=d", "-p", "e=f"),
+    )
+    assert said == "4 messages successfully produced\n"
+    said = magnetar("consume", "greetings", "-s", "me", "-n", "4", "-p", "Earliest")
+    assert said.startswith(
+        "----- got message -----\nkey:[k1], properties:[a=b, c=d, e=f], content:hello\n"
+    )
+    assert contents(said) == ["hello", "world", "third", "\\xff\0picture"]
+    assert said.endswith("\n4 messages successfully consumed\n")
+
+
+def test_what_was_consumed_does_not_come_again(magnetar) -> None:
+    magnetar("produce", "queue", "-m", "a,b,c,d")
+    first = magnetar("consume", "queue", "-s", "me", "-t", "shared", "-p", "earliest")
+    assert contents(first) == ["a"]
+    rest = magnetar("consume", "queue", "-s", "me", "-t", "shared", "-n", "3")
+    assert contents(rest) == ["b", "c", "d"]
+
+
+def test_the_separator_and_repeating(magnetar) -> None:
+    magnetar("produce", "repeated", "-m", "a,b|c", "-s", "|", "-n", "2", "--disable-batching")
+    said = magnetar("consume", "repeated", "-s", "me", "-n", "4", "-p", "earliest")
+    assert contents(said) == ["a,b", "c", "a,b", "c"]
+
+
+def test_many_messages_hidden(magnetar) -> None:
+    assert magnetar("produce", "many", "-m", "x", "-n", "20000").startswith("20000 messages")
+    said = magnetar(
+        "consume", "many", "-s", "me", "-n", "20000", "-p", "earliest", "--hide-content"
+    )
+    assert said == "20000 messages successfully consumed\n"
+
+
+def test_a_rate(magnetar) -> None:
+    began_s = time.monotonic()
+    magnetar("produce", "slow", "-m", "x", "-n", "5", "-r", "10")
+    assert time.monotonic() - began_s >= 0.4
+    began_s = time.monotonic()
+    magnetar("consume", "slow", "-s", "me", "-n", "5", "-r", "10", "-p", "earliest")
+    assert time.monotonic() - began_s >= 0.4
+
+
+def test_consuming_until_interrupted(magnetar, environment: dict[str, str]) -> None:
+    magnetar("produce", "endless", "-m", "a,b")
+    command = [*MAGNETAR, "consume", "endless", "-s", "me", "-n", "0", "-p", "earliest"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        assert contents("".join(lines)) == ["a", "b"]
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20)[0] == "2 messages successfully consumed\n"
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        process.wait()
+    magnetar("produce", "endless", "-m", "c")
+    assert contents(magnetar("consume", "endless", "-s", "me")) == ["c"]  # a and b were acked
+
+
+def test_statistics(magnetar) -> None:
+    magnetar("produce", "public/default/counted", "-m", "a,b,c")
+    magnetar("consume", "counted", "-s", "me", "-n", "2", "-p", "earliest")
+    found = json.loads(magnetar("topics", "stats", "counted"))
+    assert found["msgInCounter"] == 3
+    assert found["subscriptions"]["me"]["msgBacklogMessages"] == 1
+    assert "topic persistent://public/default/nope does not exist" in magnetar(
+        "topics", "stats", "nope", code=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["produce", "a//b", "-m", "x"], "a//b"),
+        (["produce", "big", "-f", "big"], "5242880"),
+        (["produce", "a", "-f", "nope"], "nope: No such file or directory"),
+        (["consume", "greetings", "-s", "new", "-t", "failover"], "Failover"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    magnetar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big").write_bytes(bytes(6 << 20))
+    [line] = magnetar(*arguments, code=1).splitlines()
+    assert line.startswith("Error: ")
+    assert reason in line

@@ -1,0 +1,117 @@
+"""produce, consume and topics without a server: parsing, printing, and what goes wrong."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import closing
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from support import free_port
+from typer.testing import CliRunner
+
+from magnetar.cli.main import make_app
+from magnetar.cli.produce import parse_properties, split
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(make_app(arguments), list(arguments))
+    return result.exit_code, result.output
+
+
+def test_messages_are_split_at_the_separator() -> None:
+    assert split("a,b", ",") == ["a", "b"]
+    assert split("a,b", "") == ["a,b"]
+    assert split("a, b", "|") == ["a, b"]
+
+
+NAMES = st.text(st.characters(exclude_characters=",=", exclude_categories=("Cs",)), min_size=1)
+VALUES = st.text(st.characters(exclude_characters=",", exclude_categories=("Cs",)))
+
+
+@given(st.dictionaries(NAMES, VALUES, min_size=1))
+def test_properties_come_in_one_option_or_in_many(labels: dict[str, str]) -> None:
+    pairs = [f"{name}={value}" for name, value in labels.items()]
+    assert parse_properties(pairs) == labels
+    assert parse_properties([",".join(pairs)]) == labels
+
+
+@pytest.mark.parametrize("bad", ["", "a", "=b", "a=b,,c=d"])
+def test_properties_that_are_none(bad: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not name=value"):
+        parse_properties([bad])
+
+
+def test_nothing_to_send() -> None:
+    code, said = invoke("produce", "greetings")
+    assert code == 2
+    assert "give messages with --messages or files with --files" in said
+
+
+@pytest.mark.parametrize(
+    "command", [("produce", "greetings", "-m", "x"), ("consume", "greetings", "-s", "me")]
+)
+def test_no_server_is_said_at_once(command: tuple[str, ...]) -> None:
+    url = f"grpc://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    code, said = invoke(*command, "--service-url", url)
+    assert code == 1
+    [line] = said.splitlines()
+    assert line.startswith(f"Error: cannot reach {url}: connection refused. Is a server running?")
+    assert "MAGNETAR_SERVICE_URL" in line
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("pulsar://localhost:6650", "is an address for Apache Pulsar's clients"),
+        ("localhost:6660", "expected grpc://host:port"),
+        ("grpc://localhost:port", "is not host:port"),
+    ],
+)
+def test_a_service_url_that_is_none(url: str, reason: str) -> None:
+    code, said = invoke("produce", "greetings", "-m", "x", "--service-url", url)
+    assert code == 1
+    [line] = said.splitlines()
+    assert reason in line
+
+
+def test_statistics_without_a_server() -> None:
+    code, said = invoke("topics", "stats", "greetings", "--admin-url", "http://127.0.0.1:1")
+    assert code == 1
+    [line] = said.splitlines()
+    assert "Connection refused. Is a server running?" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["a//b"], "invalid topic name"),
+        (["non-persistent://public/default/a"], "only persistent topics have statistics"),
+        (["a", "--admin-url", "localhost:8080"], "does not begin with http://"),
+    ],
+)
+def test_statistics_of_nothing(arguments: list[str], reason: str) -> None:
+    code, said = invoke("topics", "stats", *arguments)
+    assert code == 2
+    assert reason in said
+
+
+def test_statistics_from_a_port_that_speaks_something_else() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        code, said = invoke("topics", "stats", "greetings", "--admin-url", url)
+        thread.join()
+    assert code == 1
+    assert "did not answer as the HTTP port of a broker does" in said

@@ -1,0 +1,57 @@
+"""The command line as a whole: what is listed is there, and help needs no server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from magnetar.cli.main import COMMANDS, make_app
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(make_app(arguments), list(arguments))
+    return result.exit_code, result.output
+
+
+def test_help_lists_every_command() -> None:
+    code, said = invoke("--help")
+    assert code == 0
+    for name, (_, text) in COMMANDS.items():
+        assert name in said
+        assert text[:40] in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    code, said = invoke(name, "--help")
+    assert code == 0
+    assert f"Usage: root {name}" in said or f"Usage: magnetar {name}" in said, said
+
+
+def test_an_unknown_command_or_flag_is_a_usage_error() -> None:
+    code, said = invoke("standalon")
+    assert code == 2
+    assert "Did you mean 'standalone'?" in said
+    code, said = invoke("produce", "greetings", "--mesages", "x")
+    assert code == 2
+    assert "No such option: --mesages" in said
+    assert "Traceback" not in said
+
+
+def test_one_command_does_not_import_another() -> None:
+    """A client command loads no server, and a listing loads neither."""
+    code = """
+import sys
+from magnetar.cli.main import make_app
+make_app([])
+assert not any(n.startswith(("grpc", "pydantic_settings", "rocksdict")) for n in sys.modules)
+make_app(["produce"])
+assert not any(n.startswith(("magnetar.broker", "magnetar.bookie", "rocksdict", "kazoo"))
+               for n in sys.modules)
+make_app(["standalone"])
+assert not any(n.startswith(("kazoo", "fastapi")) for n in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -179,7 +179,8 @@ class LedgerAppender:
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
         """As LedgerReader.read; `last` must be confirmed."""
         assert last <= self._writer.confirmed, f"entry {last} is not confirmed"
-        self._reader.metadata = self.metadata
+        if self._reader.metadata.last_segment != self.metadata.last_segment:
+            self._reader.metadata = self.metadata
         return await self._reader.read(first, last, bytes_max=bytes_max)
 
     async def close(self) -> LedgerMetadata:

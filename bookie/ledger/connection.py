@@ -52,9 +52,12 @@ class GrpcBookiePeer:
         except BaseException:
             await stream.close()
             raise
-        if reply.code is not BookieCode.OK or reply.incarnation != self._member.incarnation:
+        code = reply.code
+        if reply.incarnation != self._member.incarnation:
+            code = BookieCode.WRONG_INCARNATION
+        if code is not BookieCode.OK:
             await stream.close()
-            raise BookieUnavailable(self._member.bookie, reply.code, "it refused the stream")
+            raise self._unavailable(code, "it refused the stream")
         return stream
 
     async def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:

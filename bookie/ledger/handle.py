@@ -49,9 +49,10 @@ class LedgerReader:
         self._quorum = quorum_of(metadata)
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
-        """Entries first, first + 1, … up to `last`, as far as `bytes_max` payload bytes go: at
-        least one. Raises EntryUnreadable if not even the first can be read now."""
+        """Entries first, first + 1, … up to `last`, as far as about `bytes_max` payload bytes go:
+        at least one. Raises EntryUnreadable if not even the first can be read now."""
         assert 0 <= first <= last
+        assert bytes_max > 0
         entries: list[LedgerEntry] = []
         while first <= last and bytes_max > 0:
             try:
@@ -69,9 +70,10 @@ class LedgerReader:
 
     async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
         """What one replica gives."""
-        loop = asyncio.get_running_loop()
+        loop, metadata = asyncio.get_running_loop(), self.metadata
         machine = RangeRead(
-            self._replicas(first), speculate_after_s=self._services.config.speculative_read_s
+            self._replicas(metadata, first),
+            speculate_after_s=self._services.config.speculative_read_s,
         )
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         result: Deliver | GiveUp | None = None
@@ -83,14 +85,17 @@ class LedgerReader:
                     for action in actions:
                         match action:
                             case Ask(member):
-                                ask = self._ask(member, first, last, bytes_max, answers)
-                                asking.append(group.create_task(ask))
+                                request = self._request(metadata, member, first, last, bytes_max)
+                                asking.append(
+                                    group.create_task(self._ask(member, request, answers))
+                                )
                             case Refresh():
-                                await self._refresh()
+                                metadata = await self._refresh()
                             case Deliver() | GiveUp():
                                 result = action
                     if Refresh() in actions:
-                        actions = machine.on_refreshed(self._replicas(first), loop.time())
+                        replicas = self._replicas(metadata, first)
+                        actions = machine.on_refreshed(replicas, loop.time())
                     elif result is None:
                         actions = await self._next(machine, answers)
             finally:
@@ -125,13 +130,15 @@ class LedgerReader:
         return machine.on_refused(member, code, loop.time())
 
     async def _ask(
-        self, member: Member, first: int, last: int, bytes_max: int, answers: asyncio.Queue[Answer]
+        self, member: Member, request: ReadRequest, answers: asyncio.Queue[Answer]
     ) -> None:
         """Ask one replica, and put what it says into `answers`."""
         entries: list[LedgerEntry] = []
         try:
             async with asyncio.timeout(self._services.config.read_timeout_s):
-                entries, code = await self._read_from(member, first, last, bytes_max)
+                frames = [f async for f in self._services.pool.peer(member).read(request)]
+            found = (answer for frame in frames for answer in decode_read_answers(frame))
+            entries, code = sound_prefix(request.ledger, request.first, found)
         except TimeoutError:
             code = BookieCode.TIMEOUT
         except BookieUnavailable as error:
@@ -144,45 +151,37 @@ class LedgerReader:
             code = BookieCode.CORRUPT  # an answer has one entry at least
         answers.put_nowait((member, entries, code))
 
-    async def _read_from(
-        self, member: Member, first: int, last: int, bytes_max: int
-    ) -> tuple[list[LedgerEntry], BookieCode]:
-        metadata = self.metadata
-        request = ReadRequest(
+    def _request(
+        self, metadata: LedgerMetadata, member: Member, first: int, last: int, bytes_max: int
+    ) -> ReadRequest:
+        """As much of the range as this replica holds without a gap."""
+        segment = metadata.segment_of(EntryId(first))
+        run = self._quorum.run_of(segment.members.index(member), first)
+        following = (part.first_entry for part in metadata.segments if part.first_entry > first)
+        return ReadRequest(
             incarnation=member.incarnation,
             ledger=metadata.ledger,
             master_key=metadata.master_key,
             first=first,
-            last=min(last, self._run_end(member, first)),
+            last=min(last, run.stop - 1, next(following, run.stop) - 1),
             bytes_max=bytes_max,
             fence=self._fence,
         )
-        frames = [frame async for frame in self._services.pool.peer(member).read(request)]
-        found = (answer for frame in frames for answer in decode_read_answers(frame))
-        return sound_prefix(metadata.ledger, first, found)
 
-    def _run_end(self, member: Member, first: int) -> int:
-        """The last entry up to which this replica holds everything from `first` on."""
-        metadata = self.metadata
-        segment = metadata.segment_of(EntryId(first))
-        run = self._quorum.run_of(segment.members.index(member), first)
-        following = (s.first_entry for s in metadata.segments if s.first_entry > first)
-        return min(run.stop, next(following, run.stop)) - 1
-
-    def _replicas(self, entry: int) -> list[Member]:
+    def _replicas(self, metadata: LedgerMetadata, entry: int) -> list[Member]:
         """Who holds the entry: the favourite, then those who are likely to answer, else by lot."""
-        members = self.metadata.segment_of(EntryId(entry)).members
+        members = metadata.segment_of(EntryId(entry)).members
         replicas = [members[seat] for seat in self._quorum.write_order(entry)]
         self._services.random.shuffle(replicas)
         writable = self._services.directory.is_writable
         replicas.sort(key=lambda member: (member != self._favourite, not writable(member)))
         return replicas
 
-    async def _refresh(self) -> None:
+    async def _refresh(self) -> LedgerMetadata:
         try:
             stored = await self._services.records.get(self.metadata.ledger)
         except (Unavailable, OutcomeUnknown, InvalidRecord) as error:
             log.warning("ledger's metadata not read", error=str(error))
-            return
-        if stored is not None:
-            self.metadata = stored
+        else:
+            self.metadata = stored or self.metadata
+        return self.metadata

@@ -1,0 +1,299 @@
+"""`magnetar local-cluster`: what it prints, what it survives, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import run
+
+import magnetar
+import magnetar.asyncio
+from magnetar.claim import DirectoryRefused
+from magnetar.local_cluster import LocalCluster
+from magnetar.local_process import ProcessFailed
+from magnetar.zookeeper_server import JavaMissing, ZooKeeperJarsMissing, find_jars, find_java
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.cluster
+
+EARLIEST = magnetar.MessageId.earliest
+READY_S = 90.0
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    try:
+        find_java()
+        find_jars()
+    except (JavaMissing, ZooKeeperJarsMissing) as missing:
+        pytest.skip(str(missing))
+
+
+class Launcher:
+    """The command as a process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "cluster"
+        self.ready: dict[str, Any] = {}
+        self._log = directory / "launcher.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def launch(self, *flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster"]
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [*command, "--dir", str(self.directory), *flags],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        return self._process
+
+    def start(self, *flags: str) -> None:
+        """Returns when it has said that it is ready."""
+        stdout = self.launch(*flags).stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, self.log
+        self.ready = json.loads(line)
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def pids(self, *roles: str) -> list[int]:
+        return [each["pid"] for each in self.ready["processes"] if each["role"] in roles]
+
+    def description(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.directory / "cluster.json").read_text())
+        return found
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    found = Launcher(tmp_path)
+    yield found
+    found.end()
+
+
+def alive(pid: int) -> bool:
+    """Zombies are not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not predicate():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+ALL = ("zookeeper", "bookie", "broker")
+
+
+def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> None:
+    launcher.start("--zookeepers", "1", "--bookies", "2", "--brokers", "2")
+    ready = launcher.ready
+    assert ready == launcher.description()
+    roles = [each["role"] for each in ready["processes"]]
+    assert roles == ["zookeeper", *["bookie"] * 2, *["broker"] * 2]
+    assert [each["id"] for each in ready["processes"] if each["role"] == "bookie"] == [
+        "bookie-1",
+        "bookie-2",
+    ]
+    brokers = [each for each in ready["processes"] if each["role"] == "broker"]
+    addresses = [f"127.0.0.1:{each['ports']['grpc']}" for each in brokers]
+    assert ready["service_url"] == f"grpc://{','.join(addresses)}"
+    assert ready["admin_url"] == f"http://127.0.0.1:{brokers[0]['ports']['http']}"
+    zookeeper = ready["processes"][0]
+    assert ready["zookeeper"] == f"127.0.0.1:{zookeeper['ports']['client']}"
+    assert all(alive(pid) for pid in launcher.pids(*ALL))
+    with magnetar.Client(ready["service_url"]) as client:
+        client.create_producer("greetings").send(b"hello")
+        reader = client.create_reader("greetings", EARLIEST)
+        assert reader.read_next(timeout_millis=10_000).data() == b"hello"
+    launcher.process.send_signal(signal.SIGTERM)
+    rest, _ = launcher.process.communicate(timeout=60)
+    assert (launcher.process.returncode, rest) == (0, "")  # one line, and it is a clean end
+    assert not any(alive(pid) for pid in launcher.pids(*ALL))
+    assert not (launcher.directory / "cluster.json").exists()
+    for role, name in (("bookie", "bookie-1"), ("broker", "broker-2")):
+        text = (launcher.directory / name / f"{role}.log").read_text()
+        assert "stopped by" not in text
+        assert '"stopping"' in text
+
+
+def test_everything_dies_with_the_launcher(launcher: Launcher) -> None:
+    launcher.start("--zookeepers", "1", "--bookies", "1", "--brokers", "1")
+    launcher.process.kill()
+    launcher.process.communicate()
+    wait_for(lambda: not any(alive(pid) for pid in launcher.pids(*ALL)))
+    # What a power cut leaves is a cluster that starts again.
+    first = launcher.ready["zookeeper"]
+    launcher.start("--zookeepers", "1", "--bookies", "1", "--brokers", "1")
+    assert launcher.ready["zookeeper"] == launcher.description()["zookeeper"]
+    assert first
+
+
+def test_a_killed_process_stays_dead_or_is_started_again(launcher: Launcher) -> None:
+    flags = ["--zookeepers", "1", "--bookies", "1", "--brokers", "1"]
+    launcher.start(*flags)
+    [broker] = launcher.pids("broker")
+    os.kill(broker, signal.SIGKILL)
+    wait_for(lambda: "process ended" in launcher.log)
+    assert launcher.description() == launcher.ready
+    launcher.process.send_signal(signal.SIGINT)
+    launcher.process.communicate(timeout=60)
+    assert launcher.process.returncode == 0
+
+    launcher.start(*flags, "--restart")
+    before = launcher.ready
+    for role in ("broker", "bookie"):
+        [pid] = [
+            each["pid"] for each in launcher.description()["processes"] if each["role"] == role
+        ]
+        count = launcher.log.count("process restarted")
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda count=count: launcher.log.count("process restarted") > count)
+    after = launcher.description()
+    for old, new in zip(before["processes"], after["processes"], strict=True):
+        changed = old["role"] in ("broker", "bookie")
+        assert (old["pid"] != new["pid"]) == changed
+        assert old | {"pid": 0} == new | {"pid": 0}  # the same ports and the same data
+        assert alive(new["pid"])
+    with magnetar.Client(after["service_url"]) as client:
+        client.create_producer("greetings").send(b"hello")
+
+
+def test_processes_are_killed_and_restarted_from_python(tmp_path: Path) -> None:
+    """Three bookies: a dead one does not stop the writer, nor does each broker's death in turn;
+    whatever was sent is read in the end, also after all of it has been stopped."""
+
+    async def main() -> None:
+        sent = []
+        async with (
+            LocalCluster(tmp_path / "c", zookeepers=3, bookies=3, brokers=2) as cluster,
+            magnetar.asyncio.Client(cluster.service_url) as client,
+        ):
+            producer = await client.create_producer("numbers")
+
+            async def send(count: int) -> None:
+                for _ in range(count):
+                    content = b"%d" % len(sent)
+                    await producer.send(content)
+                    sent.append(content)
+
+            await send(20)
+            await cluster.kill("bookie", "bookie-2")
+            assert not cluster.process("bookie", "bookie-2").running
+            await send(20)
+            for broker in ("broker-1", "broker-2"):
+                pid = cluster.process("broker", broker).pid
+                await cluster.kill("broker", broker)
+                await send(20)
+                await cluster.restart("broker", broker)
+                assert cluster.process("broker", broker).pid != pid
+            await cluster.kill("zookeeper", "zookeeper-1")
+            await send(20)
+            await cluster.restart("bookie", "bookie-2")
+            await cluster.restart("zookeeper", "zookeeper-1")
+        async with (
+            LocalCluster(tmp_path / "c", zookeepers=3, bookies=3, brokers=2) as cluster,
+            magnetar.asyncio.Client(cluster.service_url) as client,
+        ):
+            reader = await client.create_reader("numbers", EARLIEST)
+            found = []
+            while len(set(found)) < len(sent):
+                found.append((await reader.read_next(timeout_millis=20_000)).data())
+            assert list(dict.fromkeys(found)) == sent
+
+    run(main(), deadline_s=110)
+
+
+# -- Refusals ----------------------------------------------------------------------------------
+
+
+def test_a_foreign_directory(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+
+    async def main() -> None:
+        with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"):
+            async with LocalCluster(tmp_path):
+                pass
+
+    run(main())
+
+
+def test_another_number_of_zookeepers(tmp_path: Path) -> None:
+    (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
+    (tmp_path / "zookeeper-1").mkdir()
+
+    async def main() -> None:
+        with pytest.raises(DirectoryRefused, match="has 1 ZooKeepers, not 3"):
+            async with LocalCluster(tmp_path):
+                pass
+
+    run(main())
+
+
+def test_a_server_that_does_not_start_ends_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
+    data = tmp_path / "bookie-1" / "data"
+    data.mkdir(parents=True)
+    (data / "thesis.tex").write_text("precious")
+    cluster = LocalCluster(tmp_path, zookeepers=1, bookies=1, brokers=1)
+
+    async def main() -> None:
+        with pytest.raises(ProcessFailed, match=r"bookie-1 ended with status 1.*thesis\.tex"):
+            async with cluster:
+                pass
+        assert not any(process.running for process in cluster.processes)
+
+    run(main(), deadline_s=60)
+
+
+def test_without_java_it_says_what_to_install(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    process = launcher.launch()
+    assert process.wait(30) == 1
+    assert "apt-get install openjdk-17-jre-headless" in launcher.log
+    assert "Traceback" not in launcher.log
+
+
+def test_stopped_before_it_is_ready(launcher: Launcher) -> None:
+    process = launcher.launch("--zookeepers", "3")
+    wait_for(lambda: (launcher.directory / "zookeeper-1" / "zookeeper.log").exists())
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+    with_cluster = subprocess.run(
+        ["pgrep", "-f", str(launcher.directory)], capture_output=True, text=True, check=False
+    )
+    assert with_cluster.stdout == ""

@@ -27,12 +27,13 @@ class LogError(BrokerError):
 
 
 class LogFenced(LogError):
-    """Another broker has taken the topic over (or it was deleted): this log is done."""
+    """Another broker has taken the topic over, or it was deleted, or its cursors failed for good:
+    this log is done."""
 
     definite = False
 
     def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"{topic} belongs to another broker now: {why}")
+        super().__init__(f"{topic} is no longer ours: {why}")
         self.topic = topic
         self.why = why
 

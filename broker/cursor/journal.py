@@ -175,7 +175,8 @@ class CursorJournal:
         self._noted.set()
 
     async def run(self) -> None:
-        """Write until closed or fenced. Operating errors go to the receipts. Cancelled, it ends."""
+        """Write until closed or fenced. Operating errors go to the receipts, and end the log as
+        well. Cancelled, it ends."""
         try:
             while True:
                 await self._gather()
@@ -189,6 +190,8 @@ class CursorJournal:
             await self._finish()
         except LogError as error:
             self._end(error)
+            # Without its cursors the topic cannot be served: whoever owns it next opens it anew.
+            self._tenure.lose(str(error))
         finally:
             self._end(LogClosed(str(self._tenure.name)))
             self._finished.set()

@@ -6,8 +6,8 @@ the next and records it in the topic's record, and then takes up the queue. So a
 queue, not a pause. A ledger that fails is closed by ourselves before anything else happens: then
 its end is known, what is in it counts as appended, and the rest goes into the next ledger in the
 same order, neither lost nor twice. A ledger is in the record before the first entry is in it.
-Somebody else's epoch in the record, or a fence on a ledger, ends the log: what is outstanding then
-has an unknown outcome.
+Somebody else's epoch in the record ends the log, and what is outstanding then has an unknown
+outcome; a fence on a ledger is the reason to look.
 
 At most one ledger holds unconfirmed entries: the next one is created only after the one before has
 been closed. Hence (`check`):
@@ -159,7 +159,8 @@ class Log:
         tenure = await Tenure.take(name, store)
         recovered = await recover_log(tenure, ledgers, clock)
         chain = Chain(recovered.ledgers, next_index=recovered.next_index)
-        await tenure.change(lambda record: with_data_ledgers(record, chain.records))
+        if chain.records != tenure.record.ledgers:
+            await tenure.change(lambda record: with_data_ledgers(record, chain.records))
         return cls(tenure, chain, ledgers=ledgers, config=config, clock=clock, cache=cache)
 
     # ---- appending -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound
+from magnetar.bookie.ledger.errors import LedgerError, LedgerFenced, LedgerNotFound
 from magnetar.broker.errors import LogUnavailable
 from magnetar.broker.log.tenure import dropping
 from magnetar.metadata.errors import MetadataError
@@ -62,7 +62,9 @@ class Rolling:
         """Close the ledger, or recover it where that fails: either way its end is known then.
 
         A fenced ledger does not yet mean that the topic is lost (a repair may fence as its last
-        resort): the topic's record decides. Raises LogFenced.
+        resort): the topic's record decides. Raises LogFenced, and LogUnavailable for a fenced
+        ledger while the record cannot be read: most likely another broker has the topic, and only
+        clients that are sent away will find it.
         """
         delays = self.delays()
         while True:
@@ -77,7 +79,11 @@ class Rolling:
                     try:
                         await self._tenure.verify()
                         return await self._ledgers.recover(appender.ledger)
-                    except (LogUnavailable, LedgerError, MetadataError) as failure:
+                    except LogUnavailable as failure:
+                        if isinstance(error, LedgerFenced):
+                            raise
+                        trouble = failure
+                    except (LedgerError, MetadataError) as failure:
                         trouble = failure
             if isinstance(trouble, LedgerNotFound):
                 raise self._tenure.lose(str(trouble)) from trouble

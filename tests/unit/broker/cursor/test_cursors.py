@@ -624,6 +624,7 @@ def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_answer() 
             appender.fail(LedgerRefused(appender.ledger, "BAD_REQUEST"))
             await receipts.wait(1)
             assert isinstance(receipts.given[0][1], LogUnavailable)
+            await wait_until(lambda: topic.log.state == "fenced", what="the end of the log")
             world.ledgers.release()
 
     run(main())

@@ -178,6 +178,7 @@ class Broker:
 
     def _on_failed(self, topic: Topic, error: BrokerError) -> None:
         log.warning("topic failed", topic=str(topic.name), error=str(error))
+        self._owners.doubt(bundle_of(topic.name))
         self._tasks.create_task(self._close(topic.name, CloseReason.LOG_FAILED))
 
     async def _close(self, name: TopicName, reason: CloseReason) -> None:

@@ -35,8 +35,15 @@ class Lookup:
         """The URL of the broker that serves `topic`.
 
         Raises ConnectError when no broker of the service URL could be reached, else what was
-        answered.
+        answered; the next question then goes to the next broker, because this one may be cut off.
         """
+        try:
+            return await self._ask(topic)
+        except PulsarException:
+            self._turn_to_next()
+            raise
+
+    async def _ask(self, topic: str) -> str:
         connection = await self._any_broker()
         authoritative = False
         for _ in range(REDIRECTS_MAX):
@@ -87,8 +94,11 @@ class Lookup:
                 return await self._pool.connection(broker, Purpose.PUBLISH)
             except ConnectError as error:
                 failures.append(f"{broker}: {error.reason}")
-                self._first = (self._first + 1) % len(self._brokers)
+                self._turn_to_next()
         raise ConnectError("no broker could be reached: " + "; ".join(failures))
+
+    def _turn_to_next(self) -> None:
+        self._first = (self._first + 1) % len(self._brokers)
 
 
 def _one_url(text: str) -> str:

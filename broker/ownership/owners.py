@@ -73,6 +73,7 @@ class Owners:
         self._releasing: dict[Bundle, BrokerRegistration | None] = {}  # bundle -> its next owner
         self._suspects: set[Bundle] = set()  # held bundles whose record changed
         self._suspected = asyncio.Event()
+        self._doubted: set[Bundle] = set()  # suspects of which a log has failed
         self._listening: dict[BrokerId, tuple[str, float]] = {}  # incarnation, when it was seen
         self._stopping = False
 
@@ -95,6 +96,7 @@ class Owners:
         if bundle in self._releasing:
             raise BundleUnavailable(str(bundle), "it is being unloaded")
         if bundle in self._held:
+            self._require_known(bundle)
             return Located(self._me, serves=True)
         for _ in range(RACES_MAX):
             located = await self._decide(bundle, authoritative=authoritative)
@@ -111,10 +113,17 @@ class Owners:
             for bundle in sorted(self._suspects, key=str):
                 stored = await self._store.get(_path(bundle))
                 self._suspects.discard(bundle)
+                self._doubted.discard(bundle)
                 if self.holds(bundle) and not self._is_mine(stored):
                     log.warning("another broker has taken a bundle", bundle=str(bundle))
                     self._forget(bundle)
                     await self._on_lost(bundle)
+
+    def doubt(self, bundle: Bundle) -> None:
+        """A log of this bundle has failed: another broker may have it. Looks at its record."""
+        if bundle in self._held:
+            self._doubted.add(bundle)
+            self._suspect(bundle)
 
     def begin_stop(self) -> None:
         """Take nothing any more; the bundles that are held are given away with `release`."""
@@ -140,6 +149,15 @@ class Owners:
         finally:
             del self._releasing[bundle]
             self._forget(bundle)
+
+    def _require_known(self, bundle: Bundle) -> None:
+        """A suspended session is not a lost one, and what is held is served. But when a log has
+        failed, too, it is likely that we are cut off and have been replaced."""
+        state = self._store.session_state
+        if bundle in self._doubted and state is not SessionState.CONNECTED:
+            raise BundleUnavailable(
+                str(bundle), f"its log failed and the metadata session is {state.value}"
+            )
 
     async def _decide(self, bundle: Bundle, *, authoritative: bool) -> Located | None:
         """One round; None: the record changed meanwhile, look again."""
@@ -192,7 +210,7 @@ class Owners:
             raise BundleUnavailable(str(bundle), "this broker is stopping")
         if self._store.session_state is not SessionState.CONNECTED:
             raise BundleUnavailable(
-                str(bundle), f"the metadata session is {self._store.session_state.name.lower()}"
+                str(bundle), f"the metadata session is {self._store.session_state.value}"
             )
         epoch = record.epoch + 1 if record is not None else 0
         mine = Ownership(self._me.broker, self._me.incarnation, epoch)
@@ -240,6 +258,7 @@ class Owners:
         self._suspected.set()
 
     def _forget(self, bundle: Bundle) -> None:
+        self._doubted.discard(bundle)
         unwatch = self._held.pop(bundle, None)
         if unwatch is not None:
             unwatch()

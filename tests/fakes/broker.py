@@ -1,13 +1,14 @@
 """A whole broker in the test's process: real ports and sessions, ledgers and metadata in memory.
 
-Several brokers share one `Cluster`, so that ownership, redirects and takeover are the real ones too.
+Several brokers share one `Cluster`, so that ownership, redirects and takeover are the real ones,
+too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from magnetar.runtime.frames import FrameStream
 
+GRPC_GRACE_S = 0.1  # sessions are closed before; what is left belongs to clients that died
+
 
 @dataclass
 class Cluster:
@@ -46,6 +49,9 @@ class RunningBroker:
     broker: Broker
     store: MemoryStore
     registration: BrokerRegistration
+    stop: asyncio.Event  # set: it stops cleanly and hands everything over
+    serving: asyncio.Task[None]
+    ports: AsyncExitStack
 
     @property
     def grpc_url(self) -> str:
@@ -55,16 +61,26 @@ class RunningBroker:
     def pulsar_url(self) -> str:
         return self.registration.pulsar_url
 
+    async def kill(self) -> None:
+        """It dies as a process does: nothing is handed over and its ports refuse. It is registered
+        until `store.expire()`."""
+        self.serving.cancel()
+        await self.ports.aclose()
+        await asyncio.wait([self.serving])
+
 
 @asynccontextmanager
 async def running_broker(
     cluster: Cluster, number: int = 0, *, log_config: LogConfig | None = None
 ) -> AsyncIterator[RunningBroker]:
-    """One broker; leaving stops it cleanly."""
+    """One broker; leaving stops it cleanly, unless it was killed."""
     store = MemoryStore(cluster.tree)
     service, stop = BrokerService(), asyncio.Event()
     listener = bind_port("127.0.0.1", 0)
-    async with grpc_server({SERVICE: service.handlers}, host="127.0.0.1", port=0) as grpc_port:
+    async with AsyncExitStack() as ports, asyncio.TaskGroup() as group:
+        grpc_port = await ports.enter_async_context(
+            grpc_server({SERVICE: service.handlers}, host="127.0.0.1", port=0, grace_s=GRPC_GRACE_S)
+        )
         me = BrokerRegistration(
             BrokerId(f"broker-{number}"),
             f"{number:032x}",
@@ -89,16 +105,16 @@ async def running_broker(
         pulsar = PulsarServer(serve_pulsar)
         path = paths.broker_available(me.broker)
         await store.create_ephemeral(path, codec.encode_broker_registration(me))
-        async with asyncio.TaskGroup() as group:
-            serving = group.create_task(broker.run(stop))
-            await broker.started.wait()
-            service.serve(broker)
-            await pulsar.start(listener)
-            try:
-                yield RunningBroker(broker, store, me)
-            finally:
-                stop.set()
-                await serving
-                await service.close_sessions()
-                await pulsar.stop()
-        await store.close()
+        serving = group.create_task(broker.run(stop))
+        await broker.started.wait()
+        service.serve(broker)
+        await pulsar.start(listener)
+        ports.push_async_callback(service.close_sessions)
+        ports.push_async_callback(pulsar.stop)
+        try:
+            yield RunningBroker(broker, store, me, stop, serving, ports)
+        finally:
+            stop.set()
+            await asyncio.wait([serving])
+            await ports.aclose()
+    await store.close()

@@ -241,6 +241,27 @@ def test_nothing_is_taken_while_the_session_is_suspended() -> None:
     run(main())
 
 
+def test_a_bundle_whose_log_failed_is_not_served_blindly() -> None:
+    """Suspended and fenced: most likely cut off, and replaced."""
+
+    async def main() -> None:
+        async with brokers(1) as peers:
+            owners, name = peers[0].owners, TopicName.parse("t")
+            await owners.locate(name, authoritative=True)
+            owners.doubt(bundle_of(name))
+            assert (await owners.locate(name, authoritative=False)).serves, "it can still look"
+            peers[0].store.suspend()
+            owners.doubt(bundle_of(name))
+            with pytest.raises(BundleUnavailable, match="suspended"):
+                await owners.locate(name, authoritative=False)
+            peers[0].store.reconnect()
+            assert (await owners.locate(name, authoritative=False)).serves
+            await settle()
+            assert peers[0].lost == []
+
+    run(main())
+
+
 def test_releasing_unloads_and_names_the_next_owner() -> None:
     async def main() -> None:
         async with brokers(2) as peers:

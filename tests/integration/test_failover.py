@@ -1,0 +1,313 @@
+"""Topics that move from one broker to another: on a stop, and when the owner dies or is cut off.
+
+Two brokers in this process share metadata and ledgers; the clients come over real ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import pytest
+from fakes.broker import Cluster, RunningBroker, running_broker
+from fakes.wire import TRANSPORTS, wire_to
+from support import run, wait_until
+
+import magnetar.asyncio as magnetar
+from magnetar.broker.ownership.bundle import bundle_of, by_preference
+from magnetar.client.message import MessageId
+from magnetar.client.options import InitialPosition
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+HANDOVER_S = 1.0
+TAKEOVER_S = 3.0
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[list[RunningBroker]]:
+    """Two brokers."""
+    cluster = Cluster()
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(running_broker(cluster, number)) for number in range(2)
+        ]
+
+
+def topic_of(owner: RunningBroker, brokers: list[RunningBroker]) -> str:
+    """A topic that prefers this broker."""
+    ids = [it.registration.broker for it in brokers]
+    for number in range(1_000):
+        name = f"persistent://public/n{number}/t"
+        if by_preference(bundle_of(TopicName.parse(name)), ids)[0] == owner.registration.broker:
+            return name
+    raise AssertionError("no topic prefers this broker")
+
+
+def both(first: RunningBroker, second: RunningBroker) -> str:
+    """The URL of a client that knows both."""
+    return f"{first.grpc_url},{second.grpc_url.removeprefix('grpc://')}"
+
+
+def serves(broker: RunningBroker, topic: str) -> bool:
+    return topic in {str(it.name) for it in broker.broker.topics}
+
+
+@dataclass
+class Workload:
+    """Publishes numbers until it is told to stop, 20 at a time on their way; notes which were
+    acknowledged and the longest time between two acknowledgements."""
+
+    client: magnetar.Client
+    topic: str
+    acknowledged: list[int] = field(default_factory=list)
+    gap_s: float = 0.0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        producer = await self.client.create_producer(self.topic, batching_enabled=False)
+        last, sent = loop.time(), 0
+        room = asyncio.Semaphore(20)
+
+        def on_sent(number: int, result: Any) -> None:
+            nonlocal last
+            assert result.name == "Ok", result
+            self.gap_s = max(self.gap_s, loop.time() - last)
+            last = loop.time()
+            self.acknowledged.append(number)
+            room.release()
+
+        while not self.done.is_set():
+            await room.acquire()
+            number = sent
+            sent += 1
+            producer.send_async(
+                b"%d" % number, lambda result, _, number=number: on_sent(number, result)
+            )
+            await asyncio.sleep(0.001)
+        await producer.flush()
+        await producer.close()
+
+
+async def stored(client: magnetar.Client, topic: str) -> list[int]:
+    reader = await client.create_reader(topic, MessageId.earliest)
+    numbers = []
+    while await reader.has_message_available():
+        numbers.append(int((await reader.read_next(timeout_millis=5_000)).data()))
+    await reader.close()
+    return numbers
+
+
+def check(workload: Workload, numbers: list[int]) -> None:
+    """Nothing acknowledged is missing; everything in order, where what was sent again counts once
+    (it may come twice as a block)."""
+    assert set(workload.acknowledged) <= set(numbers)
+    assert workload.acknowledged == sorted(workload.acknowledged)
+    first = list(dict.fromkeys(numbers))
+    assert first == sorted(first)
+
+
+async def after(workload: Workload, count: int) -> None:
+    goal = len(workload.acknowledged) + count
+    await wait_until(lambda: len(workload.acknowledged) >= goal, deadline_s=10)
+
+
+def test_a_stop_hands_over_at_once() -> None:
+    async def main() -> None:
+        async with pair() as (first, second):
+            topic = topic_of(first, [first, second])
+            async with magnetar.Client(both(first, second)) as client:
+                workload = Workload(client, topic)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(workload.run())
+                    await after(workload, 100)
+                    assert serves(first, topic)
+                    started = asyncio.get_running_loop().time()
+                    first.stop.set()
+                    await asyncio.wait([first.serving])
+                    assert asyncio.get_running_loop().time() - started < HANDOVER_S
+                    await first.ports.aclose()
+                    await after(workload, 100)
+                    workload.done.set()
+                assert serves(second, topic)
+                numbers = await stored(client, topic)
+                check(workload, numbers)
+                assert len(numbers) == len(set(numbers)), "a clean handover sends nothing twice"
+                assert workload.gap_s < HANDOVER_S
+
+    run(main())
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["port refuses", "session gone"])
+def test_a_dead_owner_is_replaced(registered: bool) -> None:
+    async def main() -> None:
+        async with pair() as (first, second):
+            topic = topic_of(first, [first, second])
+            async with magnetar.Client(both(first, second)) as client:
+                consumer = await client.subscribe(
+                    topic, "s", initial_position=InitialPosition.Earliest
+                )
+                workload = Workload(client, topic)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(workload.run())
+                    await after(workload, 100)
+                    assert serves(first, topic)
+                    if not registered:
+                        first.store.expire()
+                    await first.kill()
+                    await after(workload, 100)
+                    workload.done.set()
+                assert serves(second, topic)
+                check(workload, await stored(client, topic))
+                assert workload.gap_s < TAKEOVER_S
+                wanted = set(workload.acknowledged)
+                while wanted:
+                    message = await consumer.receive(timeout_millis=5_000)
+                    wanted.discard(int(message.data()))
+                    await consumer.acknowledge(message)
+
+    run(main(), deadline_s=40)
+
+
+def test_an_owner_that_lost_its_session_gives_way() -> None:
+    """It lives on, cut off from the metadata, and its clients are still with it."""
+
+    async def main() -> None:
+        async with pair() as (first, second), wire_to(second, "pulsar") as other:
+            topic = topic_of(first, [first, second])
+            async with magnetar.Client(both(first, second)) as client:
+                workload = Workload(client, topic)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(workload.run())
+                    await after(workload, 100)
+                    first.store.expire()
+                    found = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+                    assert found.brokerServiceUrl == second.pulsar_url
+                    await other.subscribe(topic)  # opens the topic: fences the other one
+                    await after(workload, 100)
+                    workload.done.set()
+                assert serves(second, topic)
+                check(workload, await stored(client, topic))
+
+    run(main(), deadline_s=40)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_client_is_told_where_its_topic_went(transport: str) -> None:
+    async def main() -> None:
+        async with pair() as (first, second), wire_to(first, transport) as client:
+            topic = topic_of(first, [first, second])
+            url = second.pulsar_url if transport == "pulsar" else second.grpc_url
+            await client.produce(topic)
+            await client.subscribe(topic)
+            first.stop.set()
+            bodies: list[Any] = [(await client.receive()).body for _ in range(2)]
+            assert {type(it) for it in bodies} == {pb.CommandCloseProducer, pb.CommandCloseConsumer}
+            assert {it.assignedBrokerServiceUrl for it in bodies} == {url}
+            await asyncio.wait([first.serving])
+            async with wire_to(second, transport) as moved:
+                found = await moved.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+                assert found.response == pb.CommandLookupTopicResponse.Connect
+                assert found.brokerServiceUrl == url
+                await moved.produce(topic)
+                await moved.publish("there")
+                assert (await moved.expect(pb.CommandSendReceipt)).sequence_id == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_lookup_is_answered_alike_by_both(transport: str) -> None:
+    async def main() -> None:
+        kinds = pb.CommandLookupTopicResponse
+        async with (
+            pair() as (first, second),
+            wire_to(first, transport) as one,
+            wire_to(second, transport) as other,
+        ):
+            topic = topic_of(first, [first, second])
+            url = first.pulsar_url if transport == "pulsar" else first.grpc_url
+            asked = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+            assert (asked.response, asked.brokerServiceUrl) == (kinds.Redirect, url)
+            assert asked.authoritative
+            found = await one.ask(
+                pb.CommandLookupTopic(topic=topic, request_id=0, authoritative=True)
+            )
+            assert (found.response, found.brokerServiceUrl) == (kinds.Connect, url)
+            assert not found.authoritative
+            again = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+            assert (again.response, again.brokerServiceUrl) == (kinds.Connect, url)
+            refused = await other.produce(topic)
+            assert refused.error == pb.ServiceNotReady
+            assert "look it up again" in refused.message
+
+    run(main())
+
+
+def test_an_unmodified_apache_client_follows_its_topic() -> None:
+    """It knows both brokers; the owner stops while it publishes and consumes."""
+
+    def work(urls: str, topic: str, stop_owner: Callable[[], None]) -> None:
+        client = pulsar.Client(
+            urls,
+            operation_timeout_seconds=10,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+        consumer = client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        producer = client.create_producer(topic)
+        for number in range(300):
+            if number == 100:
+                stop_owner()
+            producer.send(b"%d" % number)
+        got = []
+        while not got or got[-1] != b"299":
+            message = consumer.receive(timeout_millis=10_000)
+            consumer.acknowledge(message)
+            got.append(message.data())
+        assert list(dict.fromkeys(got)) == [b"%d" % number for number in range(300)]
+        read = [reader.read_next(timeout_millis=10_000).data() for _ in range(300)]
+        assert list(dict.fromkeys(read)) == read
+        client.close()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with pair() as (first, second):
+            topic = topic_of(first, [first, second])
+
+            async def retire() -> None:
+                first.stop.set()
+                await asyncio.wait([first.serving])
+                await first.ports.aclose()
+
+            def stop_owner() -> None:
+                asyncio.run_coroutine_threadsafe(retire(), loop)
+
+            urls = f"{first.pulsar_url},{second.pulsar_url.removeprefix('pulsar://')}"
+            await asyncio.to_thread(work, urls, topic, stop_owner)
+            assert serves(second, topic)
+
+    run(main(), deadline_s=40)
+
+
+def test_both_stop_together() -> None:
+    async def main() -> None:
+        async with pair() as (first, second), wire_to(first, "pulsar") as client:
+            topic = topic_of(first, [first, second])
+            await client.produce(topic)
+            await client.publish("kept")
+            await client.expect(pb.CommandSendReceipt)
+            first.stop.set()
+            second.stop.set()
+            async with asyncio.timeout(HANDOVER_S):
+                await asyncio.wait([first.serving, second.serving])
+            assert not first.serving.cancelled()
+
+    run(main())

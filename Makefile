@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint bench protos clean
+.PHONY: setup demo test lint bench protos clean
 
 setup: $(STAMP)
 
@@ -16,6 +16,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,demo,test,dev]' --config-settings editable_mode=compat
 	@touch $@
+
+# A year of flights through a standalone server that is killed half-way, checked by Spark.
+demo: setup
+	$(BIN)/python -m magnetar.demo
 
 test: setup
 	$(BIN)/python -m pytest

@@ -6,8 +6,9 @@ because each message says where the next one begins; that walk is one slice and 
 and only columns that were asked for look into the parsed metadata. A schema with nothing but
 entry-level columns does not even open the payload.
 
-The price of a message on one core (CPython 3.11, 100 bytes): 0.8 us for `value` alone, about 3 us
-with key, event time and one property.
+The price of a message of 100 bytes in a batch of 1,000, on one core of CPython 3.11: 1.1 us for
+`value` alone, 2.8 us for all columns with a key, an event time and one property. A message that is
+an entry of its own costs 8 and 18 us.
 
 Pure.
 """
@@ -248,47 +249,48 @@ class _EventTime:
 
 
 class _Properties:
-    """A map, empty where there are none."""
+    """A map, empty where there are none; of a name that is there twice, the last one counts."""
 
     of_message = True
 
     def __init__(self, topic: TopicName) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
         self._names: list[str] = []
         self._values: list[str] = []
-        self._ends: list[int] = [0]
-        self._checked: list[dict[str, str]] = []
+        self._counts: list[int] = []
+        self._checked: tuple[list[str], list[str], list[int]] = [], [], []
 
     def check(self, opened: Opened) -> None:
-        self._checked = [
-            {pair.key: pair.value for pair in metadata.properties} if metadata.properties else {}
-            for metadata in opened.metadata
-        ]
-        try:  # protobuf hands out what is not UTF-8 as bytes
-            for properties in self._checked:
-                if properties:
-                    "".join(chain(properties, properties.values()))
-        except TypeError:
+        # Passes over lists instead of a loop over messages: a quarter of the time.
+        of_messages = [metadata.properties for metadata in opened.metadata]
+        pairs = list(chain.from_iterable(of_messages))
+        names = [pair.key for pair in pairs]
+        values = [pair.value for pair in pairs]
+        counts = list(map(len, of_messages))
+        try:
+            "".join(names)
+            "".join(values)
+        except TypeError:  # protobuf hands out what is not UTF-8 as bytes
             raise MalformedEntry("a property is not UTF-8") from None
+        if max(counts) > 1:
+            self._checked = _last_of_each(names, values, counts)
+        else:
+            self._checked = names, values, counts
 
     def add(self, opened: Opened) -> None:
-        end = len(self._names)
-        for properties in self._checked:
-            if properties:
-                self._names += properties
-                self._values += properties.values()
-                end = len(self._names)
-            self._ends.append(end)
+        names, values, counts = self._checked
+        self._names += names
+        self._values += values
+        self._counts += counts
 
     def take(self, rows: int) -> pa.Array:
+        ends = np.zeros(rows + 1, dtype=np.int32)
+        np.cumsum(self._counts, out=ends[1:])
         array = pa.MapArray.from_arrays(
-            pa.array(self._ends, pa.int32()),
+            pa.array(ends),
             pa.array(self._names, pa.string()),
             pa.array(self._values, pa.string()),
         )
-        self._clear()
+        self._names, self._values, self._counts = [], [], []
         return array
 
 
@@ -412,6 +414,21 @@ def _from_base64(key: Any) -> bytes:
         return base64.b64decode(key, validate=True)
     except (binascii.Error, ValueError):
         raise MalformedEntry("a key is marked as base64, but is not") from None
+
+
+def _last_of_each(
+    names: list[str], values: list[str], counts: list[int]
+) -> tuple[list[str], list[str], list[int]]:
+    """Without the names that are there more than once in a message, but for the last one."""
+    left: tuple[list[str], list[str], list[int]] = [], [], []
+    end = 0
+    for count in counts:
+        start, end = end, end + count
+        properties = dict(zip(names[start:end], values[start:end], strict=True))
+        left[0].extend(properties)
+        left[1].extend(properties.values())
+        left[2].append(len(properties))
+    return left
 
 
 @lru_cache(maxsize=64)  # batches of one producer tend to be of one size

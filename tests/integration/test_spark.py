@@ -15,10 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from fakes.range_server import RangeServer, Topic, serving
 from fakes.services import Service, standalone_process
+from fakes.standalone_process import StandaloneProcess
 
 import magnetar
 from magnetar.spark.errors import JavaMissing, TargetForeign, TargetNotEmpty
 from magnetar.spark.session import spark_session
+from magnetar.spark.source.options import parse_options
+from magnetar.spark.source.reading import TopicReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,6 +204,29 @@ def test_a_read_survives_its_broker(spark: SparkSession) -> None:
         assert [bytes(row["value"]) for row in rows[::2]] == [b"%d" % n for n in range(40)]
         assert old.reads
         assert any(first > 0 for _, first, _ in new.reads)
+
+
+def test_a_read_survives_kill_9_of_the_server(tmp_path: Path) -> None:
+    server = StandaloneProcess(tmp_path)
+    server.start()
+    try:
+        url = f"grpc://127.0.0.1:{server.grpc_port}"
+        with magnetar.Client(url) as client:
+            producer = client.create_producer("t", block_if_queue_full=True)
+            for number in range(200):
+                producer.send_async(number.to_bytes(4, "big") * 25_000, lambda *_: None)
+            producer.flush()
+        topic = TopicReader(parse_options({"service.url": url, "topic": "t"}))
+        spans = topic.plan()
+        assert sum(span.bytes for span in spans) > 20_000_000  # frames have 2 MiB, 2 are read ahead
+        reading = topic.read(spans)
+        before = [next(reading) for _ in range(3)]
+        server.kill()
+        server.start()
+        entries = [read.entry for read in (*before, *reading)]
+        assert entries == list(range(spans[0].last + 1))
+    finally:
+        server.end()
 
 
 # -- The archive -------------------------------------------------------------------------------

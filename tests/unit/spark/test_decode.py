@@ -179,6 +179,15 @@ def test_a_key_in_the_metadata_of_a_batch_is_not_that_of_its_messages() -> None:
     ]
 
 
+def test_of_a_property_that_is_there_twice_the_last_one_counts() -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2)
+    for name, value in [("a", "1"), ("b", "2"), ("a", "3")]:
+        metadata.properties.add(key=name, value=value)
+    data = stored(_reassembled(metadata, b"x"))
+    [row] = decoded(data, "__messageProperties").to_pylist()
+    assert row["__messageProperties"] == [("a", "3"), ("b", "2")]
+
+
 def test_a_marker_is_no_row() -> None:
     parts = encode_message(OutgoingMessage(b"x", 1), HEADER)
     received = read_entry(b"".join(parts))

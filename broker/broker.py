@@ -72,6 +72,8 @@ class Broker:
         self._brokers = BrokerDirectory(store)
         self._owners = Owners(store, self._brokers, me, on_lost=self._unload)
         self._topics: dict[TopicName, asyncio.Future[Topic]] = {}  # opening or open
+        self._failed: set[TopicName] = set()  # to be closed
+        self._failing = asyncio.Event()
         self._tasks: asyncio.TaskGroup
 
     @property
@@ -97,6 +99,7 @@ class Broker:
                 self._tasks.create_task(
                     supervise("owners", self._owners.run, backoff=self._backoff)
                 ),
+                self._tasks.create_task(self._close_failed()),
             ]
             self.started.set()
             await stop.wait()
@@ -179,7 +182,18 @@ class Broker:
     def _on_failed(self, topic: Topic, error: BrokerError) -> None:
         log.warning("topic failed", topic=str(topic.name), error=str(error))
         self._owners.doubt(bundle_of(topic.name))
-        self._tasks.create_task(self._close(topic.name, CloseReason.LOG_FAILED))
+        self._failed.add(topic.name)
+        self._failing.set()
+
+    async def _close_failed(self) -> None:
+        """Close topics whose logs have failed, so that they can be opened anew."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._failing.wait()
+                self._failing.clear()
+                for name in self._failed:
+                    group.create_task(self._close(name, CloseReason.LOG_FAILED))
+                self._failed.clear()
 
     async def _close(self, name: TopicName, reason: CloseReason) -> None:
         opened = self._topics.get(name)

@@ -103,7 +103,7 @@ class Connection:
         try:
             async with asyncio.TaskGroup() as self._requests:
                 lasting = [
-                    self._requests.create_task(self._outbox.run()),
+                    self._requests.create_task(self._write()),
                     self._requests.create_task(self._keep_alive()),
                     self._requests.create_task(self._offer_room()),
                 ]
@@ -122,8 +122,10 @@ class Connection:
     async def _read(self) -> None:
         try:
             while not self._over:
-                self._take(await self._stream.receive())
-                await self._wait_room()
+                frame = await self._stream.receive()
+                if not self._over:  # it may have ended meanwhile
+                    self._take(frame)
+                    await self._wait_room()
         except StreamClosed as end:
             if not (end.clean or self._over):
                 log.info("connection lost", peer=self._stream.peer, reason=end.reason)
@@ -150,9 +152,8 @@ class Connection:
         """Read on only when there is room for what comes. Raises StreamClosed."""
         self._paused = True
         for producer_id in self._published:
-            producer = self._producers.get(producer_id)
-            if producer is not None:
-                await producer.wait_room()
+            while not await self._has_room(producer_id):
+                self._outbox.put_control(reply.PING)  # a connection that is gone fails at this
         self._published.clear()
         while self._session.requests >= REQUESTS_READ_MAX and not self._over:
             self._answered.clear()
@@ -160,6 +161,17 @@ class Connection:
         self._paused = False
         if self._outbox.pending_bytes > STALL_BYTES:
             await self._outbox.wait_room()
+
+    async def _has_room(self, producer_id: int) -> bool:
+        """Wait a while until its topic takes more, or the producer is gone."""
+        producer = self._producers.get(producer_id)
+        if producer is not None:
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    await producer.wait_room()
+            except TimeoutError:
+                return False
+        return True
 
     def _refuse(self, error: CommandError) -> None:
         """A command that did not parse costs its sender an error, not the connection, if it can be
@@ -448,6 +460,10 @@ class Connection:
 
     # ---- beside the reader -----------------------------------------------------------------------
 
+    async def _write(self) -> None:
+        await self._outbox.run()
+        self._leave()  # whatever the reader waits for
+
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._over:
@@ -479,16 +495,18 @@ class Connection:
         return False
 
     async def probe(self) -> bool:
-        """Whether the client answers a PING; while it is not read, it is taken to be alive."""
-        if self._over or self._paused:
-            return not self._over
+        """Whether the client answers a PING. While it is not read, nobody knows: it is taken to be
+        alive as long as the connection is."""
+        if self._over:
+            return False
         self._heard.clear()
         self._outbox.put_control(reply.PING)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._heard.wait()
         except TimeoutError:
-            self._end(f"no answer to a PING for {PROBE_TIMEOUT_S:.0f} s")
+            if not self._paused:
+                self._end(f"no answer to a PING for {PROBE_TIMEOUT_S:.0f} s")
         return not self._over
 
     def put(self, *parts: bytes | memoryview) -> None:

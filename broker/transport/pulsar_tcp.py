@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.protos.errors import FrameTooLarge
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
@@ -38,7 +38,8 @@ class TcpFrameStream:
         self._reader = reader
         self._writer = writer
         self._rest = bytearray()  # the beginning of a frame that has not come whole
-        self._closed: StreamClosed | None = None
+        self._closed: StreamClosed | None = None  # None: open
+        self._gone: asyncio.Event | None = None  # set when the socket is; None: nobody closed it
 
     async def send(self, parts: Sequence[Buffer]) -> None:
         if self._closed is not None:
@@ -67,15 +68,21 @@ class TcpFrameStream:
         raise self._closed
 
     async def close(self) -> None:
-        if self._closed is None:
-            self._end("closed here", clean=True)
+        self._end("closed here", clean=True)
+        if self._gone is not None:
+            await self._gone.wait()
+            return
+        # Only one task waits for the writer: cancelling one would cancel it for all.
+        self._gone, abort = asyncio.Event(), self._writer.transport.abort
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(CLOSE_TIMEOUT_S, abort)  # a peer that does not read
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            with suppress(OSError):  # lost before it was closed
                 await self._writer.wait_closed()
-        except TimeoutError:
-            self._writer.transport.abort()  # the peer does not read: what is left is dropped
-        except OSError:
-            pass  # lost before it was closed
+        finally:
+            timer.cancel()
+            abort()
+            self._gone.set()
 
     def _whole_bytes(self) -> int:
         """How many of the gathered bytes are whole frames. Ends the stream at an oversized one."""
@@ -104,7 +111,7 @@ class PulsarServer:
     def __init__(self, handle: Callable[[FrameStream], Awaitable[None]]) -> None:
         self._handle = handle
         self._server: asyncio.Server | None = None
-        self._streams: set[TcpFrameStream] = set()
+        self._streams: dict[TcpFrameStream, asyncio.Task[Any]] = {}  # and who handles it
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on a bound socket (runtime/listener.py), which this takes over."""
@@ -113,22 +120,31 @@ class PulsarServer:
         )
 
     async def stop(self) -> None:
-        """Stop listening and close every connection."""
+        """Stop listening, close every connection, and wait for what handles them."""
         if self._server is None:
             return
         self._server.close()
         async with asyncio.TaskGroup() as group:
             for stream in list(self._streams):
                 group.create_task(stream.close())
+        await self._end_handlers()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._server.wait_closed()
 
+    async def _end_handlers(self) -> None:
+        handlers = list(self._streams.values())
+        if handlers:
+            _, late = await asyncio.wait(handlers, timeout=CLOSE_TIMEOUT_S)
+            for task in late:  # requests that wait for something that does not come
+                task.cancel()
+
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = TcpFrameStream(reader, writer)
-        self._streams.add(stream)
+        stream, task = TcpFrameStream(reader, writer), asyncio.current_task()
+        assert task is not None
+        self._streams[stream] = task
         try:
             await self._handle(stream)
         finally:
-            self._streams.discard(stream)
             await stream.close()
+            del self._streams[stream]

@@ -17,7 +17,7 @@ from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fakes.broker import RunningBroker
     from google.protobuf.message import Message
@@ -61,15 +61,17 @@ class _Tcp:
         self._writer.transport.abort()
 
 
-class _Grpc:
-    def __init__(self, address: str) -> None:
-        self._channel = open_channel(address)
-        self._stream: FrameStream = open_frame_stream(
-            self._channel, f"/{SERVICE}/Session", peer="the broker"
-        )
+class StreamWire:
+    """Over a frame stream: gRPC's, or one in memory."""
+
+    def __init__(self, stream: FrameStream, break_off: Callable[[], Awaitable[None]]) -> None:
+        self._stream = stream
+        self._turn = asyncio.Lock()  # one task at a time sends on a stream
+        self.break_off = break_off
 
     async def send(self, data: bytes) -> None:
-        await self._stream.send([data])
+        async with self._turn:
+            await self._stream.send([data])
 
     async def receive(self) -> bytes:
         try:
@@ -77,17 +79,14 @@ class _Grpc:
         except StreamClosed:
             return b""
 
-    async def break_off(self) -> None:
-        await self._channel.close()
-
 
 class WireClient:
-    """Sends commands and hands out the answers in their order; PINGs are answered, unless it is
-    told to be `mute`."""
+    """Sends commands and hands out the answers in their order; PINGs are answered whenever it
+    reads."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.mute = False
+        self.wait_s = WAIT_S  # for one command
         self._numbers = itertools.count(1)
         self._decoder = framing.FrameDecoder()
         self._came: list[framing.Command] = []
@@ -97,14 +96,13 @@ class WireClient:
 
     async def receive(self) -> framing.Command:
         """The next command. Raises EOFError at the end of the connection."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self.wait_s):
             while True:
                 while self._came:
                     command = self._came.pop(0)
                     if command.type != pb.BaseCommand.PING:
                         return command
-                    if not self.mute:
-                        await self.send(pb.CommandPong())
+                    await self.send(pb.CommandPong())
                 await self._read()
 
     async def _read(self) -> None:
@@ -194,7 +192,9 @@ async def wire_to(
     if transport == "pulsar":
         wire = _Tcp(*await asyncio.open_connection(url.hostname, url.port))
     else:
-        wire = _Grpc(url.netloc)
+        channel = open_channel(url.netloc)
+        stream = open_frame_stream(channel, f"/{SERVICE}/Session", peer="the broker")
+        wire = StreamWire(stream, channel.close)
     client = WireClient(wire)
     try:
         if connected:

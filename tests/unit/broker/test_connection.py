@@ -1,0 +1,451 @@
+"""A connection's shell: signs of life, back-pressure both ways, and clients that vanish.
+
+The broker is whole, but for its ports; on a loop whose clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.broker import Cluster
+from fakes.entries import entry_of
+from fakes.ledgers import FakeLedgers
+from fakes.virtual_loop import run_virtual
+from fakes.wire import StreamWire, WireClient
+from support import settle, wait_until
+
+from magnetar.broker.broker import Broker
+from magnetar.broker.connection import (
+    DELIVERY_BYTES_MAX,
+    PROBE_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    STALL_BYTES,
+    Connection,
+    Transport,
+)
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.log.log import LogConfig
+from magnetar.broker.session import KEEPALIVE_S
+from magnetar.broker.topic import ProducerNames
+from magnetar.metadata import codec, paths
+from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.model import BrokerId, BrokerRegistration, TopicRecord
+from magnetar.metadata.store import ABSENT
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import Domain
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.memory_stream import memory_stream_pair
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+TOPIC = "persistent://public/default/t"
+PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
+FRAMES_MAX = 2  # a peer that does not read takes so many
+
+
+class Place:
+    """A broker and its connections."""
+
+    def __init__(self, broker: Broker, cluster: Cluster, tasks: asyncio.TaskGroup) -> None:
+        self.broker = broker
+        self.world = cluster.world
+        self.connections: list[Connection] = []
+        self.serving: list[asyncio.Task[None]] = []
+        self._tasks = tasks
+
+    async def client(self, *, connected: bool = True) -> WireClient:
+        here, there = memory_stream_pair("client", "broker", frames_max=FRAMES_MAX)
+
+        async def break_off() -> None:
+            here.abort("the client died")
+
+        connection = Connection(there, self.broker, Transport.GRPC)
+        self.connections.append(connection)
+        self.serving.append(self._tasks.create_task(connection.run()))
+        client = WireClient(StreamWire(here, break_off))
+        client.wait_s = 3600.0
+        if connected:
+            await client.connect()
+        return client
+
+    @property
+    def topic(self) -> Any:
+        [topic] = self.broker.topics
+        return topic
+
+
+@asynccontextmanager
+async def place() -> AsyncIterator[Place]:
+    cluster = Cluster()
+    store, stop = MemoryStore(cluster.tree), asyncio.Event()
+    me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
+    broker = Broker(
+        me,
+        store=store,
+        ledgers=FakeLedgers(cluster.world),
+        cache=EntryCache(64 << 20),
+        log_config=LogConfig(pending_bytes_max=PENDING_BYTES_MAX),
+        names=ProducerNames("test"),
+        clock=SystemClock(),
+        random=random.Random(0),
+    )
+    path = paths.broker_available(me.broker)
+    await store.create_ephemeral(path, codec.encode_broker_registration(me))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(broker.run(stop))
+        await broker.started.wait()
+        here = Place(broker, cluster, tasks)
+        yield here
+        stop.set()
+        await running
+        for task in here.serving:
+            task.cancel()
+    await store.close()
+
+
+async def answer_pings(client: WireClient, for_s: float) -> None:
+    """Says no word but PONG."""
+    asyncio.get_running_loop().call_later(for_s, asyncio.current_task().cancel)
+    try:
+        await client.ended()
+    except asyncio.CancelledError:
+        asyncio.current_task().uncancel()
+
+
+def passed_s(since: float = 0.0) -> float:
+    return asyncio.get_running_loop().time() - since
+
+
+# ---- signs of life ----------------------------------------------------------------------------
+
+
+def test_a_silent_client_is_asked_and_then_left(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            await client.produce(TOPIC, producer_name="me")
+            await here.serving[0]  # it never reads, so it never answers
+            assert passed_s() == pytest.approx(2 * KEEPALIVE_S, abs=1)
+            assert here.topic.producers == {}
+
+    with caplog.at_level(logging.WARNING):
+        run_virtual(main())
+    assert "nothing heard for 60 s" in caplog.text
+
+
+def test_a_client_that_answers_stays(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            await client.produce(TOPIC)
+            await answer_pings(client, 20 * KEEPALIVE_S)
+            assert not here.serving[0].done()
+            assert len(here.topic.producers) == 1
+
+    run_virtual(main())
+
+
+def test_a_client_that_says_nothing_at_all_is_left() -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client(connected=False)
+            await here.serving[0]
+            assert passed_s() == pytest.approx(KEEPALIVE_S, abs=1)
+            assert await client.wire.receive() == b""
+
+    run_virtual(main())
+
+
+def test_a_dead_holder_of_a_name_or_subscription_is_put_out() -> None:
+    async def main() -> None:
+        async with place() as here:
+            dead = await here.client()
+            await dead.produce(TOPIC, producer_name="me")
+            await dead.subscribe(TOPIC)
+            began = passed_s()
+            alive = await here.client()
+            assert isinstance(
+                await alive.produce(TOPIC, producer_name="me"), pb.CommandProducerSuccess
+            )
+            assert isinstance(await alive.subscribe(TOPIC), pb.CommandSuccess)
+            assert passed_s(began) == pytest.approx(PROBE_TIMEOUT_S, abs=0.5)
+            await here.serving[0]
+
+    run_virtual(main())
+
+
+def test_a_living_holder_keeps_its_place() -> None:
+    async def main() -> None:
+        async with place() as here:
+            holder = await here.client()
+            await holder.produce(TOPIC, producer_name="me")
+            await holder.subscribe(TOPIC)
+            other = await here.client()
+
+            async def answer_pings() -> None:
+                await holder.ended()
+
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(answer_pings())
+                refused = await other.produce(TOPIC, producer_name="me")
+                assert refused.error == pb.ProducerBusy
+                refused = await other.subscribe(TOPIC)
+                assert refused.error == pb.ConsumerBusy
+                assert passed_s() < 1
+                reading.cancel()
+
+    run_virtual(main())
+
+
+# ---- back-pressure ----------------------------------------------------------------------------
+
+
+def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
+    """What it sends is not read while the bookies are away: that is no silence of its own."""
+
+    async def main() -> None:
+        async with place() as here:
+            client, other = await here.client(), await here.client()
+            await client.produce(TOPIC, producer_name="me")
+            here.world.bookies = False
+            text = "x" * 1_000
+            count = 100
+
+            async def publish() -> None:
+                for number in range(count):
+                    await client.publish(text, sequence_id=number)
+
+            async with asyncio.TaskGroup() as tasks:
+                publishing = tasks.create_task(publish())
+                await wait_until(lambda: here.connections[0]._paused, deadline_s=60)
+                assert here.topic.log.describe()["queued"] * len(text) < 2 * PENDING_BYTES_MAX
+                assert not publishing.done(), "it is not read"
+                refused = await other.produce(TOPIC, producer_name="me")
+                assert refused.error == pb.ProducerBusy
+                asked = tasks.create_task(other.ended())  # keeps the other one alive
+                await asyncio.sleep(5 * KEEPALIVE_S)
+                assert not here.serving[0].done()
+                here.world.bookies = True
+                async with asyncio.timeout(60):
+                    for number in range(count):
+                        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == number
+                asked.cancel()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", [pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared])
+def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(kind: int) -> None:
+    async def main() -> None:
+        async with place() as here:
+            writer, reader = await here.client(), await here.client()
+            await writer.produce(TOPIC)
+            await reader.subscribe(TOPIC, subType=kind)
+            await reader.flow(1_000_000)
+            text = "x" * 100_000
+            count = 300
+            most = 0
+            for number in range(count):
+                await writer.publish(text, sequence_id=number)
+                await writer.expect(pb.CommandSendReceipt)
+                most = max(most, here.connections[1]._outbox.pending_bytes)
+            await settle()
+            step = Limits().read_bytes + len(text)
+            assert DELIVERY_BYTES_MAX <= most < DELIVERY_BYTES_MAX + step
+            for _ in range(count):  # once it reads, it gets everything
+                _, texts = await reader.message()
+                assert texts == [text]
+
+    run_virtual(main())
+
+
+def test_what_waits_for_a_client_that_only_asks_is_bounded() -> None:
+    async def main() -> None:
+        async with place() as here:
+            store = here.broker._store
+            for number in range(1_000):
+                name = f"{number:04}" + "n" * 200
+                path = paths.topic("public", "default", Domain.PERSISTENT, name)
+                await store.put(path, codec.encode_topic(TopicRecord(epoch=0)), expected=ABSENT)
+            client = await here.client()
+            answer_bytes = 1_000 * 230
+            count = 2 * STALL_BYTES // answer_bytes
+
+            async def ask() -> None:
+                for number in range(count):
+                    await client.send(
+                        pb.CommandGetTopicsOfNamespace(
+                            namespace="public/default", request_id=number
+                        )
+                    )
+
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(ask())
+                await asyncio.sleep(5)
+                assert not asking.done(), "it is not read any more"
+                pending = here.connections[0]._outbox.pending_bytes
+                assert STALL_BYTES < pending < STALL_BYTES + 8 * answer_bytes
+                numbers = [
+                    (await client.expect(pb.CommandGetTopicsOfNamespaceResponse)).request_id
+                    for _ in range(count)
+                ]
+            assert sorted(numbers) == list(range(count))
+
+    run_virtual(main())
+
+
+# ---- clients that vanish ----------------------------------------------------------------------
+
+
+async def idle(here: Place, client: WireClient) -> None:
+    """Connected, no more."""
+
+
+async def opening(here: Place, client: WireClient) -> None:
+    here.world.bookies = False
+    await client.send(pb.CommandProducer(topic=TOPIC, producer_id=9, request_id=9))
+    await client.send(
+        pb.CommandSubscribe(
+            topic=TOPIC,
+            subscription="opening",
+            subType=pb.CommandSubscribe.Shared,
+            consumer_id=9,
+            request_id=10,
+        )
+    )
+
+
+async def publishing(here: Place, client: WireClient) -> None:
+    await client.produce(TOPIC, producer_id=9)
+    here.world.hold()
+    for number in range(5):
+        await client.publish(producer_id=9, sequence_id=number)
+
+
+async def publishing_too_much(here: Place, client: WireClient) -> None:
+    await client.produce(TOPIC, producer_id=9)
+    here.world.bookies = False
+    await client.publish("x" * 2 * PENDING_BYTES_MAX, producer_id=9)
+
+
+async def receiving(here: Place, client: WireClient) -> None:
+    await client.produce(TOPIC, producer_id=9)
+    await client.subscribe(TOPIC, subType=pb.CommandSubscribe.Shared)
+    for number in range(5):
+        await client.publish("x" * 5_000, producer_id=9, sequence_id=number)
+        await client.expect(pb.CommandSendReceipt)
+    await client.flow(1_000)
+
+
+async def acknowledging(here: Place, client: WireClient) -> None:
+    await client.subscribe(TOPIC)
+    await client.produce(TOPIC, producer_id=9)
+    await client.publish(producer_id=9)
+    receipt = await client.expect(pb.CommandSendReceipt)
+    here.world.hold()
+    await client.send(
+        pb.CommandAck(
+            consumer_id=1,
+            ack_type=pb.CommandAck.Individual,
+            message_id=[receipt.message_id],
+            request_id=9,
+        )
+    )
+
+
+async def seeking(here: Place, client: WireClient) -> None:
+    await acknowledging(here, client)
+    position = pb.MessageIdData(ledgerId=2**64 - 1, entryId=2**64 - 1)
+    await client.send(pb.CommandSeek(consumer_id=1, request_id=10, message_id=position))
+
+
+async def unsubscribing(here: Place, client: WireClient) -> None:
+    await acknowledging(here, client)
+    await client.send(pb.CommandUnsubscribe(consumer_id=1, request_id=10))
+
+
+async def taking_anothers_place(here: Place, client: WireClient) -> None:
+    holder = await here.client()
+    await holder.produce(TOPIC, producer_name="me")
+    await client.send(
+        pb.CommandProducer(topic=TOPIC, producer_id=9, request_id=9, producer_name="me")
+    )
+
+
+async def half_a_command(here: Place, client: WireClient) -> None:
+    await client.produce(TOPIC, producer_id=9)
+    await client.wire.send(framing.encode_command(pb.CommandPing())[:-1])
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        idle,
+        opening,
+        publishing,
+        publishing_too_much,
+        receiving,
+        acknowledging,
+        seeking,
+        unsubscribing,
+        taking_anothers_place,
+        half_a_command,
+    ],
+    ids=lambda stage: stage.__name__,
+)
+@pytest.mark.parametrize("healed", [True, False], ids=["healed", "away"])
+def test_a_client_that_vanishes_leaves_nothing(
+    stage: Callable[[Place, WireClient], Awaitable[None]], healed: bool
+) -> None:
+    async def main() -> None:
+        async with place() as here:
+            witness = await here.client()
+            await witness.produce(TOPIC, producer_name="witness")
+            await settle(100)
+            before = asyncio.all_tasks()
+            client = await here.client()
+            await stage(here, client)
+            await settle(100)
+            await client.wire.break_off()
+            if healed:
+                here.world.bookies = True
+                here.world.release()
+            await asyncio.wait([here.serving[1]], timeout=2 * REQUEST_TIMEOUT_S)
+            assert here.serving[1].done(), "the connection is still served"
+            here.world.bookies = True
+            here.world.release()
+            await wait_until(
+                lambda: names(asyncio.all_tasks() - before) == [], what="that no task is left"
+            )
+            producers = set(here.topic.producers) - {"witness", "me"}
+            assert producers == set()
+            for subscription in here.topic.subscriptions.values():
+                assert subscription.consumers == {}
+
+    def names(tasks: set[asyncio.Task[Any]]) -> list[str]:
+        return [str(task) for task in tasks if not task.done()]
+
+    run_virtual(main())
+
+
+def test_the_entry_of_a_frame_does_not_pin_it() -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            await client.produce(TOPIC)
+            await client.publish("small")
+            await client.expect(pb.CommandSendReceipt)
+            [entry] = await here.topic.log.read(
+                here.topic.log.first, entries_max=1, bytes_max=1_000
+            )
+            owner = entry.data.obj if isinstance(entry.data, memoryview) else entry.data
+            assert len(owner) < len(entry_of("small").data) + 100
+
+    run_virtual(main())

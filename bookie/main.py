@@ -24,7 +24,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import ConfigError, load_config
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
-from magnetar.runtime.listener import bind_port, is_loopback, port_of
+from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import configure_logging, get_logger
 from magnetar.runtime.metrics import gauge, measure_process
 from magnetar.runtime.process import report_failure, run_process, settle_gc
@@ -49,7 +49,7 @@ class Ready:
 async def run_bookie(config: BookieConfig, stop: asyncio.Event) -> None:
     """A bookie of a cluster, until `stop` is set and what was under way is done.
 
-    Raises StartRefused, PortInUse, LeaseTaken, or what the metadata store raises.
+    Raises StartRefused, PortInUse, AddressUnusable, LeaseTaken, or what the metadata store raises.
     """
     store = await ZooKeeperStore.connect_url(
         config.metadata_url, session_timeout_s=config.session_timeout_s
@@ -93,8 +93,8 @@ async def serve_bookie(
             store,
             registration(
                 service,
-                address=f"{config.advertised}:{grpc_port}",
-                http_address=f"{config.advertised}:{port_of(listener)}",
+                address=authority(config.advertised, grpc_port),
+                http_address=authority(config.advertised, port_of(listener)),
                 zone=config.zone,
             ),
         )

@@ -27,7 +27,7 @@ from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
-from magnetar.runtime.listener import bind_port, is_loopback, port_of
+from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import gauge, measure_process
 from magnetar.runtime.process import settle_gc
@@ -107,7 +107,7 @@ class BrokerProcess:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then hand the topics over.
 
-        Raises PortInUse, OSError for an address that is not this machine's, MetadataError.
+        Raises PortInUse, AddressUnusable, MetadataError.
         """
         config, service = self._config, BrokerService()
         async with AsyncExitStack() as stack:
@@ -167,9 +167,9 @@ class BrokerProcess:
         return BrokerRegistration(
             BrokerId(self._config.id),
             self._incarnation,
-            f"grpc://{host}:{grpc_port}",
-            f"pulsar://{host}:{pulsar_port}",
-            f"http://{host}:{http_port}",
+            f"grpc://{authority(host, grpc_port)}",
+            f"pulsar://{authority(host, pulsar_port)}",
+            f"http://{authority(host, http_port)}",
         )
 
     def _make_ledgers(self) -> Ledgers:

@@ -78,8 +78,8 @@ class StandaloneConfig(RoleConfig):
 async def run_standalone(config: StandaloneConfig, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, and until what was under way then is done.
 
-    Raises DirectoryRefused, PortInUse, StartRefused (the bookie's directory), or what the metadata
-    store raises.
+    Raises DirectoryRefused, PortInUse, AddressUnusable, StartRefused (the bookie's directory), or
+    what the metadata store raises.
     """
     with claimed(config.data_dir, NAME):
         metadata = await EmbeddedStore.open(config.data_dir / "metadata")

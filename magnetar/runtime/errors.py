@@ -46,6 +46,21 @@ class PortInUse(Exception):
         self.port = port
 
 
+class AddressUnusable(Exception):
+    """Nothing can listen on the host that was asked for: it is not this machine's, or unknown."""
+
+    definite: ClassVar[bool] = True
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(
+            f"cannot listen on host {host}, port {port}: {reason}; host must be an address of this"
+            " machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+        )
+        self.host = host
+        self.port = port
+        self.reason = reason
+
+
 class ConfigError(Exception):
     """Settings that cannot be used; each problem names the key and where it stands."""
 

@@ -24,6 +24,7 @@ from grpc import aio
 
 from magnetar.runtime.errors import CallFailed, PortInUse, StreamClosed
 from magnetar.runtime.frames import Buffer, FrameStream, is_stream_end, size_of
+from magnetar.runtime.listener import authority, bind_port
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import is_bug, is_operating_error
 
@@ -192,15 +193,17 @@ async def grpc_server(
 ) -> AsyncIterator[int]:
     """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
 
-    Port 0 asks for any free one. Raises PortInUse. On leaving no new call is taken; calls under way
-    have `grace_s` to end before they are cancelled: close long-lived streams first.
+    Port 0 asks for any free one. Raises PortInUse, AddressUnusable. On leaving no new call is
+    taken; calls under way have `grace_s` to end before they are cancelled: close long-lived streams
+    first.
     """
+    bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it besides
     server = aio.server(options=SERVER_OPTIONS)
     for name, methods in services.items():
         handler = grpc.method_handlers_generic_handler(name, dict(methods))
         server.add_generic_rpc_handlers((handler,))
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(authority(host, port))
     except RuntimeError as error:
         raise PortInUse(host, port) from error
     await server.start()

@@ -6,18 +6,21 @@ import errno
 import ipaddress
 import socket
 
-from magnetar.runtime.errors import PortInUse
+from magnetar.runtime.errors import AddressUnusable, PortInUse
 
 
 def bind_port(host: str, port: int) -> socket.socket:
     """A bound TCP socket, for `serve_http` or `asyncio.start_server(sock=...)`; port 0 takes any.
 
-    Raises PortInUse; OSError for an address that is not this machine's or a port not permitted.
+    Raises PortInUse, AddressUnusable.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressUnusable(host, port, error.strerror or str(error)) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
@@ -26,7 +29,7 @@ def bind_port(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(host, port) from error
-        raise
+        raise AddressUnusable(host, port, error.strerror or str(error)) from error
     return listener
 
 
@@ -34,6 +37,11 @@ def port_of(listener: socket.socket) -> int:
     """The port that a socket is bound to."""
     port: int = listener.getsockname()[1]
     return port
+
+
+def authority(host: str, port: int) -> str:
+    """`host:port` as URLs and gRPC write it: IPv6 addresses in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

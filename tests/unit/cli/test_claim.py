@@ -1,0 +1,85 @@
+"""Claiming a directory: made, kept, refused, and never changed when it is not ours."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.claim import DirectoryRefused, claimed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_it_is_made_and_may_be_used_again(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "b"
+    for _ in range(2):
+        with claimed(directory, "oven"):
+            (directory / "data").touch()
+        assert names(directory) == ["data", "oven"]
+    assert (directory / "oven").read_text() == "magnetar oven 1\n"
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    with (
+        claimed(tmp_path, "oven"),
+        pytest.raises(DirectoryRefused, match="another process uses it"),
+        claimed(tmp_path, "oven"),
+    ):
+        pass
+    with claimed(tmp_path, "oven"):
+        pass
+
+
+def test_what_a_disk_brings_along_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    with claimed(tmp_path, "oven"):
+        pass
+
+
+def test_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"), claimed(tmp_path, "oven"):
+        pass
+    assert names(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("text", ["magnetar oven 2\n", "magnetar standalone 1\n", "x"])
+def test_another_version_or_another_owner(tmp_path: Path, text: str) -> None:
+    (tmp_path / "oven").write_text(text)
+    with (
+        pytest.raises(DirectoryRefused, match="does not say 'magnetar oven 1'"),
+        claimed(tmp_path, "oven"),
+    ):
+        pass
+    assert (tmp_path / "oven").read_text() == text
+
+
+def test_a_crash_at_any_moment_of_the_first_start(tmp_path: Path) -> None:
+    """The mark may be absent, empty or whole; nothing else is there before it is whole."""
+    (tmp_path / "oven").touch()
+    with claimed(tmp_path, "oven"):
+        (tmp_path / "data").touch()
+    (tmp_path / "oven").write_text("")
+    with pytest.raises(DirectoryRefused), claimed(tmp_path, "oven"):
+        pass
+
+
+def test_a_file_and_a_place_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(DirectoryRefused, match="it is a file"), claimed(directory, "oven"):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(DirectoryRefused, match="Permission denied"), claimed(tmp_path, "oven"):
+        pass

@@ -165,10 +165,11 @@ class Client:
     # Mechanics
 
     def _set_up(self, options: ClientOptions, world: World) -> None:
-        scope = Scope(on_failure=self._on_failure)
+        dialer = world.dialer()
+        scope = Scope(on_failure=self._on_failure, at_end=dialer.close)
         pool = Pool(
             scope,
-            world.dialer(),
+            dialer,
             open_timeout_s=options.connection_timeout_ms / 1000,
             keepalive_s=world.keepalive_s,
         )

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from magnetar.protos.message import ReceivedMessage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
-    """One entry as one broker delivered it: what its messages have in common."""
+    """One entry as one broker delivered it: what its messages have in common. A value, never
+    changed once made; not frozen for speed."""
 
     topic: str
     producer_name: str

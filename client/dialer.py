@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.service_url import host_and_port
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import FrameStream
 
 SESSION_METHOD: Final = "/magnetar.broker.Broker/Session"
+
+LATE_COMPLETIONS_S: Final = 0.02
+"""How long the loop goes on after its channels were closed. grpc.aio has one thread for all loops
+of a process, which still hands out completions then; one that finds its loop closed fails in the
+middle of another loop's turn."""
 
 
 class GrpcDialer:
@@ -32,3 +38,5 @@ class GrpcDialer:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
+        if channels:
+            await asyncio.sleep(LATE_COMPLETIONS_S)

@@ -31,7 +31,7 @@ class Dialer(Protocol):
         """Begin a stream to a broker's URL. That nobody is there shows on the stream."""
 
     async def close(self) -> None:
-        """Release what the streams share, after they have ended."""
+        """Release what the streams share, after they have ended. Bounded."""
 
 
 class Pool:
@@ -64,7 +64,6 @@ class Pool:
         async with asyncio.TaskGroup() as group:
             for connection in self._connections.values():
                 group.create_task(connection.close())
-        await self._dialer.close()
 
     def _begin(self, broker: str, purpose: Purpose) -> Connection:
         connection = Connection(

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 
 class Scope:
@@ -14,11 +14,17 @@ class Scope:
 
     A user may make a client in one task and close it in another, so the group lives in a task of
     its own. A task that fails (none is expected to: failures of the network end tasks quietly) ends
-    all others; `on_failure` is told, and the loop's exception handler.
+    all others; `on_failure` is told, and the loop's exception handler. `at_end` is run last,
+    however it ends, also when the loop ends without anybody having closed the client.
     """
 
-    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        on_failure: Callable[[BaseException], None],
+        at_end: Callable[[], Awaitable[None]],
+    ) -> None:
         self._on_failure = on_failure
+        self._at_end = at_end
         self._group: asyncio.TaskGroup | None = None  # None: not opened yet
         self._task: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
@@ -55,3 +61,5 @@ class Scope:
             self._on_failure(error)
             context = {"message": "a task of a client failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
+        finally:
+            await self._at_end()

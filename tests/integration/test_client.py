@@ -237,6 +237,36 @@ print(consumer.receive(5000).data())
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'x'\n", "")
 
 
+def test_loops_come_and_go_beside_a_client(server: StandaloneProcess) -> None:
+    """Also those that end without closing their client: grpc has one thread for all of them."""
+    script = f"""
+import asyncio, logging, magnetar, magnetar.asyncio
+logging.basicConfig()
+
+async def work(close):
+    client = magnetar.asyncio.Client({server.service_url!r})
+    producer = await client.create_producer("t")
+    consumer = await client.subscribe("t", "s")
+    await producer.send(b"x")
+    await consumer.acknowledge(await consumer.receive())
+    if close:
+        await close(client)
+
+async def shut_down(client):
+    client.shutdown()
+
+with magnetar.Client({server.service_url!r}) as client:
+    producer = client.create_producer("t")
+    for close in (magnetar.asyncio.Client.close, shut_down, None) * 3:
+        asyncio.run(work(close))
+        producer.send(b"y")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_owner_that_stops_hands_over_within_a_second() -> None:
     """Two brokers; the one that owns the topic is stopped while a producer and a consumer work."""
 

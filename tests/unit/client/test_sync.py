@@ -227,8 +227,10 @@ def test_receive_times_out_and_is_woken_by_close() -> None:
         consumer = client.subscribe("t", "s")
         with pytest.raises(magnetar.Timeout):
             consumer.receive(timeout_millis=20)
-        threading.Timer(0.03, consumer.close).start()
+        closing = threading.Timer(0.03, consumer.close)
+        closing.start()
         errors = in_threads(3, lambda _: consumer.receive() and None)
+        closing.join()
         assert [type(error) for error in errors] == [magnetar.AlreadyClosed] * 3
 
 

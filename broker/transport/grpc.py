@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from magnetar.broker import ranges
 from magnetar.broker.connection import Connection, Transport
 from magnetar.broker.errors import TopicNotFound
 from magnetar.protos import broker_pb2 as pb
+from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.names import TopicName
 from magnetar.runtime.frames import StreamClosed
 from magnetar.runtime.grpc_frames import (
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.grpc_frames import MethodHandler
 
 SERVICE = "magnetar.broker.Broker"
+
+Request = TypeVar("Request", bound=Message)
 
 
 class BrokerService:
@@ -68,7 +73,7 @@ class BrokerService:
 
     async def _plan(self, request: bytes) -> bytes:
         await self._serving.wait()
-        name = TopicName.parse(pb.PlanRangeRequest.FromString(request).topic)
+        name = TopicName.parse(_parsed(pb.PlanRangeRequest, request).topic)
         located = await self._broker.locate(name, authoritative=False)
         if located.broker != self._broker.me:
             return pb.PlanRangeReply(owner_url=located.broker.grpc_url).SerializeToString()
@@ -89,7 +94,7 @@ class BrokerService:
 
     async def _read(self, request: bytes) -> AsyncIterator[Sequence[Buffer]]:
         await self._serving.wait()
-        body = pb.ReadRangeRequest.FromString(request)
+        body = _parsed(pb.ReadRangeRequest, request)
         frames = ranges.read(
             self._broker,
             TopicName.parse(body.topic),
@@ -99,3 +104,11 @@ class BrokerService:
         )
         async for frame in frames:
             yield frame
+
+
+def _parsed(kind: type[Request], data: bytes) -> Request:
+    """Raises MalformedCommand."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise MalformedCommand(kind.__name__, str(error)) from None

@@ -4,7 +4,10 @@ against two brokers, of which it is told one: what the other owns it reaches by 
 from __future__ import annotations
 
 import itertools
+import queue
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -543,6 +546,42 @@ def test_the_last_message_id(client: pulsar.Client, topic: str) -> None:
     ids = numbered(client, topic, 7, batching_enabled=True, batching_max_publish_delay_ms=10_000)
     assert place(consumer.get_last_message_id()) == place(ids[-1])
     assert ids[-1].batch_index() == 6
+
+
+def test_a_listener_gets_each_message(client: pulsar.Client, topic: str) -> None:
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def listen(consumer: Any, message: Any) -> None:
+        consumer.acknowledge(message)
+        got.put(message.data())
+
+    consumer = client.subscribe(topic, "s", initial_position=EARLIEST, message_listener=listen)
+    numbered(client, topic, 20)
+    assert [int(got.get(timeout=10)) for _ in range(20)] == list(range(20))
+    consumer.close()
+
+
+def test_several_topics_by_list_and_by_pattern(client: pulsar.Client) -> None:
+    stem = unique("many")
+    topics = [f"{stem}-{letter}" for letter in "abcd"]
+    for topic in topics:
+        client.create_producer(topic).send(topic.encode())
+    listed = client.subscribe(topics, "list", initial_position=EARLIEST)
+    assert {message.data().decode() for message in take(listed, 4)} == set(topics)
+    matching = client.subscribe(re.compile(f"{stem}-[abc]"), "re", initial_position=EARLIEST)
+    assert {message.data().decode() for message in take(matching, 3)} == set(topics[:3])
+    assert is_quiet(matching)
+    for consumer in listed, matching:
+        consumer.close()
+
+
+def test_many_producers_at_once(client: pulsar.Client, topic: str) -> None:
+    with ThreadPoolExecutor(50) as threads:
+        made = threads.map(lambda it: client.create_producer(f"{topic}-{it % 20}"), range(200))
+        producers = list(made)
+    assert len({producer.producer_name() for producer in producers}) == 200
+    for producer in producers:
+        producer.close()
 
 
 # ---- producers -----------------------------------------------------------------------------------

@@ -15,10 +15,14 @@ from fakes.entries import entry_of
 from fakes.wire import TRANSPORTS, WireClient, wire_to
 from support import run, settle
 
+from magnetar.broker.transport.grpc import SERVICE
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.broker_pb2 import ReadRangeRequest
 from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
+from magnetar.runtime.errors import CallFailed, StreamClosed
+from magnetar.runtime.grpc_frames import call_unary, open_channel, read_frames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -558,7 +562,7 @@ def test_no_permits_and_unknown_consumers_are_ignored(transport: str) -> None:
 def test_thousands_of_requests_at_once_are_all_answered(transport: str) -> None:
     async def main() -> None:
         async with worlds(transport) as (client, _):
-            count = 5_000
+            count = 3_000
             await client.wire.send(
                 b"".join(
                     framing.encode_command(
@@ -570,5 +574,61 @@ def test_thousands_of_requests_at_once_are_all_answered(transport: str) -> None:
             answers = [await client.expect(pb.CommandLookupTopicResponse) for _ in range(count)]
             assert {it.request_id for it in answers} == set(range(count))
             assert {it.response for it in answers} == {pb.CommandLookupTopicResponse.Connect}
+
+    run(main())
+
+
+# ---- range reads ------------------------------------------------------------------------------
+
+
+async def frames_of(channel: Any, request: bytes) -> list[bytes]:
+    method = f"/{SERVICE}/ReadRange"
+    return [bytes(frame) async for frame in read_frames(channel, method, request)]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "text"),
+    [
+        (b"\xff" * 10, "MalformedCommand"),
+        (b"\x0a\x02\xff\xfe", "MalformedCommand"),  # text that is not UTF-8
+        (b"\x0a\x03a/b", "InvalidTopicName"),
+        (b"", "InvalidTopicName"),
+    ],
+    ids=["not protobuf", "not UTF-8", "an impossible name", "nothing"],
+)
+def test_a_range_that_cannot_be_read_is_refused(
+    transport: str, request_bytes: bytes, text: str
+) -> None:
+    async def main() -> None:
+        async with worlds(transport) as (_, broker):
+            channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
+            with pytest.raises(CallFailed, match=text):
+                await call_unary(channel, f"/{SERVICE}/PlanRange", request_bytes)
+            with pytest.raises(StreamClosed, match=text):
+                await frames_of(channel, request_bytes)
+            await channel.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("topic", "ledger", "last", "text"),
+    [
+        ("nobody", 1, 0, "TopicNotFound"),
+        ("witness", 1, 999, "RangeNotConfirmed"),
+        ("witness", 999, 0, "RangeNotConfirmed"),
+        ("witness", -1, 0, "RangeNotConfirmed"),
+    ],
+)
+def test_a_range_that_is_not_there_is_refused(
+    transport: str, topic: str, ledger: int, last: int, text: str
+) -> None:
+    async def main() -> None:
+        async with worlds(transport) as (_, broker):
+            channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
+            request = ReadRangeRequest(topic=topic, ledger=ledger, first_entry=0, last_entry=last)
+            with pytest.raises(StreamClosed, match=text):
+                await frames_of(channel, request.SerializeToString())
+            await channel.close()
 
     run(main())

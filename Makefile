@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench protos clean
+.PHONY: setup demo test lint chaos bench protos clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,10 @@ lint: setup
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory protos
 	git diff --exit-code --stat -- protos
+
+# Real processes that are killed under a workload; SEED=N does again what was done with N.
+chaos: setup
+	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed $(SEED))
 
 # Figures beside those of a bare data path in the same run; nothing is asserted.
 bench: setup

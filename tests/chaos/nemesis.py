@@ -1,0 +1,169 @@
+"""The nemesis: kills the broker that owns the topic, and a bookie that its open ledger is on.
+
+What it will do is drawn from a seed before it begins; whom it meets is found by lookup when it
+acts, and each fault is recorded with the effect that was observed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from checkers.history import Fault, History
+
+from magnetar.broker.ownership.bundle import bundle_of
+from magnetar.metadata import codec, paths
+from magnetar.metadata.model import LedgerState
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from chaos.workload import Producing
+
+    from magnetar.local_cluster import LocalCluster
+    from magnetar.metadata.model import LedgerId, LedgerMetadata, Ownership
+    from magnetar.metadata.store import MetadataStore
+
+SERVED_S: Final = 30.0  # a topic that is not served again by then never will be
+POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill of the owner, after so much quiet traffic."""
+
+    quiet_s: float
+    bookie_before_s: float | None  # a bookie is killed so long before; None: none is
+    restart_at_once: bool  # not only when the topic is served again
+    pick: int  # which member of the ensemble, counted around
+
+
+def plan(random: Random, *, kills: int, bookie_first: bool) -> list[Kill]:
+    """`bookie_first`: the bookie dies at the first kill, so that it is dead through all of them."""
+    with_bookie = 0 if bookie_first else random.randrange(kills)
+    return [
+        Kill(
+            quiet_s=random.uniform(1.5, 3.5),
+            bookie_before_s=random.uniform(0.0, 1.5) if number == with_bookie else None,
+            restart_at_once=random.random() < 0.3,
+            pick=random.randrange(12),
+        )
+        for number in range(kills)
+    ]
+
+
+class Nemesis:
+    """Carries a plan out against a cluster, while `producing` runs."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        store: MetadataStore,
+        producing: Producing,
+        history: History,
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._producing = producing
+        self._history = history
+        self._topic = TopicName.parse(producing.topic)
+        self._dead: list[str] = []  # bookies
+
+    async def run(self, kills: list[Kill]) -> None:
+        """Raises TimeoutError when the topic is not served again after a kill."""
+        for kill in kills:
+            await asyncio.sleep(kill.quiet_s)
+            await self._producing.wait_acknowledged(len(self._history.sends))
+            if kill.bookie_before_s is not None:
+                await self._kill_bookie(kill.pick)
+                await asyncio.sleep(kill.bookie_before_s)
+            await self._kill_owner(restart_at_once=kill.restart_at_once)
+
+    async def heal(self) -> None:
+        for bookie in self._dead:
+            await self._cluster.restart("bookie", bookie)
+            self._record("restart", bookie, bitten=True)
+        self._dead.clear()
+
+    async def hand_over(self) -> None:
+        """Stop the owner politely and start it again: the topic goes to the other broker."""
+        owner = await self._owner()
+        await self._cluster.restart("broker", owner.owner)
+        self._record("stop-owner", owner.owner, bitten=True)
+
+    async def _kill_owner(self, *, restart_at_once: bool) -> None:
+        before, ledger = await self._owner(), await self._last_ledger()
+        at_ns = time.monotonic_ns()
+        await self._cluster.kill("broker", before.owner)
+        async with asyncio.TaskGroup() as group:
+            restarted = None
+            if restart_at_once:
+                restarted = group.create_task(self._cluster.restart("broker", before.owner))
+            async with asyncio.timeout(SERVED_S):
+                served_ns = await self._producing.wait_beyond(ledger)
+            if restarted is None:
+                group.create_task(self._cluster.restart("broker", before.owner))
+        after = await self._owner()
+        self._record(
+            "kill-owner",
+            before.owner,
+            at_ns=at_ns,
+            bitten=after.epoch > before.epoch and after.incarnation != before.incarnation,
+            effect=f"epoch {before.epoch} to {after.epoch}, owner now {after.owner}"
+            + (", restarted at once" if restart_at_once else ""),
+            outage_s=(served_ns - at_ns) / 1e9,
+        )
+
+    async def _kill_bookie(self, pick: int) -> None:
+        metadata = await self._open_ledger()
+        members = metadata.segments[-1].members
+        victim = members[pick % len(members)].bookie
+        at_ns = time.monotonic_ns()
+        await self._cluster.kill("bookie", victim)
+        self._dead.append(victim)
+        self._record(
+            "kill-bookie",
+            victim,
+            at_ns=at_ns,
+            bitten=metadata.state is LedgerState.OPEN,
+            effect=f"was in the ensemble of ledger {metadata.ledger}",
+        )
+
+    async def _owner(self) -> Ownership:
+        bundle = bundle_of(self._topic)
+        path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+        await self._store.sync(path)
+        stored = await self._store.get(path)
+        assert stored is not None, "a topic that is published on has an owner"
+        return codec.decode_ownership(stored.value)
+
+    async def _last_ledger(self) -> LedgerId:
+        name = self._topic
+        path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+        await self._store.sync(path)
+        stored = await self._store.get(path)
+        assert stored is not None, "a topic that is published on has a record"
+        return codec.decode_topic(stored.value).ledgers[-1].ledger
+
+    async def _open_ledger(self) -> LedgerMetadata:
+        path = paths.ledger(await self._last_ledger())
+        await self._store.sync(path)
+        stored = await self._store.get(path)
+        assert stored is not None, "a topic's last ledger has metadata"
+        return codec.decode_ledger(stored.value)
+
+    def _record(
+        self,
+        what: str,
+        target: str,
+        *,
+        bitten: bool,
+        effect: str = "",
+        at_ns: int | None = None,
+        outage_s: float | None = None,
+    ) -> None:
+        at_ns = time.monotonic_ns() if at_ns is None else at_ns
+        self._history.faults.append(Fault(what, target, at_ns, bitten, effect, outage_s))

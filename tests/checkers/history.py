@@ -1,0 +1,116 @@
+"""What clients and the nemesis did and saw: the only thing that a checker reads.
+
+Every operation is one record with the times of its invocation and of its outcome, on the one
+monotonic clock of the harness (nanoseconds). An outcome is `ok`, `fail` (surely not applied) or
+`info` (unknown: it may have been applied). A history is kept as JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+
+
+class Place(NamedTuple):
+    """Where a message is stored. Ordered as the topic is."""
+
+    ledger: int
+    entry: int
+    batch_index: int = -1
+
+
+@dataclass(slots=True)
+class Send:
+    """Message `number` of the one producer. It is INFO until something was answered."""
+
+    number: int
+    invoked_ns: int
+    outcome: Outcome = Outcome.INFO
+    answered_ns: int = 0
+    place: Place | None = None  # where it was acknowledged to be; only with OK
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message that a consumer's session got, and acknowledged at once."""
+
+    number: int
+    place: Place
+    session: int
+    received_ns: int
+
+
+@dataclass(slots=True)
+class Session:
+    """One consumer from subscribing to closing. Closing answers for all of its acknowledgements."""
+
+    session: int
+    opened_ns: int
+    closed: Outcome = Outcome.INFO  # OK: all its acknowledgements are durable
+    closed_ns: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Read:
+    """One message of a read of the whole topic from its beginning, in the order of reading."""
+
+    number: int
+    place: Place
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that the nemesis did, and the effect that it saw."""
+
+    what: str  # "kill-owner", "kill-bookie", "restart", ...
+    target: str
+    at_ns: int
+    bitten: bool
+    effect: str = ""
+    outage_s: float | None = None  # of a kill of the owner: until a message was acknowledged again
+
+
+@dataclass(slots=True)
+class History:
+    """All records of a run. `drained`: the subscription was consumed to its end at last."""
+
+    sends: list[Send] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    reads: list[list[Read]] = field(default_factory=list)  # each from the beginning to the end
+    faults: list[Fault] = field(default_factory=list)
+    phases: list[tuple[str, int]] = field(default_factory=list)  # name, when it began
+
+    def acknowledged(self) -> int:
+        return sum(send.outcome is Outcome.OK for send in self.sends)
+
+    def save(self, path: Path) -> None:
+        with path.open("w") as file:
+            for kind, records in self._kinds().items():
+                for record in records:
+                    file.write(json.dumps({"kind": kind, **asdict(record)}) + "\n")
+            for number, read in enumerate(self.reads):
+                for record in read:
+                    file.write(json.dumps({"kind": "read", "read": number, **asdict(record)}))
+                    file.write("\n")
+
+    def _kinds(self) -> dict[str, list[Any]]:
+        return {
+            "send": self.sends,
+            "delivery": self.deliveries,
+            "session": self.sessions,
+            "fault": self.faults,
+        }

@@ -1,0 +1,40 @@
+"""The smallest chaos run: an owner and a bookie die by kill -9 under a producer and a consumer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from chaos.run import Setting, run_chaos
+from support import run
+
+from magnetar import ConsumerType
+from magnetar.zookeeper_server import JavaMissing, find_java
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper]
+
+SEED = 2
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    try:
+        find_java()
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+
+
+def test_nothing_acknowledged_is_lost_when_the_owner_and_a_bookie_die(tmp_path: Path) -> None:
+    setting = Setting(
+        bookies=3,
+        subscription=ConsumerType.Exclusive,
+        messages=5_000,
+        rate=500.0,
+        kills=1,
+        zookeepers=1,
+    )
+    result = run(run_chaos(setting, SEED, tmp_path), deadline_s=110)
+    assert result.passed, result.text()

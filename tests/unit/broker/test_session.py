@@ -227,6 +227,15 @@ def test_any_command_counts_as_a_sign_of_life() -> None:
     assert session.timer_at() == 2 * KEEPALIVE_S + 5
 
 
+def test_the_silence_of_a_client_that_is_not_read_does_not_count() -> None:
+    session = connected()
+    session.on_timer(KEEPALIVE_S)
+    assert session.pinged
+    session.on_paused(2 * KEEPALIVE_S)
+    assert session.on_timer(2 * KEEPALIVE_S) == []
+    assert session.timer_at() == 3 * KEEPALIVE_S
+
+
 def test_a_handshake_that_does_not_come_is_given_up() -> None:
     [action] = Session(0.0, "server", 5).on_timer(KEEPALIVE_S)
     assert isinstance(action, Close)

@@ -152,6 +152,7 @@ def _watch(traffic: Traffic, server: Server, progress: Progress) -> None:
                 f" {traffic.acknowledged:,} acknowledged"
             )
             progress.console.print(f"it serves again after {server.start():.1f} s")
+            traffic.pass_midst()
         _advance(progress, bars, traffic)
         time.sleep(POLL_S)
     _advance(progress, bars, traffic)

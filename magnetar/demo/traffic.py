@@ -34,6 +34,7 @@ class Traffic:
         self._client = client
         self._lock = threading.Lock()
         self._done = threading.Event()
+        self._midst_over = threading.Event()  # the last tenth may be published
         self._threads: list[threading.Thread] = []
         self._counts = [0] * total  # by row: how often it was acknowledged
         self.total = total
@@ -69,10 +70,16 @@ class Traffic:
             self._run(partial(self._consume, consumer, number))
         self._run(partial(self._publish, flights))
 
+    def pass_midst(self) -> None:
+        """Let the last tenth be published. Until then it waits, so that what is to happen in the
+        midst of the traffic does, however fast that goes."""
+        self._midst_over.set()
+
     def stop(self) -> None:
         """The consumers leave when their acknowledgements are durable. Call once, also after a
         failure."""
         self._done.set()
+        self._midst_over.set()
         for thread in self._threads:
             thread.join()
 
@@ -99,7 +106,9 @@ class Traffic:
             max_pending_messages=PENDING_MAX,
             send_timeout_millis=0,  # a server that is away is waited for
         )
-        for flight in flights:
+        for number, flight in enumerate(flights):
+            if number * 10 >= self.total * 9:
+                self._midst_over.wait()
             if self._done.is_set():
                 return
             producer.send_async(

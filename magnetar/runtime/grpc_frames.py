@@ -62,7 +62,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # After a peer's restart the next attempt must not wait gRPC's usual second and more: our own
     # backoff decides when to try.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name, how long one attempt may take: a busy machine needs its time to accept.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [

@@ -141,12 +141,20 @@ class Connection:
                 except CommandError as error:
                     self._refuse(error)
                 else:
-                    for action in self._session.on_command(command, now):
-                        self._do(action)
+                    self._obey(command, now)
                 if self._over:
                     return
         except FrameError as error:
             self._end(str(error))
+
+    def _obey(self, command: Command, now: float) -> None:
+        body, entry = command.body, command.entry
+        if type(body) is pb.CommandSend and self._session.takes_send(body.producer_id, now):
+            assert entry is not None, "a SEND without an entry does not parse"
+            self._publish(body.producer_id, body.sequence_id, body.highest_sequence_id, entry)
+            return
+        for action in self._session.on_command(command, now):
+            self._do(action)
 
     async def _wait_room(self) -> None:
         """Read on only when there is room for what comes. Raises StreamClosed."""
@@ -187,8 +195,8 @@ class Connection:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Publish():
-                self._publish(action)
+            case Publish(producer_id, sequence_id, highest_sequence_id, _, entry):
+                self._publish(producer_id, sequence_id, highest_sequence_id, entry)
             case Send():
                 self._outbox.put_control(action.data)
             case Carry():
@@ -200,17 +208,19 @@ class Connection:
             case Close():
                 self._end(action.reason)
 
-    def _publish(self, publish: Publish) -> None:
-        handle = self._producers[publish.producer_id]
-        self._published.add(publish.producer_id)
+    def _publish(
+        self, producer_id: int, sequence_id: int, highest_sequence_id: int, entry: memoryview
+    ) -> None:
+        handle = self._producers[producer_id]
+        self._published.add(producer_id)
         try:
             # The entry outlives its frame, and would pin all of it: it is copied out.
-            view = parse_entry(bytes(publish.entry))
+            view = parse_entry(bytes(entry))
         except EntryError as error:
             log.warning("entry refused", producer=handle.name, error=str(error))
-            handle.refuse(publish.sequence_id, error)
+            handle.refuse(sequence_id, error)
             return
-        handle.publish_nowait(publish.sequence_id, publish.highest_sequence_id, view)
+        handle.publish_nowait(sequence_id, highest_sequence_id, view)
 
     def _carry(self, command: Command) -> None:
         body = command.body

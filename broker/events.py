@@ -31,17 +31,15 @@ class ProducerEvents:
         self._producer_id = producer_id
 
     def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
-        producer_id = self._producer_id
+        """Of entries of one ledger."""
         self._connection.put_control(
-            b"".join(
-                framing.send_receipt_frame(
-                    producer_id=producer_id,
-                    sequence_id=publish.sequence_id,
-                    highest_sequence_id=publish.highest_sequence_id,
-                    ledger_id=position.ledger,
-                    entry_id=position.entry,
-                )
-                for publish, position in receipts
+            framing.send_receipt_frames(
+                producer_id=self._producer_id,
+                ledger_id=receipts[0][1].ledger,
+                receipts=[
+                    (publish.sequence_id, publish.highest_sequence_id, position.entry)
+                    for publish, position in receipts
+                ],
             )
         )
 

@@ -156,6 +156,12 @@ class Session:
             return []
         return _refuse(command)
 
+    def takes_send(self, producer_id: int, now: float) -> bool:
+        """A SEND came. True: publish it, as `on_command` would say in more words. False: ask
+        `on_command`."""
+        self.heard_at, self.pinged = now, False
+        return self.producers.get(producer_id) is Phase.OPEN
+
     def timer_at(self) -> float:
         """When to call `on_timer` next."""
         return self.heard_at + KEEPALIVE_S * (2 if self.pinged else 1)

@@ -12,7 +12,7 @@ has to end; after a CommandError the next frame can be read.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
@@ -137,19 +137,26 @@ def split_frames(buffer: bytes | memoryview) -> list[memoryview]:
 # Ids may be negative: -1 is 2^64-1 on the wire.
 
 
-def send_receipt_frame(
-    *, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int
+def send_receipt_frames(
+    *, producer_id: int, ledger_id: int, receipts: Iterable[tuple[int, int, int]]
 ) -> bytes:
-    """The whole frame of a SEND_RECEIPT."""
-    message_id = b"\x08" + varint(ledger_id) + b"\x10" + varint(entry_id)
-    body = (
-        b"\x08" + varint(producer_id),
-        b"\x10" + varint(sequence_id),
-        b"\x1a" + varint(len(message_id)),
-        message_id,
-        b"\x20" + varint(highest_sequence_id),
-    )
-    return _hot_frame(b"\x08\x07\x3a", b"".join(body), entry_size=0)
+    """The whole frames of SEND_RECEIPTs: (sequence id, highest sequence id, entry id) of each.
+
+    What they have in common is encoded once.
+    """
+    ledger = b"\x08" + varint(ledger_id) + b"\x10"
+    producer = b"\x08" + varint(producer_id) + b"\x10"
+    frames: list[bytes] = []
+    for sequence_id, highest_sequence_id, entry_id in receipts:
+        sequence = varint(sequence_id)
+        entry = varint(entry_id)
+        highest = sequence if highest_sequence_id == sequence_id else varint(highest_sequence_id)
+        # All sizes are single bytes: of six varints none is longer than ten.
+        message_id = _ONE_BYTE[len(ledger) + len(entry)] + ledger + entry
+        body = producer + sequence + b"\x1a" + message_id + b"\x20" + highest
+        size = len(body)
+        frames += (_RECEIPT_HEAD.pack(8 + size, 4 + size, 8, 7, 0x3A, size), body)
+    return b"".join(frames)
 
 
 def message_header(
@@ -198,6 +205,8 @@ def send_header(
 
 _U32 = struct.Struct(">I")
 _SIZES = struct.Struct(">II")
+_RECEIPT_HEAD = struct.Struct(">IIBBBB")  # both sizes, type, tag and size of the body
+_ONE_BYTE = [bytes([number]) for number in range(0x80)]
 
 
 def _split(view: memoryview) -> tuple[list[memoryview], int]:

@@ -18,7 +18,7 @@ from magnetar.protos.framing import (
     encode_command,
     encode_payload_command,
     parse_command,
-    send_receipt_frame,
+    send_receipt_frames,
     split_frames,
 )
 from magnetar.runtime.errors import StreamClosed
@@ -243,12 +243,10 @@ class Session:
         key = topic.append(bytes(entry))
         if not topic.hold_receipts:
             self.outbox.put_control(
-                send_receipt_frame(
+                send_receipt_frames(
                     producer_id=body.producer_id,
-                    sequence_id=body.sequence_id,
-                    highest_sequence_id=body.highest_sequence_id,
                     ledger_id=key[0],
-                    entry_id=key[1],
+                    receipts=[(body.sequence_id, body.highest_sequence_id, key[1])],
                 )
             )
 

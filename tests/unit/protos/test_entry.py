@@ -17,6 +17,7 @@ from magnetar.protos.entry import (
     MESSAGE_BYTES_MAX,
     BrokerMetadata,
     Chunk,
+    EntryView,
     broker_metadata_prefix,
     parse_entry,
     parse_stored_entry,
@@ -106,6 +107,46 @@ def crc32c_by_the_bit(data: bytes) -> int:
         for _ in range(8):
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     return crc ^ 0xFFFFFFFF
+
+
+@given(
+    st.binary(max_size=8),
+    st.integers(0, 2**70),
+    st.integers(0, 2**70),
+    st.binary(max_size=4) | st.just(b""),
+    st.integers(-1, 1),
+)
+def test_reading_by_hand_says_what_protobuf_says(
+    name: bytes, sequence_id: int, publish_time: int, rest: bytes, stretch: int
+) -> None:
+    """Metadata shaped as the simplest, right or wrong: the same value, or the same refusal."""
+    metadata = (
+        b"\x0a" + bytes([max(0, len(name) + stretch)]) + name
+        + b"\x10" + long_varint(sequence_id) + b"\x18" + long_varint(publish_time) + rest
+    )  # fmt: skip
+    body = struct.pack(">I", len(metadata)) + metadata + b"payload"
+    plain = struct.pack(">HI", 0x0E01, google_crc32c.value(body)) + body
+    by_hand, by_protobuf = outcome(plain), outcome(body)  # without a checksum: never by hand
+    if isinstance(by_hand, EntryView) and isinstance(by_protobuf, EntryView):
+        assert bytes(by_hand.data) == plain
+        by_protobuf.data = by_hand.data
+    assert by_hand == by_protobuf
+
+
+def outcome(entry: bytes) -> EntryView | str:
+    try:
+        return parse_entry(entry)
+    except ProtocolError as error:
+        return f"{error!r}"
+
+
+def long_varint(number: int) -> bytes:
+    """As `varint`, but of numbers that are too large as well."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
 
 
 def test_golden_bytes_of_an_entry() -> None:

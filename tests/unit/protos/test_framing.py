@@ -28,7 +28,7 @@ from magnetar.protos.framing import (
     message_header,
     parse_command,
     send_header,
-    send_receipt_frame,
+    send_receipt_frames,
     split_frames,
 )
 
@@ -163,23 +163,20 @@ def test_optional_repeated_and_nested_text_too(body: Message) -> None:
 # Hot commands by hand
 
 
-@given(ids, ids, ids, ids, ids)
-def test_receipts_by_hand(producer: int, seq: int, highest: int, ledger: int, entry: int) -> None:
-    twin = pb.CommandSendReceipt(
-        producer_id=producer & U64_MAX,
-        sequence_id=seq & U64_MAX,
-        highest_sequence_id=highest & U64_MAX,
-        message_id=pb.MessageIdData(ledgerId=ledger & U64_MAX, entryId=entry & U64_MAX),
-    )
-    by_hand = send_receipt_frame(
-        producer_id=producer,
-        sequence_id=seq,
-        highest_sequence_id=highest,
-        ledger_id=ledger,
-        entry_id=entry,
-    )
-    assert by_hand == encode_command(twin)
-    assert parse_whole(by_hand).body == twin
+@given(ids, ids, st.lists(st.tuples(ids, ids, ids), max_size=4))
+def test_receipts_by_hand(producer: int, ledger: int, receipts: list[tuple[int, int, int]]) -> None:
+    twins = [
+        pb.CommandSendReceipt(
+            producer_id=producer & U64_MAX,
+            sequence_id=seq & U64_MAX,
+            highest_sequence_id=highest & U64_MAX,
+            message_id=pb.MessageIdData(ledgerId=ledger & U64_MAX, entryId=entry & U64_MAX),
+        )
+        for seq, highest, entry in receipts
+    ]
+    by_hand = send_receipt_frames(producer_id=producer, ledger_id=ledger, receipts=receipts)
+    assert by_hand == b"".join(map(encode_command, twins))
+    assert [parse_command(frame).body for frame in split_frames(by_hand)] == twins
 
 
 @given(
@@ -286,9 +283,7 @@ def test_golden_bytes_of_negative_ids() -> None:
     golden = bytes.fromhex(
         f"00000026 00000022 0807 3a1e 0801 1002 1a16 08{minus_one} 10{minus_one} 2003"
     )
-    assert golden == send_receipt_frame(
-        producer_id=1, sequence_id=2, highest_sequence_id=3, ledger_id=-1, entry_id=-1
-    )
+    assert golden == send_receipt_frames(producer_id=1, ledger_id=-1, receipts=[(2, 3, -1)])
 
 
 # Streams

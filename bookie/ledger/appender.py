@@ -222,14 +222,11 @@ class LedgerAppender:
     # -- what bookies say (AddSink) --------------------------------------------------------------
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        seat = self._seats.get(stream)
-        if seat is not None:  # None: replaced meanwhile
-            self._carry_out(self._writer.on_acks(seat, entries))
+        # Who has no seat any more was detached from, and is not heard (T13).
+        self._carry_out(self._writer.on_acks(self._seats[stream], entries))
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
-        seat, member = self._seats.get(stream), stream.member
-        if seat is None:
-            return
+        seat, member = self._seats[stream], stream.member
         log.warning(
             "add refused", ledger=self.ledger, entry=entry, bookie=member.bookie, code=code.name
         )
@@ -240,7 +237,7 @@ class LedgerAppender:
     def on_stream(self, stream: AddStream) -> None:
         seat = self._seats.get(stream)
         if seat is None:
-            return
+            return  # given up because of what another ledger was told just now
         if stream.put is None:
             self._services.ensembles.quarantine(stream.member)
             self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))

@@ -137,7 +137,11 @@ class Workload:
                     self.appender.append_nowait([data], len(data))
             except LedgerError:
                 return
-            await asyncio.sleep(0.001)
+            await wait_until(self._few_in_flight, deadline_s=20)
+
+    def _few_in_flight(self) -> bool:
+        appender = self.appender
+        return appender.appended - appender.confirmed < 200 or appender.failure is not None
 
     @staticmethod
     def payload(entry: int) -> bytes:

@@ -145,7 +145,8 @@ def test_nobody_wants_it_nobody_opens_it() -> None:
             stream.detach(1)
             bookie.kill()
             bookie.restart()
-            await asyncio.sleep(0.1)  # several backoffs
+            await wait_until(lambda: not stream._wanted.is_set())
+            await settle()
             assert bookie.opened == 1
             assert await stream.connect(1.0)
             assert bookie.opened == 2

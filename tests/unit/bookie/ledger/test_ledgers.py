@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
 
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
@@ -22,9 +24,10 @@ from magnetar.bookie.ledger.errors import (
     RecoveryIncomplete,
 )
 from magnetar.bookie.ledger.ledgers import Ledgers
+from magnetar.metadata import paths
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.memory import Fault, MemoryStore
-from magnetar.metadata.model import LedgerId, LedgerState
+from magnetar.metadata.model import EntryId, LedgerId, LedgerState
 from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode
 
 QUICK = LedgerConfig(
@@ -172,10 +175,10 @@ def test_the_size_must_be_that_of_the_parts() -> None:
 
 def test_closed_and_abandoned_ledgers_take_nothing() -> None:
     async def main() -> None:
-        async with world(3) as (_, ledgers):
+        async with world(3) as (_, ledgers), asyncio.TaskGroup() as group:
             appender, other = await create(ledgers), await create(ledgers)
             append(appender, 3)
-            closing = asyncio.ensure_future(appender.close())  # noqa: TID251
+            closing = group.create_task(appender.close())
             await settle(1)
             with pytest.raises(LedgerClosed):
                 append(appender)
@@ -220,6 +223,25 @@ def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
             with pytest.raises(NotEnoughBookies) as caught:
                 await create(ledgers)
             assert (caught.value.needed, caught.value.writable) == (2, 1)
+
+    run(main())
+
+
+def test_a_bookie_that_dies_while_the_ledger_is_created_is_noticed() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes:
+
+            def kill(operation: str, path: str) -> None:
+                if operation == "put" and path.startswith(paths.LEDGERS):
+                    nodes.bookies[1].kill()
+
+            store = MemoryStore(nodes.tree, delay_s=lambda: 0.01, faults=kill)
+            async with nodes.process(QUICK, store=store) as ledgers:
+                appender = await create(ledgers)
+                assert appender.metadata.ensemble_size == 3
+                assert appender.degraded
+                append(appender, 3)
+                await confirmed(appender)
 
     run(main())
 
@@ -721,14 +743,14 @@ def test_concurrent_recoveries_agree() -> None:
 
 def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
     async def main() -> None:
-        async with world(3) as (nodes, ledgers):
+        async with world(3) as (nodes, ledgers), asyncio.TaskGroup() as group:
             for cut in range(1, 30, 2):
                 appender = await create(ledgers)
                 append(appender, 4)
                 await confirmed(appender)
                 appender.abandon()
                 async with nodes.process(QUICK, seed=2) as dying:
-                    task = asyncio.ensure_future(dying.recover(appender.ledger))  # noqa: TID251
+                    task = group.create_task(dying.recover(appender.ledger))
                     await settle(cut)
                     task.cancel()
                 metadata = await ledgers.recover(appender.ledger)
@@ -776,6 +798,57 @@ def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
             assert len(await read_all(ledgers, zombie.ledger)) == metadata.last_entry + 1
 
     run(main())
+
+
+async def live(seed: int) -> tuple[int, int]:
+    """A writer among bookies that die and return, then another process takes over, twice at once.
+
+    Returns how much was confirmed and how often the ensemble was changed.
+    """
+    random = Random(seed)
+    sizes = random.choice([(3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 1)])
+    config = replace(QUICK, ensemble_size=sizes[0], write_quorum=sizes[1], ack_quorum=sizes[2])
+    async with (
+        cluster(sizes[0] + random.randrange(3)) as nodes,
+        nodes.process(config, seed=1) as ledgers,
+        nodes.process(config, seed=2) as others,
+    ):
+        appender = await create(ledgers)
+        for _ in range(60):
+            bookie = random.choice(nodes.bookies)
+            chance = random.random()
+            if chance < 0.1 and sum(each.up for each in nodes.bookies) > sizes[0] - 1:
+                bookie.kill()
+            elif chance < 0.4 and not bookie.up:
+                bookie.restart()
+            elif appender.failure is None:
+                append(appender, random.randrange(5))
+            await settle(random.randrange(6))
+        if random.random() < 0.5:
+            appender.abandon()
+        for bookie in nodes.bookies:
+            bookie.restart()
+        async with asyncio.TaskGroup() as group:
+            both = [group.create_task(who.recover(appender.ledger)) for who in (ledgers, others)]
+        (metadata,) = {task.result().last_entry: task.result() for task in both}.values()
+        assert metadata.last_entry is not None
+        assert metadata.last_entry >= appender.confirmed
+        assert len(await read_all(others, appender.ledger)) == metadata.last_entry + 1
+        for entry in range(metadata.last_entry + 1):
+            holders = metadata.segment_of(EntryId(entry)).members
+            copies = sum(entry in nodes.bookie(who).entries(appender.ledger) for who in holders)
+            assert copies >= sizes[2], entry
+        return appender.confirmed + 1, len(appender.metadata.segments) - 1
+
+
+@pytest.mark.parametrize("start", [0, 8])
+def test_lives_of_writers_among_bookies_that_die(start: int) -> None:
+    async def main() -> None:
+        lives = [await live(seed) for seed in range(start, start + 8)]
+        assert sum(confirmed for confirmed, _ in lives) > 200
+        assert sum(changes for _, changes in lives) > 3
+
+    run(main(), deadline_s=60)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -914,7 +987,7 @@ def test_appenders_wait_for_room() -> None:
     config = LedgerConfig(unconfirmed_bytes_max=1 << 20)
 
     async def main() -> None:
-        async with world(3, config) as (nodes, ledgers):
+        async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
             appender = await create(ledgers)
             for bookie in nodes.bookies:
                 bookie.may_ack.clear()
@@ -922,7 +995,7 @@ def test_appenders_wait_for_room() -> None:
             for _ in range(4):
                 await appender.wait_room()
                 appender.append_nowait([entry], len(entry))
-            waiting = asyncio.ensure_future(appender.wait_room())  # noqa: TID251
+            waiting = group.create_task(appender.wait_room())
             await settle()
             assert not waiting.done()
             assert appender.in_flight_bytes > 1 << 20
@@ -961,14 +1034,14 @@ def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
     config = LedgerConfig(retained_bytes_max=1 << 20)
 
     async def main() -> None:
-        async with world(3, config) as (nodes, ledgers):
+        async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
             one, two = await create(ledgers), await create(ledgers)
             for bookie in nodes.bookies:
                 bookie.may_ack.clear()
             large = bytes(1 << 20)
             await one.wait_room()
             one.append_nowait([large], len(large))
-            waits = [asyncio.ensure_future(each.wait_room()) for each in (one, two)]  # noqa: TID251
+            waits = [group.create_task(each.wait_room()) for each in (one, two)]
             await settle()
             assert not any(wait.done() for wait in waits)
             for bookie in nodes.bookies:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
-from support import run, settle, wait_until
+from support import run, wait_until
 
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import BookieUnavailable
@@ -111,9 +111,7 @@ def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
             for _ in range(3):
                 await stream.connect(0.2)  # the pauses between attempts have grown meanwhile
             made[0].restart()
-            waiting = asyncio.ensure_future(stream.connect(1.0))  # noqa: TID251
             await nodes.register(nodes.bookies[0])
-            assert await waiting
-            await settle()
+            assert await stream.connect(1.0)
 
     run(main())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.ledger_world import member, open_metadata
-from support import run
+from support import run, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerFenced, LedgerNotFound
 from magnetar.bookie.ledger.quorum import Quorum
@@ -38,6 +38,11 @@ class World:
         self.store = MemoryStore(self.tree, faults=self._fault)
         self.records = LedgerRecords(self.store, timeout_s=timeout_s)
         self.elsewhere = LedgerRecords(MemoryStore(self.tree), timeout_s=2.0)
+
+    async def go_away_after_the_faults(self) -> None:
+        """Neither yes nor no can be learnt from then on."""
+        await wait_until(lambda: not self.faults)
+        self.store.suspend()
 
     def _fault(self, operation: str, path: str) -> Fault | None:
         return self.faults.pop(0) if self.faults else None
@@ -148,6 +153,25 @@ def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced(
     run(main())
 
 
+def test_w1_the_past_is_not_taken_for_the_change_that_is_wanted() -> None:
+    """A to B to A, nothing confirmed between: what a lagging follower shows of the beginning looks
+    like the second change, which has not been made."""
+
+    async def main() -> None:
+        world = World()
+        await world.records.create(NEW)
+        late = MemoryStore(world.tree)
+        await late.get(paths.ledger(NEW.ledger))
+        late.fall_behind()
+        away = await world.records.change_ensemble(NEW, 0, B[1:4], wanted=always)
+        records = LedgerRecords(late, timeout_s=2.0)
+        back = await records.change_ensemble(away, 0, B[:3], wanted=always)
+        assert back.last_segment == NEW.last_segment
+        assert await world.elsewhere.get(NEW.ledger) == back
+
+    run(main())
+
+
 def test_sealed_segments_are_taken_from_the_store() -> None:
     """Auto-recovery moved replicas of a sealed segment of the open ledger."""
 
@@ -180,12 +204,9 @@ def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -> None
                 world.store.reconnect()
             return True
 
-        task = asyncio.ensure_future(  # noqa: TID251
-            world.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
-        )
-        await asyncio.sleep(0.01)
-        world.store.suspend()  # neither yes nor no can be learnt now
-        metadata = await task
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.go_away_after_the_faults())
+            metadata = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
         assert looks >= 2
         assert metadata.last_segment.members == tuple(B[1:4])
 
@@ -210,13 +231,10 @@ def test_nobody_wants_the_change_any_more() -> None:
         world = World(timeout_s=0.1)
         await world.records.create(NEW)
         world.faults = [None, Fault.REQUEST_LOST]
-        task = asyncio.ensure_future(  # noqa: TID251
-            world.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
-        )
-        await asyncio.sleep(0.01)
-        world.store.suspend()
-        with pytest.raises(OutcomeUnknown):
-            await task
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.go_away_after_the_faults())
+            with pytest.raises(OutcomeUnknown):
+                await world.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
 
     run(main())
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import shutil
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from benchmarks import load, reference
+from benchmarks import limits, load, reference, standalone
 from benchmarks.figures import Figure, Shape, median
 from magnetar.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ONE_AT_A_TIME = Shape(1024, 1_500, 1)
 UNBATCHED = Shape(1024, 30_000, 1_000)
@@ -39,21 +44,30 @@ def row(name: str, ours: Figure, theirs: Figure | None, ratio: float | None, wan
     )
 
 
-def of_cluster(bookies: int, rounds: int) -> None:
+def compare(bookies: int, rounds: int) -> None:
+    """Magnetar on so many bookies and the reference in turns; one bookie: `magnetar standalone`."""
     quorum = f"{bookies}/{bookies}/{min(2, bookies)}"
-    print(f"\nE/Qw/Qa {quorum}, fsync before every acknowledgement, medians of {rounds} runs")
+    what = "cluster" if bookies > 1 else "standalone"
+    print(f"\n{what}, E/Qw/Qa {quorum}, synced before acknowledged, medians of {rounds} runs")
     theirs: dict[Shape, list[Figure]] = {}
     ours: dict[str, list[Figure]] = {}
     folder = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
     try:
         for number in range(rounds):
             shapes = [ONE_AT_A_TIME, UNBATCHED, LARGE]
-            figures = reference.measure(
-                shapes, bookies=bookies, ack_quorum=min(2, bookies), port=REFERENCE_PORT
+            figures = alone(
+                reference.measure,
+                shapes,
+                bookies=bookies,
+                ack_quorum=min(2, bookies),
+                port=REFERENCE_PORT,
             )
             for figure in figures:
                 theirs.setdefault(figure.shape, []).append(figure)
-            asyncio.run(one_round(folder / str(number), bookies, ours))
+            if bookies > 1:
+                asyncio.run(round_of_cluster(folder / str(number), bookies, ours))
+            else:
+                round_of_standalone(folder / str(number), ours)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report(
@@ -62,19 +76,38 @@ def of_cluster(bookies: int, rounds: int) -> None:
     )
 
 
-async def one_round(folder: Path, bookies: int, ours: dict[str, list[Figure]]) -> None:
+async def round_of_cluster(folder: Path, bookies: int, ours: dict[str, list[Figure]]) -> None:
     async with LocalCluster(folder, zookeepers=1, bookies=bookies, brokers=1) as cluster:
-        url = cluster.service_url
+        await asyncio.to_thread(one_round, cluster.service_url, ours)
 
-        async def run(name: str, measure: Callable[[], Figure]) -> None:
-            ours.setdefault(name, []).append(await asyncio.to_thread(measure))
 
-        await run("one at a time", lambda: load.publish_one_at_a_time(url, "one", ONE_AT_A_TIME))
-        await run("unbatched", lambda: load.publish(url, "unbatched", UNBATCHED, batched=False))
-        await run("large", lambda: load.publish(url, "large", LARGE, batched=False))
-        await run("batched", lambda: load.publish(url, "batched", BATCHED, batched=True))
-        await run("tail", lambda: load.tail(url, "tail", BATCHED, batched=True))
-        await run("backlog", lambda: load.read_backlog(url, "batched", BATCHED))
+def round_of_standalone(folder: Path, ours: dict[str, list[Figure]]) -> None:
+    with standalone.running(folder) as server:
+        resident_mb, share = server.idle()
+        print(
+            f"up after {server.started_s:.2f} s (want < 2), idle: {resident_mb:.0f} MB resident"
+            f" (want < 200), {share:.1%} of a core",
+            flush=True,
+        )
+        one_round(server.url, ours)
+
+
+def one_round(url: str, ours: dict[str, list[Figure]]) -> None:
+    def add(name: str, figure: Figure) -> None:
+        ours.setdefault(name, []).append(figure)
+
+    add("one at a time", alone(load.publish_one_at_a_time, url, "one", ONE_AT_A_TIME))
+    add("unbatched", alone(load.publish, url, "unbatched", UNBATCHED, batched=False))
+    add("large", alone(load.publish, url, "large", LARGE, batched=False))
+    add("batched", alone(load.publish, url, "batched", BATCHED, batched=True))
+    add("tail", alone(load.tail, url, "tail", BATCHED, batched=True))
+    add("backlog", alone(load.read_backlog, url, "batched", BATCHED))
+
+
+def alone(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """In a process of its own, so that no client inherits the threads and garbage of another."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, *args, **kwargs).result()
 
 
 def report(ours: dict[str, Figure], theirs: dict[Shape, Figure]) -> None:
@@ -100,11 +133,12 @@ def report(ours: dict[str, Figure], theirs: dict[Shape, Figure]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bookies", type=int, nargs="*", default=[3])
+    parser.add_argument("--bookies", type=int, nargs="*", default=[3, 1])
     options = parser.parse_args()
     began_s = time.perf_counter()
+    alone(limits.report)
     for bookies in options.bookies:
-        of_cluster(bookies, options.rounds)
+        compare(bookies, options.rounds)
     print(f"\n{time.perf_counter() - began_s:.0f} s")
 
 

@@ -1,0 +1,91 @@
+"""`magnetar standalone` as a process: how soon it serves, and what it takes when idle."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START_TIMEOUT_S = 60.0
+SETTLE_S = 2.0
+POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Standalone:
+    """A server that runs."""
+
+    url: str
+    started_s: float  # from the start of the process to its first healthy answer
+    pid: int
+
+    def idle(self) -> tuple[float, float]:
+        """Resident megabytes, and the share of one core that it takes while nobody uses it."""
+        time.sleep(SETTLE_S)
+        before_s, began_s = self._cpu_s(), time.perf_counter()
+        time.sleep(SETTLE_S)
+        share = (self._cpu_s() - before_s) / (time.perf_counter() - began_s)
+        return _resident_mb(self.pid), share
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / 100  # user and system, in ticks of 10 ms
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Standalone]:
+    """Start it with its data in `folder`; stopped at the end."""
+    grpc_port, pulsar_port, http_port = _free_ports(3)
+    command = [sys.executable, "-m", "magnetar.cli.main", "standalone"]
+    flags = [
+        f"--data-dir={folder / 'data'}",
+        f"--grpc-port={grpc_port}",
+        f"--pulsar-port={pulsar_port}",
+        f"--http-port={http_port}",
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    began_s = time.perf_counter()
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen([*command, *flags], stdout=log, stderr=log)
+    try:
+        while not _is_healthy(http_port):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.perf_counter() - began_s < START_TIMEOUT_S, "standalone does not start"
+            time.sleep(POLL_S)
+        started_s = time.perf_counter() - began_s
+        yield Standalone(f"grpc://127.0.0.1:{grpc_port}", started_s, process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _is_healthy(http_port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/health", timeout=2) as reply:
+            return bool(reply.status == 200)
+    except OSError:  # also a status that is not 200
+        return False
+
+
+def _resident_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise AssertionError("no VmRSS in /proc")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

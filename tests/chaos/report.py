@@ -70,8 +70,8 @@ def timeline(title: str, history: History) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{MARGIN}" y="14">{title}: receipts (blue) and deliveries (grey) a second, '
         f"at most {top / BIN_S:,.0f}; {bins * BIN_S:.0f} s</text>",
-        _line(deliveries, top, "#999999"),
-        _line(receipts, top, "#1f5fbf"),
+        _line(deliveries, bins, top, "#999999"),
+        _line(receipts, bins, top, "#1f5fbf"),
     ]
     for number, fault in enumerate(history.faults):
         x = MARGIN + (fault.at_ns - begun) / 1e9 * x_of
@@ -89,8 +89,8 @@ def _rates(times_ns: Sequence[int], begun_ns: int) -> list[int]:
     return [counts[number] for number in range(max(counts, default=0) + 1)]
 
 
-def _line(counts: Sequence[int], top: int, colour: str) -> str:
-    step = (WIDTH - 2 * MARGIN) / max(len(counts), 1)
+def _line(counts: Sequence[int], bins: int, top: int, colour: str) -> str:
+    step = (WIDTH - 2 * MARGIN) / bins
     high = HEIGHT - 2 * MARGIN - 30
     points = " ".join(
         f"{MARGIN + n * step:.1f},{HEIGHT - MARGIN - count / top * high:.1f}"

@@ -5,6 +5,7 @@ comes with its state inline, so it is durable before any cursor ledger is."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from magnetar.broker.errors import (
     SubscriptionNotFound,
 )
 from magnetar.broker.log.recovery import recover_ledger
-from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerId, SubscriptionRecord, TopicRecord
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Cursors:
 
         Raises LogFenced, LogUnavailable.
         """
+        if self._tenure.lost is not None:
+            raise self._tenure.lost
         if name in self._cursors:
             return self._cursors[name]
         state = AckState(self._log.chain, mark_before(self._log.chain, start))
@@ -94,7 +97,10 @@ class Cursors:
         return Cursor(name, self._log, state, number=0, properties={}, journal=None)
 
     async def delete(self, name: str) -> None:
-        """Durable on return. Raises LogFenced, LogUnavailable, SubscriptionNotFound."""
+        """Durable on return. When its outcome stays unknown the tenure ends with it.
+
+        Raises LogFenced, LogUnavailable, SubscriptionNotFound.
+        """
         if name not in self._cursors:
             raise SubscriptionNotFound(name)
 
@@ -102,7 +108,15 @@ class Cursors:
             left = {key: value for key, value in record.subscriptions.items() if key != name}
             return replace(record, subscriptions=left)
 
-        await self._tenure.change(remove)
+        try:
+            await self._tenure.change(remove)
+        except (LogUnavailable, asyncio.CancelledError) as error:
+            cause = error.cause if isinstance(error, LogUnavailable) else error
+            if not isinstance(cause, Unavailable | Contended):
+                # It may be gone: what it acknowledged from now on could not be promised. Whoever
+                # opens the topic anew reads what is true.
+                self._tenure.lose(f"subscription {name!r} may be deleted")
+            raise
         cursor = self._cursors.pop(name, None)
         if cursor is not None:
             self._journal.drop(cursor.number)

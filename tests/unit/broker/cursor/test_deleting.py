@@ -1,0 +1,86 @@
+"""Deleting a subscription when the metadata store's reply is lost."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.topic_log import TOPIC, World, opened, opened_cursors
+from fakes.virtual_loop import run_virtual as run
+from support import wait_until
+
+from magnetar.broker.errors import LogFenced, LogUnavailable
+from magnetar.broker.log.position import EARLIEST, LATEST
+from magnetar.broker.log.tenure import topic_path
+from magnetar.metadata.codec import decode_topic
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.memory import MemoryStore
+
+
+class CutOff(MemoryStore):
+    """While `cut`, changes are made and their replies are lost; while `early`, nothing is sent."""
+
+    cut = early = False
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        if self.early:
+            raise Unavailable("cut off")
+        version = await super().put(path, value, expected=expected)
+        if self.cut:
+            raise OutcomeUnknown(path)
+        return version
+
+    async def sync(self, path: str) -> None:
+        if self.cut:
+            raise Unavailable("cut off")
+        await super().sync(path)
+
+
+def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> None:
+    """Its record may be gone: an answer would be a promise that the next owner knows nothing of."""
+
+    async def main() -> None:
+        world = World()
+        store = CutOff(world.tree)
+        receipts: list[object] = []
+        async with (
+            opened(world, store=store, close=False) as topic,
+            opened_cursors(topic.log, close=False) as cursors,
+        ):
+            await topic.append_and_wait("a", "b", "c")
+            cursor = await cursors.ensure("s", EARLIEST)
+            store.cut = True
+            with pytest.raises(LogUnavailable):
+                await cursors.delete("s")
+            store.cut = False
+            stored = await store.get(topic_path(TOPIC))
+            assert stored is not None
+            assert not decode_topic(stored.value).subscriptions
+            cursor.acknowledge([position for _, position in topic.appended[:5]], receipts.append)
+            await wait_until(lambda: bool(receipts))
+            assert isinstance(receipts[0], LogFenced)
+            with pytest.raises(LogFenced):
+                await cursors.ensure("s", LATEST)
+
+    run(main())
+
+
+def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
+    async def main() -> None:
+        world = World()
+        store = CutOff(world.tree)
+        receipts: list[object] = []
+        async with (
+            opened(world, store=store, close=False) as topic,
+            opened_cursors(topic.log, close=False) as cursors,
+        ):
+            await topic.append_and_wait("a", "b", "c")
+            cursor = await cursors.ensure("s", EARLIEST)
+            store.early = True
+            with pytest.raises(LogUnavailable):
+                await cursors.delete("s")
+            store.early = False
+            cursor.acknowledge([position for _, position in topic.appended[:5]], receipts.append)
+            await wait_until(lambda: bool(receipts))
+            assert receipts == [None]
+            assert await cursors.ensure("s", LATEST) is cursor
+
+    run(main())

@@ -50,7 +50,7 @@ class _Refusal:
 
 class ProducerState(Enum):
     OPEN = "open"
-    CLOSING = "closing"  # by the client: takes nothing more, still gives receipts
+    CLOSING = "closing"  # takes nothing more, still gives receipts
     CLOSED = "closed"
 
 
@@ -129,7 +129,7 @@ class ProducerHandle:
 
     async def close(self) -> None:
         """The client closes. What it sent is answered first, within CLOSE_TIMEOUT_S."""
-        if self.state is not ProducerState.OPEN:
+        if self.state is ProducerState.CLOSED:
             return
         self.state = ProducerState.CLOSING
         try:
@@ -153,6 +153,12 @@ class ProducerHandle:
             await self._drained.wait()
 
     # ---- called by the topic ---------------------------------------------------------------------
+
+    def stop_taking(self) -> None:
+        """The topic closes. What comes from here on is dropped: the client sends it again once it
+        is told."""
+        if self.state is ProducerState.OPEN:
+            self.state = ProducerState.CLOSING
 
     def evict(self, reason: CloseReason) -> None:
         """The broker closes it. The topic has forgotten it already."""

@@ -249,8 +249,9 @@ class Topic:
         except BaseException:
             handle.close_nowait()
             raise
-        if handle.state is not ProducerState.OPEN:
-            raise TopicClosing(str(self.name))  # it failed meanwhile
+        if handle.state is not ProducerState.OPEN:  # it failed meanwhile, or is closing
+            handle.close_nowait()
+            raise TopicClosing(str(self.name))
         handle.topic_epoch = epoch
 
     def _forget_producer(self, handle: ProducerHandle) -> None:
@@ -437,7 +438,10 @@ class Topic:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 if not failed:
-                    for handle in list(self.producers.values()):
+                    handles = list(self.producers.values())
+                    for handle in handles:
+                        handle.stop_taking()
+                    for handle in handles:
                         await handle.wait_drained()
                 self._disconnect(reason, reason)
                 await self.cursors.close()

@@ -248,6 +248,32 @@ def test_closing_gives_the_receipts_that_are_owed() -> None:
     run(main())
 
 
+def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
+    """What comes while the topic closes is dropped, all of it, and sent again to the next owner."""
+
+    async def main() -> None:
+        world = World()
+        async with opened_topic(world) as it:
+            producer, session = await it.produce()
+            await it.publish("a")
+            world.ledgers.hold()
+            producer.publish_nowait(0, 0, entry_of("b"))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(it.topic.close())
+                await settle()
+                producer.publish_nowait(1, 1, entry_of("late"))
+                assert producer.outstanding == 1
+                goodbye = tasks.create_task(producer.close())
+                await settle()
+                assert not goodbye.done(), "the client left before it had its receipts"
+                world.ledgers.release()
+            assert session.receipted == [0]
+        async with opened_topic(world) as it:
+            assert it.topic.log.chain.entry_count == 2
+
+    run(main())
+
+
 def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         world = World()

@@ -31,6 +31,7 @@ class Acknowledger:
         self._consumer_id = 0
         self._settled: asyncio.Future[None] | None = None  # None: nobody waits
         self._timer: asyncio.TimerHandle | None = None
+        self._refusal: PulsarException | None = None  # of a group that is therefore not durable
 
     def acknowledge(self, key: Key, batch_index: int, batch_size: int) -> bool:
         """One message. Whether its whole entry is acknowledged now."""
@@ -53,11 +54,16 @@ class Acknowledger:
         self._send(hurry=True)
 
     async def settle(self) -> None:
-        """Return when all acknowledgements are durable, through a change of broker if need be."""
+        """Return when all acknowledgements are durable, through a change of broker if need be.
+
+        Raises the broker's refusal if it refused some of them for good: those are not.
+        """
         self._send(hurry=True)
         while not self._tracker.settled:
             self._settled = self._loop.create_future()
             await self._settled
+        if self._refusal is not None:
+            raise self._refusal
 
     def on_attached(self, connection: Connection, consumer_id: int) -> None:
         self._connection, self._consumer_id = connection, consumer_id
@@ -71,11 +77,11 @@ class Acknowledger:
     def on_seek(self) -> None:
         """The subscription is being moved. What is pending goes out before it; all is void then."""
         self._send(hurry=True)
-        self._tracker.on_seek()
+        self._void()
 
     def on_unsubscribed(self) -> None:
         """There is nothing left to acknowledge."""
-        self._tracker.on_seek()
+        self._void()
 
     def close(self, error: PulsarException) -> None:
         """What is not durable by now may be lost."""
@@ -84,6 +90,10 @@ class Acknowledger:
             self._settled.set_exception(error)
         if self._timer is not None:
             self._timer.cancel()
+
+    def _void(self) -> None:
+        self._tracker.on_seek()
+        self._refusal = None
 
     def _after_ack(self) -> None:
         if self._tracker.is_full:
@@ -106,6 +116,7 @@ class Acknowledger:
             self._tracker.on_failed(number, self._loop.time())
         else:
             log.error("acknowledgements were refused", topic=self._topic, error=str(result))
+            self._refusal = result
             self._tracker.on_answered(number)
         if self._settled is not None and not self._settled.done():
             self._send(hurry=True)

@@ -245,7 +245,8 @@ class Subscriber:
     async def close(self) -> None:
         """End, once every acknowledgement given before is durable.
 
-        Raises Timeout when that cannot be had within an operation's time; those may come again.
+        Raises Timeout when that cannot be had within an operation's time, and the broker's refusal
+        when it took some of them for invalid; those may come again. The consumer is closed anyway.
         """
         if self._failure is not None:
             return
@@ -253,14 +254,24 @@ class Subscriber:
         self._queue.fail(self._failure)
         try:
             async with asyncio.timeout(self._parts.timeout_s):
-                if self.subscription.is_durable:
-                    await self._acks.settle()
+                refusal = await self._settle()
                 await self._say_goodbye()
         except TimeoutError:
             reason = "acknowledgements are not known to be durable"
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
         finally:
             self.shut_down(self._failure)
+        if refusal is not None:
+            raise refusal
+
+    async def _settle(self) -> PulsarException | None:
+        """Wait for the acknowledgements. None: all of them are durable."""
+        if self.subscription.is_durable:
+            try:
+                await self._acks.settle()
+            except PulsarException as refusal:
+                return refusal
+        return None
 
     def shut_down(self, error: PulsarException) -> None:
         """End at once; acknowledgements that were not answered may be lost."""

@@ -235,6 +235,30 @@ def test_close_waits_until_acknowledgements_are_durable() -> None:
     run_virtual(main())
 
 
+def test_close_raises_the_refusal_of_an_acknowledgement() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 1)
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            await consumer.acknowledge(await consumer.receive())
+            cluster.brokers[A].hold_acks = True
+            closing = asyncio.get_running_loop().create_task(consumer.close())
+            await asyncio.sleep(1)
+            (ack,) = subscription(cluster).acks
+            answer = pb.CommandAckResponse(
+                consumer_id=ack.consumer_id,
+                request_id=ack.request_id,
+                error=pb.NotAllowedError,
+                message="not like this",
+            )
+            cluster.brokers[A].sessions[1].send(answer)
+            with pytest.raises(NotAllowedError, match="not like this"):
+                await closing
+            assert len(cluster.brokers[A].commands(pb.CommandCloseConsumer)) == 1
+
+    run_virtual(main())
+
+
 def test_close_carries_acknowledgements_over_to_the_next_broker() -> None:
     async def main() -> None:
         async with client_among() as (client, cluster):

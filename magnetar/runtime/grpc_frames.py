@@ -351,6 +351,14 @@ class _ClientStream:
         self._idle: asyncio.Event | None = None  # None: nobody waits for the send to end
         self._drained = asyncio.Event()  # the reader has seen the end
         self._closing = False
+        call.add_done_callback(self._release_first_send)
+
+    def _release_first_send(self, _: object) -> None:
+        """NOTE: grpc.aio lets a write that waits for the call to begin wait for ever when the call
+        ends before it began, as when its channel is closed. There is no public way to wake it."""
+        begun: asyncio.Event | None = getattr(self._call, "_metadata_sent", None)
+        if begun is not None:
+            begun.set()
 
     async def send(self, parts: Sequence[Buffer]) -> None:
         assert not self._sending, "two tasks send on one stream"

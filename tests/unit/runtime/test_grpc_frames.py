@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -178,6 +178,29 @@ def test_closing_the_channel_ends_its_streams_without_a_false_cancellation() -> 
                 assert await writing == "broken"
             await read.close()
             await written.close()
+
+    run(main())
+
+
+def test_a_first_send_learns_that_its_channel_was_closed_before_the_call_began() -> None:
+    async def hold(stream: FrameStream) -> None:
+        await stream.receive()
+
+    async def main() -> None:
+        for turns in range(4):  # how far the call has come by then
+            async with serving(S=frame_stream_handler(hold)) as channel:
+                stream = open_frame_stream(channel, "/t.T/S", peer="server")
+                async with asyncio.TaskGroup() as group:
+                    sending = group.create_task(_until_closed(stream))
+                    await settle(turns)
+                    await channel.close()
+                    await sending
+                await stream.close()
+
+    async def _until_closed(stream: FrameStream) -> None:
+        with suppress(StreamClosed):
+            while True:
+                await stream.send([bytes(1 << 20)])
 
     run(main())
 

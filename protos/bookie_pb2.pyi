@@ -58,6 +58,8 @@ class ReadRequest(google.protobuf.message.Message):
     MAX_BYTES_FIELD_NUMBER: builtins.int
     MAX_ENTRIES_FIELD_NUMBER: builtins.int
     FENCE_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    STRIDE_FIELD_NUMBER: builtins.int
     incarnation: builtins.str
     """32 hex digits"""
     ledger: builtins.int
@@ -74,6 +76,11 @@ class ReadRequest(google.protobuf.message.Message):
     """At most so many entries. 0: the bookie's own limit."""
     fence: builtins.bool
     """Fence the ledger first: no answer, not even a negative one, before the fence is on disk."""
+    run: builtins.int
+    """Only the first `run` entries of each `stride` (at most 32), counted from `first`: what a bookie
+    holds of a striped ledger. Both 0: all entries.
+    """
+    stride: builtins.int
     def __init__(
         self,
         *,
@@ -85,8 +92,10 @@ class ReadRequest(google.protobuf.message.Message):
         max_bytes: builtins.int = ...,
         max_entries: builtins.int = ...,
         fence: builtins.bool = ...,
+        run: builtins.int = ...,
+        stride: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fence", b"fence", "first", b"first", "incarnation", b"incarnation", "last", b"last", "ledger", b"ledger", "master_key", b"master_key", "max_bytes", b"max_bytes", "max_entries", b"max_entries"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fence", b"fence", "first", b"first", "incarnation", b"incarnation", "last", b"last", "ledger", b"ledger", "master_key", b"master_key", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "run", b"run", "stride", b"stride"]) -> None: ...
 
 Global___ReadRequest: typing_extensions.TypeAlias = ReadRequest
 

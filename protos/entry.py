@@ -115,6 +115,23 @@ def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
     return _PREFIX.pack(_MAGIC_BROKER_METADATA, len(metadata)) + metadata
 
 
+def broker_metadata_prefixes(
+    *, broker_timestamp_ms: int, first_index: int, count: int
+) -> list[bytes]:
+    """Those of so many entries of one message each: what they have in common is encoded once."""
+    timestamp = _timestamp_field(broker_timestamp_ms)
+    prefixes: list[bytes] = []
+    head = high = b""
+    for index in range(first_index, first_index + count):
+        low = index & 0x7F
+        if low == 0 or not prefixes:  # the rest of the number is the same until then
+            high = varint(index >> 7) if index > 0x7F else b""
+            size = len(timestamp) + 2 + len(high)
+            head = _PREFIX.pack(_MAGIC_BROKER_METADATA, size) + timestamp + b"\x10"
+        prefixes.append(head + _MORE[low] + high if high else head + _ONE_BYTE[low])
+    return prefixes
+
+
 def with_broker_metadata(entry: bytes, *, broker_timestamp_ms: int, index: int) -> bytes:
     """The stored form of an entry."""
     return broker_metadata_prefix(broker_timestamp_ms=broker_timestamp_ms, index=index) + entry
@@ -217,10 +234,11 @@ _MAGIC_CHECKSUM = 0x0E01
 _MAGIC_BROKER_METADATA = 0x0E02
 _PREFIX = struct.Struct(">HI")  # magic, checksum or size
 _HEAD = struct.Struct(">HII")  # and the metadata size behind a checksum
+CHECKED_HEAD_BYTES: Final = _HEAD.size
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
 _COMPRESSIONS = tuple(Compression)
-_PLAIN_METADATA_BYTES_MAX = 150  # a name of 127 bytes, two numbers, and their tags
+PLAIN_METADATA_BYTES_MAX: Final = 150  # a name of 127 bytes, two numbers, and their tags
 _COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
 
 _Head = tuple[int, int, int]
@@ -313,13 +331,13 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
     """
     magic, _, size = head
     end = _HEAD.size + size
-    if magic != _MAGIC_CHECKSUM or size > _PLAIN_METADATA_BYTES_MAX or end > len(data):
+    if magic != _MAGIC_CHECKSUM or size > PLAIN_METADATA_BYTES_MAX or end > len(data):
         return None
     metadata = bytes(data[_HEAD.size : end])
     try:
         at = 2 + metadata[1]
         # Producer and time repeat from one entry to the next, and are taken from a cache.
-        producer_name = _plain_name(metadata[:at])
+        producer_name = plain_name(metadata[:at])
         if producer_name is None or metadata[at] != 0x10:
             return None
         at += 1
@@ -333,7 +351,7 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
             shift += 7
     except IndexError:
         return None
-    publish_time_ms = _plain_time(metadata[at + 1 :])
+    publish_time_ms = plain_time(metadata[at + 1 :])
     if publish_time_ms is None or shift > 63:
         return None
     return EntryView(
@@ -360,7 +378,7 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
 
 
 @lru_cache(maxsize=1024)  # at most 130 bytes each
-def _plain_name(field: bytes) -> str | None:
+def plain_name(field: bytes) -> str | None:
     """The producer's name, from a field with a size of one byte. None: it is not that."""
     if field[0] != 0x0A or field[1] > 0x7F or len(field) != 2 + field[1]:
         return None
@@ -371,7 +389,7 @@ def _plain_name(field: bytes) -> str | None:
 
 
 @lru_cache(maxsize=64)  # producers' clocks differ a little
-def _plain_time(field: bytes) -> int | None:
+def plain_time(field: bytes) -> int | None:
     """The time of publishing, from a field below 2^63. None: it is not that, or not alone."""
     number = 0
     for place, byte in enumerate(field[1:10]):

@@ -9,7 +9,7 @@ an object per field; several adds (or acks, or read answers) make one frame. All
                      confirmed  the writer's last confirmed entry when it sent this one, -1: none
                      length     payload bytes of the ledger's entries 0 to this one, inclusive
     add          u8 flags | u32 size of the envelope | u64 master key | envelope
-    ack          i64 ledger | i64 entry | u8 code
+    ack          i64 ledger | i64 first entry | u32 how many entries | u8 code, of each of them
     read answer  i64 entry | u8 code | u32 size of the envelope (0 unless OK) | envelope
     hello        u8 version | 32 bytes incarnation | u16 size | the caller's name in UTF-8
     hello reply  u8 version | u8 code | 32 bytes incarnation | u64 boot epoch
@@ -21,7 +21,6 @@ ends. A fault inside one add (`Add.fault`) is answered for that add alone.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,7 +33,7 @@ Buffer = bytes | bytearray | memoryview
 
 ENVELOPE: Final = struct.Struct(">IqqqQ")  # 36 bytes
 ADD: Final = struct.Struct(">BIQ")  # 13 bytes
-ACK: Final = struct.Struct(">qqB")  # 17 bytes
+ACK: Final = struct.Struct(">qqIB")  # 21 bytes
 READ: Final = struct.Struct(">qBI")  # 13 bytes
 HELLO: Final = struct.Struct(">B32sH")  # 35 bytes
 HELLO_REPLY: Final = struct.Struct(">BB32sQ")  # 42 bytes
@@ -44,6 +43,7 @@ HELLO_VERSION: Final = 1
 ENTRY_BYTES_MAX: Final = 5 * 1024 * 1024 + 10 * 1024
 ENVELOPE_BYTES_MAX: Final = ENVELOPE.size + ENTRY_BYTES_MAX
 CLIENT_NAME_BYTES_MAX: Final = 1024
+ACK_ENTRIES_MAX: Final = 1 << 20  # of one ack: three times what fits into the largest frame of adds
 
 # Flags of an add.
 RECOVERY: Final = 1  # a recoverer's write-back: accepted although the ledger is fenced
@@ -52,6 +52,7 @@ _FLAGS_KNOWN: Final = RECOVERY | COPY
 
 _ADD_AND_CRC: Final = struct.Struct(">BIQI")
 _ADD_ENVELOPE: Final = struct.Struct(">BIQIqqqQ")
+_READ_ENVELOPE: Final = struct.Struct(">qBIIqqqQ")
 _CRC: Final = struct.Struct(">I")
 _HEADER: Final = struct.Struct(">qqqQ")  # the part of the envelope's header that the CRC covers
 
@@ -119,15 +120,12 @@ class Envelope(NamedTuple):
     payload: memoryview
 
 
-@dataclass(slots=True)
-class Add:
-    """One add of a frame; by convention never changed. With a fault, `envelope` is empty and the
-    ids are merely what the header says."""
+class Add(NamedTuple):
+    """One add of a frame. With a fault, `envelope` is empty and the ids are merely what the header
+    says."""
 
     ledger: int
     entry: int
-    confirmed: int
-    length: int
     flags: int
     master_key: int
     envelope: bytes
@@ -175,6 +173,25 @@ def encode_add(
     return _ADD_AND_CRC.pack(flags, _CRC.size + len(body), master_key, crc), body
 
 
+def encode_adds(
+    *,
+    ledger: int,
+    first_entry: int,
+    confirmed: int,
+    length: int,
+    payloads: Sequence[Sequence[Buffer]],
+    master_key: int,
+) -> list[tuple[bytes, bytes]]:
+    """`encode_add` for consecutive entries. `length`: payload bytes of the ledger before them."""
+    adds: list[tuple[bytes, bytes]] = []
+    pack_header, pack_add, crc32c = _HEADER.pack, _ADD_AND_CRC.pack, google_crc32c.value
+    for entry, payload in enumerate(payloads, first_entry):
+        length += sum(map(len, payload))
+        body = b"".join((pack_header(ledger, entry, confirmed, length), *payload))
+        adds.append((pack_add(0, _CRC.size + len(body), master_key, crc32c(body)), body))
+    return adds
+
+
 def add_envelope(parts: tuple[bytes, bytes]) -> bytes:
     """The envelope inside the parts that `encode_add` returned."""
     return parts[0][ADD.size :] + parts[1]
@@ -200,58 +217,116 @@ def decode_envelope(envelope: Buffer) -> Envelope:
     return Envelope(ledger, entry, confirmed, length, view[ENVELOPE.size :])
 
 
-def decode_adds(frame: Buffer) -> Iterator[Add]:
+def decode_adds(frame: Buffer) -> list[Add]:
     """The adds of a frame, each checked against its checksum and in its fields.
 
-    Raises FrameDamaged at the first add that cannot be delimited; those before it were yielded.
-    Faults: TOO_LARGE; CORRUPT (checksum); BAD_REQUEST (unknown flag, an id below 0, confirmed not
-    in -1..entry-1, length below the payload's).
+    Raises FrameDamaged if any of them cannot be delimited. Faults: TOO_LARGE; CORRUPT (checksum);
+    BAD_REQUEST (unknown flag, an id below 0, confirmed not in -1..entry-1, length below the
+    payload's).
     """
     data = bytes(frame)  # a slice of bytes is cheaper than one of a view: 1.6 against 2.0 us an add
+    unpack, crc32c = _ADD_ENVELOPE.unpack_from, google_crc32c.value
+    new = tuple.__new__  # half of what `Add(...)` costs
+    adds: list[Add] = []
     at, end = 0, len(data)
     while at < end:
         if end - at < _ADD_ENVELOPE.size:
             raise FrameDamaged(f"{end - at} bytes left at {at}, too few for an add")
-        flags, size, master_key, crc, ledger, entry, confirmed, length = _ADD_ENVELOPE.unpack_from(
-            data, at
-        )
-        begin, at = at + ADD.size, at + ADD.size + size
+        flags, size, master_key, crc, ledger, entry, confirmed, length = unpack(data, at)
+        begin, at = at + 13, at + 13 + size  # ADD.size
         if size < ENVELOPE.size or at > end:
             raise FrameDamaged(f"an envelope of {size} bytes where {end - begin} are left")
-        fault: BookieCode | None = None
+        envelope, fault = data[begin:at], None
         if size > ENVELOPE_BYTES_MAX:
-            fault = BookieCode.TOO_LARGE
-        elif google_crc32c.value(data[begin + _CRC.size : at]) != crc:
-            fault = BookieCode.CORRUPT
+            envelope, fault = b"", BookieCode.TOO_LARGE
+        elif crc32c(envelope[4:]) != crc:
+            envelope, fault = b"", BookieCode.CORRUPT
         elif (
             flags & ~_FLAGS_KNOWN
             or ledger < 0
             or not -1 <= confirmed < entry
             or length < size - ENVELOPE.size
         ):
-            fault = BookieCode.BAD_REQUEST
-        envelope = data[begin:at] if fault is None else b""
-        yield Add(ledger, entry, confirmed, length, flags, master_key, envelope, fault)
+            envelope, fault = b"", BookieCode.BAD_REQUEST
+        adds.append(new(Add, (ledger, entry, flags, master_key, envelope, fault)))
+    return adds
 
 
 # -- Acks and read answers ---------------------------------------------------------------------
 
 
-def encode_ack(ledger: int, entry: int, code: BookieCode) -> bytes:
-    return ACK.pack(ledger, entry, code)
+def encode_ack(ledger: int, entry: int, code: BookieCode, *, count: int = 1) -> bytes:
+    """Of `count` entries from `entry` on."""
+    assert 0 < count <= ACK_ENTRIES_MAX
+    return ACK.pack(ledger, entry, count, code)
+
+
+def decode_ack_runs(frame: Buffer) -> Iterator[tuple[int, range, BookieCode]]:
+    """(ledger, entries, code). Raises FrameDamaged."""
+    if len(frame) % ACK.size:
+        raise FrameDamaged(f"{len(frame)} bytes of acks, not a multiple of {ACK.size}")
+    for ledger, first, count, code in ACK.iter_unpack(frame):
+        if not 0 < count <= ACK_ENTRIES_MAX:
+            raise FrameDamaged(f"an ack of {count} entries")
+        yield ledger, range(first, first + count), _code(code)
 
 
 def decode_acks(frame: Buffer) -> Iterator[tuple[int, int, BookieCode]]:
-    """(ledger, entry, code). Raises FrameDamaged."""
-    if len(frame) % ACK.size:
-        raise FrameDamaged(f"{len(frame)} bytes of acks, not a multiple of {ACK.size}")
-    for ledger, entry, code in ACK.iter_unpack(frame):
-        yield ledger, entry, _code(code)
+    """(ledger, entry, code), an entry at a time. Raises FrameDamaged."""
+    for ledger, entries, code in decode_ack_runs(frame):
+        for entry in entries:
+            yield ledger, entry, code
 
 
 def encode_read_answer(entry: int, code: BookieCode, envelope: bytes = b"") -> tuple[bytes, bytes]:
     assert bool(envelope) == (code is BookieCode.OK)
     return READ.pack(entry, code, len(envelope)), envelope
+
+
+def encode_run(first: int, envelopes: Sequence[bytes]) -> list[bytes]:
+    """The answers of entries `first`, `first + 1`, ...: the parts of a frame."""
+    pack, ok = READ.pack, BookieCode.OK
+    parts: list[bytes] = []
+    for entry, envelope in enumerate(envelopes, first):
+        parts += (pack(entry, ok, len(envelope)), envelope)
+    return parts
+
+
+def decode_run(
+    frame: Buffer, *, ledger: int, first: int
+) -> tuple[list[tuple[bytes, int]], BookieCode]:
+    """The verified envelopes of entries `first`, `first + 1`, ... in a frame of read answers, each
+    a copy with a life of its own and with its `length`; and why there are no more: OK, the frame
+    ends; CORRUPT, what follows is not sound, or another entry; else what the bookie said.
+
+    Raises FrameDamaged. The same as `decode_read_answers` and `decode_envelope`, in a third of the
+    time.
+    """
+    view = memoryview(frame)
+    unpack, crc32c = _READ_ENVELOPE.unpack_from, google_crc32c.value
+    found: list[tuple[bytes, int]] = []
+    at, end, expected = 0, len(view), first
+    ok, before, least = BookieCode.OK.value, READ.size, _READ_ENVELOPE.size
+    while end - at >= least:
+        entry, code, size, crc, inner_ledger, inner_entry, _, length = unpack(view, at)
+        if code != ok:
+            break
+        begin = at + before
+        at = begin + size
+        if at > end:
+            raise FrameDamaged(f"an envelope of {size} bytes where {end - begin} are left")
+        envelope = view[begin:at].tobytes()
+        if not entry == inner_entry == expected or inner_ledger != ledger:
+            return found, BookieCode.CORRUPT
+        if before + size < least or crc32c(envelope[4:]) != crc:
+            return found, BookieCode.CORRUPT
+        found.append((envelope, length))
+        expected += 1
+    answer = next(decode_read_answers(view[at:]), None)
+    if answer is None:
+        return found, BookieCode.OK
+    refused = answer.entry == expected and answer.code is not BookieCode.OK
+    return found, answer.code if refused else BookieCode.CORRUPT
 
 
 def decode_read_answers(frame: Buffer) -> Iterator[ReadAnswer]:

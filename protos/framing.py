@@ -12,7 +12,7 @@ has to end; after a CommandError the next frame can be read.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
@@ -133,30 +133,20 @@ def split_frames(buffer: bytes | memoryview) -> list[memoryview]:
     return frames
 
 
+def first_frame(buffer: memoryview, at: int) -> tuple[memoryview, int]:
+    """The frame whose total is at `at`, as a view, and where the next one begins.
+
+    Raises FrameTooLarge and MalformedFrame, also when it is not whole.
+    """
+    if len(buffer) - at >= 4:
+        end = at + 4 + _total(buffer, at)
+        if end <= len(buffer):
+            return buffer[at + 4 : end], end
+    raise MalformedFrame(f"the last frame is truncated after {len(buffer) - at} bytes")
+
+
 # The hot commands, encoded by hand to the bytes that protobuf would write, in half its time.
 # Ids may be negative: -1 is 2^64-1 on the wire.
-
-
-def send_receipt_frames(
-    *, producer_id: int, ledger_id: int, receipts: Iterable[tuple[int, int, int]]
-) -> bytes:
-    """The whole frames of SEND_RECEIPTs: (sequence id, highest sequence id, entry id) of each.
-
-    What they have in common is encoded once.
-    """
-    ledger = b"\x08" + varint(ledger_id) + b"\x10"
-    producer = b"\x08" + varint(producer_id) + b"\x10"
-    frames: list[bytes] = []
-    for sequence_id, highest_sequence_id, entry_id in receipts:
-        sequence = varint(sequence_id)
-        entry = varint(entry_id)
-        highest = sequence if highest_sequence_id == sequence_id else varint(highest_sequence_id)
-        # All sizes are single bytes: of six varints none is longer than ten.
-        message_id = _ONE_BYTE[len(ledger) + len(entry)] + ledger + entry
-        body = producer + sequence + b"\x1a" + message_id + b"\x20" + highest
-        size = len(body)
-        frames += (_RECEIPT_HEAD.pack(8 + size, 4 + size, 8, 7, 0x3A, size), body)
-    return b"".join(frames)
 
 
 def message_header(
@@ -191,6 +181,13 @@ def send_header(
     entry_size: int,
 ) -> bytes:
     """What comes before the entry in the frame of a SEND."""
+    if num_messages == 1 and 0 <= producer_id < 0x80 and not (highest_sequence_id or is_chunk):
+        number = varint(sequence_id)
+        size = 7 + len(number)
+        if size + entry_size < COMMAND_FRAME_BYTES_MAX - 8:
+            ids = _NEXT_TO_PRODUCER[producer_id]
+            head = _PLAIN_SEND.pack(4 + size + entry_size, size, b"\x08\x06\x32", size - 4, ids)
+            return head + number
     body = b"\x08" + varint(producer_id) + b"\x10" + varint(sequence_id)
     if num_messages != 1:
         body += b"\x18" + varint(num_messages)
@@ -205,8 +202,8 @@ def send_header(
 
 _U32 = struct.Struct(">I")
 _SIZES = struct.Struct(">II")
-_RECEIPT_HEAD = struct.Struct(">IIBBBB")  # both sizes, type, tag and size of the body
-_ONE_BYTE = [bytes([number]) for number in range(0x80)]
+_PLAIN_SEND = struct.Struct(">II3sB3s")  # both sizes, type and tag, body, producer and next tag
+_NEXT_TO_PRODUCER = [bytes([8, producer_id, 0x10]) for producer_id in range(0x80)]
 
 
 def _split(view: memoryview) -> tuple[list[memoryview], int]:
@@ -215,17 +212,22 @@ def _split(view: memoryview) -> tuple[list[memoryview], int]:
     size = len(view)
     at = 0
     while size - at >= 4:
-        (total,) = _U32.unpack_from(view, at)
-        if total + 4 > COMMAND_FRAME_BYTES_MAX:
-            raise FrameTooLarge(total + 4, COMMAND_FRAME_BYTES_MAX)
-        if total < 4:
-            raise MalformedFrame(f"a frame of {total} bytes has no room for its command's size")
-        end = at + 4 + total
+        end = at + 4 + _total(view, at)
         if end > size:
             break
         frames.append(view[at + 4 : end])
         at = end
     return frames, at
+
+
+def _total(view: memoryview, at: int) -> int:
+    """Of the frame at `at`, when it is a possible one."""
+    total: int = _U32.unpack_from(view, at)[0]
+    if total + 4 > COMMAND_FRAME_BYTES_MAX:
+        raise FrameTooLarge(total + 4, COMMAND_FRAME_BYTES_MAX)
+    if total < 4:
+        raise MalformedFrame(f"a frame of {total} bytes has no room for its command's size")
+    return total
 
 
 def _sizes(command_size: int, entry_size: int) -> bytes:

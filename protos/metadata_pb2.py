@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emagnetar/protos/metadata.proto\x12\x11magnetar.metadata\"-\n\x06Member\x12\x0e\n\x06\x62ookie\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"J\n\x07Segment\x12\x13\n\x0b\x66irst_entry\x18\x01 \x01(\x03\x12*\n\x07members\x18\x02 \x03(\x0b\x32\x19.magnetar.metadata.Member\"\xdd\x03\n\x0eLedgerMetadata\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.magnetar.metadata.LedgerState\x12\x15\n\rensemble_size\x18\x04 \x01(\r\x12\x14\n\x0cwrite_quorum\x18\x05 \x01(\r\x12\x12\n\nack_quorum\x18\x06 \x01(\r\x12,\n\x08segments\x18\x07 \x03(\x0b\x32\x1a.magnetar.metadata.Segment\x12\x12\n\nmaster_key\x18\x08 \x01(\x06\x12\x15\n\rcreator_token\x18\t \x01(\x06\x12\x12\n\ncreated_ms\x18\n \x01(\x03\x12\x17\n\nlast_entry\x18\x0b \x01(\x12H\x00\x88\x01\x01\x12\x13\n\x06length\x18\x0c \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x10under_replicated\x18\r \x01(\x08\x12=\n\x06\x63ustom\x18\x0e \x03(\x0b\x32-.magnetar.metadata.LedgerMetadata.CustomEntry\x1a-\n\x0b\x43ustomEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x42\r\n\x0b_last_entryB\t\n\x07_length\"-\n\rLedgerCounter\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04next\x18\x02 \x01(\x03\"%\n\x07\x43luster\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\"\xa5\x01\n\x12\x42ookieRegistration\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62ookie\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nboot_epoch\x18\x04 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0c\n\x04zone\x18\x07 \x01(\t\x12\x11\n\tread_only\x18\x08 \x01(\x08\"h\n\x0c\x42ookieCookie\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62ookie\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nboot_epoch\x18\x04 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\"\x81\x01\n\x12\x42rokerRegistration\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08grpc_url\x18\x04 \x01(\t\x12\x12\n\npulsar_url\x18\x05 \x01(\t\x12\x10\n\x08http_url\x18\x06 \x01(\t\"N\n\tOwnership\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"6\n\x10NamespaceBundles\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\nboundaries\x18\x02 \x03(\x04\"f\n\x0bTopicLedger\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x03\x12\x0e\n\x06length\x18\x04 \x01(\x03\x12\x11\n\tclosed_ms\x18\x05 \x01(\x03\"\xa2\x01\n\x12SubscriptionRecord\x12I\n\nproperties\x18\x01 \x03(\x0b\x32\x35.magnetar.metadata.SubscriptionRecord.PropertiesEntry\x12\x0e\n\x06inline\x18\x02 \x01(\x0c\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa5\x03\n\x0bTopicRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12/\n\x07ledgers\x18\x03 \x03(\x0b\x32\x1e.magnetar.metadata.TopicLedger\x12\x16\n\x0e\x63ursor_ledgers\x18\x04 \x03(\x03\x12H\n\rsubscriptions\x18\x05 \x03(\x0b\x32\x31.magnetar.metadata.TopicRecord.SubscriptionsEntry\x12\x10\n\x08\x64\x65leting\x18\x06 \x03(\x03\x12\x42\n\nproperties\x18\x07 \x03(\x0b\x32..magnetar.metadata.TopicRecord.PropertiesEntry\x1a[\n\x12SubscriptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.magnetar.metadata.SubscriptionRecord:\x02\x38\x01\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*y\n\x0bLedgerState\x12\x1c\n\x18LEDGER_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11LEDGER_STATE_OPEN\x10\x01\x12\x1c\n\x18LEDGER_STATE_IN_RECOVERY\x10\x02\x12\x17\n\x13LEDGER_STATE_CLOSED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emagnetar/protos/metadata.proto\x12\x11magnetar.metadata\"-\n\x06Member\x12\x0e\n\x06\x62ookie\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"J\n\x07Segment\x12\x13\n\x0b\x66irst_entry\x18\x01 \x01(\x03\x12*\n\x07members\x18\x02 \x03(\x0b\x32\x19.magnetar.metadata.Member\"\xdd\x03\n\x0eLedgerMetadata\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.magnetar.metadata.LedgerState\x12\x15\n\rensemble_size\x18\x04 \x01(\r\x12\x14\n\x0cwrite_quorum\x18\x05 \x01(\r\x12\x12\n\nack_quorum\x18\x06 \x01(\r\x12,\n\x08segments\x18\x07 \x03(\x0b\x32\x1a.magnetar.metadata.Segment\x12\x12\n\nmaster_key\x18\x08 \x01(\x06\x12\x15\n\rcreator_token\x18\t \x01(\x06\x12\x12\n\ncreated_ms\x18\n \x01(\x03\x12\x17\n\nlast_entry\x18\x0b \x01(\x12H\x00\x88\x01\x01\x12\x13\n\x06length\x18\x0c \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x10under_replicated\x18\r \x01(\x08\x12=\n\x06\x63ustom\x18\x0e \x03(\x0b\x32-.magnetar.metadata.LedgerMetadata.CustomEntry\x1a-\n\x0b\x43ustomEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x42\r\n\x0b_last_entryB\t\n\x07_length\"-\n\rLedgerCounter\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0c\n\x04next\x18\x02 \x01(\x03\"]\n\x07\x42\x61\x64\x43opy\x12)\n\x06member\x18\x01 \x01(\x0b\x32\x19.magnetar.metadata.Member\x12\x13\n\x0b\x66irst_entry\x18\x02 \x01(\x03\x12\x12\n\nlast_entry\x18\x03 \x01(\x03\"\xbc\x01\n\x10UnderReplication\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\ncreated_ms\x18\x02 \x01(\x03\x12\'\n\x04lost\x18\x03 \x03(\x0b\x32\x19.magnetar.metadata.Member\x12\'\n\x03\x62\x61\x64\x18\x04 \x03(\x0b\x32\x1a.magnetar.metadata.BadCopy\x12\x0e\n\x06narrow\x18\x05 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\x12\x11\n\tfailed_ms\x18\x07 \x01(\x03\"U\n\rCheckProgress\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x10\n\x08\x62\x65gan_ms\x18\x02 \x01(\x03\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x12\x12\x13\n\x0b\x66inished_ms\x18\x04 \x01(\x03\"%\n\x07\x43luster\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\"\xa5\x01\n\x12\x42ookieRegistration\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62ookie\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nboot_epoch\x18\x04 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x14\n\x0chttp_address\x18\x06 \x01(\t\x12\x0c\n\x04zone\x18\x07 \x01(\t\x12\x11\n\tread_only\x18\x08 \x01(\x08\"w\n\x0c\x42ookieCookie\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62ookie\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nboot_epoch\x18\x04 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\x12\r\n\x05start\x18\x06 \x01(\t\"U\n\x0b\x42ookieDrain\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62ookie\x18\x02 \x01(\t\x12\x10\n\x08since_ms\x18\x03 \x01(\x03\x12\x14\n\x0c\x64\x65\x63ommission\x18\x04 \x01(\x08\"\x81\x01\n\x12\x42rokerRegistration\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0e\n\x06\x62roker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08grpc_url\x18\x04 \x01(\t\x12\x12\n\npulsar_url\x18\x05 \x01(\t\x12\x10\n\x08http_url\x18\x06 \x01(\t\"N\n\tOwnership\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"6\n\x10NamespaceBundles\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x12\n\nboundaries\x18\x02 \x03(\x04\"f\n\x0bTopicLedger\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x03\x12\x0e\n\x06length\x18\x04 \x01(\x03\x12\x11\n\tclosed_ms\x18\x05 \x01(\x03\"\xa2\x01\n\x12SubscriptionRecord\x12I\n\nproperties\x18\x01 \x03(\x0b\x32\x35.magnetar.metadata.SubscriptionRecord.PropertiesEntry\x12\x0e\n\x06inline\x18\x02 \x01(\x0c\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa5\x03\n\x0bTopicRecord\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12/\n\x07ledgers\x18\x03 \x03(\x0b\x32\x1e.magnetar.metadata.TopicLedger\x12\x16\n\x0e\x63ursor_ledgers\x18\x04 \x03(\x03\x12H\n\rsubscriptions\x18\x05 \x03(\x0b\x32\x31.magnetar.metadata.TopicRecord.SubscriptionsEntry\x12\x10\n\x08\x64\x65leting\x18\x06 \x03(\x03\x12\x42\n\nproperties\x18\x07 \x03(\x0b\x32..magnetar.metadata.TopicRecord.PropertiesEntry\x1a[\n\x12SubscriptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.magnetar.metadata.SubscriptionRecord:\x02\x38\x01\x1a\x31\n\x0fPropertiesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*y\n\x0bLedgerState\x12\x1c\n\x18LEDGER_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11LEDGER_STATE_OPEN\x10\x01\x12\x1c\n\x18LEDGER_STATE_IN_RECOVERY\x10\x02\x12\x17\n\x13LEDGER_STATE_CLOSED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,8 +39,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOPICRECORD_SUBSCRIPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_TOPICRECORD_PROPERTIESENTRY']._loaded_options = None
   _globals['_TOPICRECORD_PROPERTIESENTRY']._serialized_options = b'8\001'
-  _globals['_LEDGERSTATE']._serialized_start=1977
-  _globals['_LEDGERSTATE']._serialized_end=2098
+  _globals['_LEDGERSTATE']._serialized_start=2452
+  _globals['_LEDGERSTATE']._serialized_end=2573
   _globals['_MEMBER']._serialized_start=53
   _globals['_MEMBER']._serialized_end=98
   _globals['_SEGMENT']._serialized_start=100
@@ -51,28 +51,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERMETADATA_CUSTOMENTRY']._serialized_end=628
   _globals['_LEDGERCOUNTER']._serialized_start=656
   _globals['_LEDGERCOUNTER']._serialized_end=701
-  _globals['_CLUSTER']._serialized_start=703
-  _globals['_CLUSTER']._serialized_end=740
-  _globals['_BOOKIEREGISTRATION']._serialized_start=743
-  _globals['_BOOKIEREGISTRATION']._serialized_end=908
-  _globals['_BOOKIECOOKIE']._serialized_start=910
-  _globals['_BOOKIECOOKIE']._serialized_end=1014
-  _globals['_BROKERREGISTRATION']._serialized_start=1017
-  _globals['_BROKERREGISTRATION']._serialized_end=1146
-  _globals['_OWNERSHIP']._serialized_start=1148
-  _globals['_OWNERSHIP']._serialized_end=1226
-  _globals['_NAMESPACEBUNDLES']._serialized_start=1228
-  _globals['_NAMESPACEBUNDLES']._serialized_end=1282
-  _globals['_TOPICLEDGER']._serialized_start=1284
-  _globals['_TOPICLEDGER']._serialized_end=1386
-  _globals['_SUBSCRIPTIONRECORD']._serialized_start=1389
-  _globals['_SUBSCRIPTIONRECORD']._serialized_end=1551
-  _globals['_SUBSCRIPTIONRECORD_PROPERTIESENTRY']._serialized_start=1502
-  _globals['_SUBSCRIPTIONRECORD_PROPERTIESENTRY']._serialized_end=1551
-  _globals['_TOPICRECORD']._serialized_start=1554
-  _globals['_TOPICRECORD']._serialized_end=1975
-  _globals['_TOPICRECORD_SUBSCRIPTIONSENTRY']._serialized_start=1833
-  _globals['_TOPICRECORD_SUBSCRIPTIONSENTRY']._serialized_end=1924
-  _globals['_TOPICRECORD_PROPERTIESENTRY']._serialized_start=1502
-  _globals['_TOPICRECORD_PROPERTIESENTRY']._serialized_end=1551
+  _globals['_BADCOPY']._serialized_start=703
+  _globals['_BADCOPY']._serialized_end=796
+  _globals['_UNDERREPLICATION']._serialized_start=799
+  _globals['_UNDERREPLICATION']._serialized_end=987
+  _globals['_CHECKPROGRESS']._serialized_start=989
+  _globals['_CHECKPROGRESS']._serialized_end=1074
+  _globals['_CLUSTER']._serialized_start=1076
+  _globals['_CLUSTER']._serialized_end=1113
+  _globals['_BOOKIEREGISTRATION']._serialized_start=1116
+  _globals['_BOOKIEREGISTRATION']._serialized_end=1281
+  _globals['_BOOKIECOOKIE']._serialized_start=1283
+  _globals['_BOOKIECOOKIE']._serialized_end=1402
+  _globals['_BOOKIEDRAIN']._serialized_start=1404
+  _globals['_BOOKIEDRAIN']._serialized_end=1489
+  _globals['_BROKERREGISTRATION']._serialized_start=1492
+  _globals['_BROKERREGISTRATION']._serialized_end=1621
+  _globals['_OWNERSHIP']._serialized_start=1623
+  _globals['_OWNERSHIP']._serialized_end=1701
+  _globals['_NAMESPACEBUNDLES']._serialized_start=1703
+  _globals['_NAMESPACEBUNDLES']._serialized_end=1757
+  _globals['_TOPICLEDGER']._serialized_start=1759
+  _globals['_TOPICLEDGER']._serialized_end=1861
+  _globals['_SUBSCRIPTIONRECORD']._serialized_start=1864
+  _globals['_SUBSCRIPTIONRECORD']._serialized_end=2026
+  _globals['_SUBSCRIPTIONRECORD_PROPERTIESENTRY']._serialized_start=1977
+  _globals['_SUBSCRIPTIONRECORD_PROPERTIESENTRY']._serialized_end=2026
+  _globals['_TOPICRECORD']._serialized_start=2029
+  _globals['_TOPICRECORD']._serialized_end=2450
+  _globals['_TOPICRECORD_SUBSCRIPTIONSENTRY']._serialized_start=2308
+  _globals['_TOPICRECORD_SUBSCRIPTIONSENTRY']._serialized_end=2399
+  _globals['_TOPICRECORD_PROPERTIESENTRY']._serialized_start=1977
+  _globals['_TOPICRECORD_PROPERTIESENTRY']._serialized_end=2026
 # @@protoc_insertion_point(module_scope)

@@ -204,6 +204,106 @@ class LedgerCounter(google.protobuf.message.Message):
 Global___LedgerCounter: typing_extensions.TypeAlias = LedgerCounter
 
 @typing.final
+class BadCopy(google.protobuf.message.Message):
+    """The member's copies of the entries first .. last are damaged or missing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: builtins.int
+    FIRST_ENTRY_FIELD_NUMBER: builtins.int
+    LAST_ENTRY_FIELD_NUMBER: builtins.int
+    first_entry: builtins.int
+    last_entry: builtins.int
+    """inclusive"""
+    @property
+    def member(self) -> Global___Member: ...
+    def __init__(
+        self,
+        *,
+        member: Global___Member | None = ...,
+        first_entry: builtins.int = ...,
+        last_entry: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["member", b"member"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first_entry", b"first_entry", "last_entry", b"last_entry", "member", b"member"]) -> None: ...
+
+Global___BadCopy: typing_extensions.TypeAlias = BadCopy
+
+@typing.final
+class UnderReplication(google.protobuf.message.Message):
+    """/ledgers/under-replicated/…/<id>: what is to be repaired of a ledger, as somebody noticed it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    CREATED_MS_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    BAD_FIELD_NUMBER: builtins.int
+    NARROW_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    FAILED_MS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    created_ms: builtins.int
+    """when it was first marked"""
+    narrow: builtins.bool
+    """it was made with fewer copies than wanted"""
+    failure: builtins.str
+    """why the last attempt to repair it failed; empty: it did not"""
+    failed_ms: builtins.int
+    """when; 0: it did not"""
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """to be replaced"""
+
+    @property
+    def bad(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BadCopy]:
+        """to be written anew"""
+
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        created_ms: builtins.int = ...,
+        lost: collections.abc.Iterable[Global___Member] | None = ...,
+        bad: collections.abc.Iterable[Global___BadCopy] | None = ...,
+        narrow: builtins.bool = ...,
+        failure: builtins.str = ...,
+        failed_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bad", b"bad", "created_ms", b"created_ms", "failed_ms", b"failed_ms", "failure", b"failure", "format", b"format", "lost", b"lost", "narrow", b"narrow"]) -> None: ...
+
+Global___UnderReplication: typing_extensions.TypeAlias = UnderReplication
+
+@typing.final
+class CheckProgress(google.protobuf.message.Message):
+    """/ledgers/checked: how far the comparison of all replicas has come."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    BEGAN_MS_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    FINISHED_MS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    began_ms: builtins.int
+    """the present round"""
+    after: builtins.int
+    """ledgers up to this one were compared in it; -1: none yet"""
+    finished_ms: builtins.int
+    """the last complete round; 0: none yet"""
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        began_ms: builtins.int = ...,
+        after: builtins.int = ...,
+        finished_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "began_ms", b"began_ms", "finished_ms", b"finished_ms", "format", b"format"]) -> None: ...
+
+Global___CheckProgress: typing_extensions.TypeAlias = CheckProgress
+
+@typing.final
 class Cluster(google.protobuf.message.Message):
     """---- Who is there -------------------------------------------------------------------------------
 
@@ -280,11 +380,14 @@ class BookieCookie(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     BOOT_EPOCH_FIELD_NUMBER: builtins.int
     CLUSTER_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
     format: builtins.int
     bookie: builtins.str
     incarnation: builtins.str
     boot_epoch: builtins.int
     cluster: builtins.str
+    start: builtins.str
+    """32 hex digits, drawn for the boot epoch; empty: not told"""
     def __init__(
         self,
         *,
@@ -293,10 +396,38 @@ class BookieCookie(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         boot_epoch: builtins.int = ...,
         cluster: builtins.str = ...,
+        start: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bookie", b"bookie", "boot_epoch", b"boot_epoch", "cluster", b"cluster", "format", b"format", "incarnation", b"incarnation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bookie", b"bookie", "boot_epoch", b"boot_epoch", "cluster", b"cluster", "format", b"format", "incarnation", b"incarnation", "start", b"start"]) -> None: ...
 
 Global___BookieCookie: typing_extensions.TypeAlias = BookieCookie
+
+@typing.final
+class BookieDrain(google.protobuf.message.Message):
+    """/bookies/draining/<bookie>: an operator's mark."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    BOOKIE_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
+    DECOMMISSION_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    bookie: builtins.str
+    since_ms: builtins.int
+    decommission: builtins.bool
+    """what it holds is to be moved away; else it only gets no new ledgers"""
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        bookie: builtins.str = ...,
+        since_ms: builtins.int = ...,
+        decommission: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bookie", b"bookie", "decommission", b"decommission", "format", b"format", "since_ms", b"since_ms"]) -> None: ...
+
+Global___BookieDrain: typing_extensions.TypeAlias = BookieDrain
 
 @typing.final
 class BrokerRegistration(google.protobuf.message.Message):

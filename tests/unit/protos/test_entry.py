@@ -19,6 +19,7 @@ from magnetar.protos.entry import (
     Chunk,
     EntryView,
     broker_metadata_prefix,
+    broker_metadata_prefixes,
     parse_entry,
     parse_stored_entry,
     strip_broker_metadata,
@@ -353,3 +354,16 @@ def test_a_truncated_or_incomplete_prefix() -> None:
 def test_varints(number: int) -> None:
     twin = pb.BrokerEntryMetadata(index=number & U64_MAX).SerializeToString()[1:]
     assert varint(number) == twin
+
+
+@given(
+    st.integers(0, 2**62), st.integers(0, 2**63 - 400) | st.integers(0, 400), st.integers(0, 300)
+)
+def test_many_prefixes_are_the_single_ones(timestamp_ms: int, first: int, count: int) -> None:
+    expected = [
+        broker_metadata_prefix(broker_timestamp_ms=timestamp_ms, index=first + number)
+        for number in range(count)
+    ]
+    assert expected == broker_metadata_prefixes(
+        broker_timestamp_ms=timestamp_ms, first_index=first, count=count
+    )

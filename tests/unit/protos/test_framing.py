@@ -28,9 +28,9 @@ from magnetar.protos.framing import (
     message_header,
     parse_command,
     send_header,
-    send_receipt_frames,
     split_frames,
 )
+from magnetar.protos.receipts import send_receipt_frames
 
 U64_MAX = 2**64 - 1
 uint64 = st.integers(0, U64_MAX)

@@ -31,6 +31,12 @@ from magnetar.metadata.model import (
     TopicRecord,
     check_incarnation,
 )
+from magnetar.metadata.under_replication import (
+    BadCopy,
+    BookieDrain,
+    CheckProgress,
+    UnderReplication,
+)
 from magnetar.protos import metadata_pb2 as pb
 
 FORMAT: Final = 1
@@ -111,16 +117,17 @@ def _segment_to_wire(segment: Segment) -> pb.Segment:
 
 
 def _segment_from_wire(message: pb.Segment) -> Segment:
-    members = tuple(
-        Member(BookieId(member.bookie), member.incarnation, _unknown(member))
-        for member in message.members
-    )
+    members = tuple(map(_member_from_wire, message.members))
     return Segment(EntryId(message.first_entry), members, _unknown(message))
 
 
 def _member_to_wire(member: Member) -> pb.Member:
     message = pb.Member(bookie=member.bookie, incarnation=member.incarnation)
     return _with_unknown(message, member.unknown)
+
+
+def _member_from_wire(message: pb.Member) -> Member:
+    return Member(BookieId(message.bookie), message.incarnation, _unknown(message))
 
 
 def encode_ledger_counter(next_ledger: LedgerId) -> bytes:
@@ -133,6 +140,73 @@ def decode_ledger_counter(data: bytes) -> LedgerId:
     if message.next < 0:
         raise CorruptRecord(kind, f"next ledger {message.next}")
     return LedgerId(message.next)
+
+
+def encode_under_replication(mark: UnderReplication) -> bytes:
+    message = pb.UnderReplication(
+        format=FORMAT,
+        created_ms=mark.created_ms,
+        lost=[
+            _member_to_wire(member)
+            for member in sorted(mark.lost, key=lambda each: (each.bookie, each.incarnation))
+        ],
+        bad=[_bad_copy_to_wire(copy) for copy in mark.bad],
+        narrow=mark.narrow,
+        failure=mark.failure,
+        failed_ms=mark.failed_ms,
+    )
+    return _bytes(message, mark.unknown)
+
+
+def decode_under_replication(data: bytes) -> UnderReplication:
+    message = _parse(pb.UnderReplication(), "under-replication mark", data)
+    return UnderReplication(
+        created_ms=message.created_ms,
+        lost=frozenset(map(_member_from_wire, message.lost)),
+        bad=tuple(map(_bad_copy_from_wire, message.bad)),
+        narrow=message.narrow,
+        failure=message.failure,
+        failed_ms=message.failed_ms,
+        unknown=_unknown(message),
+    )
+
+
+def _bad_copy_to_wire(copy: BadCopy) -> pb.BadCopy:
+    message = pb.BadCopy(
+        member=_member_to_wire(copy.member),
+        first_entry=copy.first_entry,
+        last_entry=copy.last_entry,
+    )
+    return _with_unknown(message, copy.unknown)
+
+
+def _bad_copy_from_wire(message: pb.BadCopy) -> BadCopy:
+    return BadCopy(
+        member=_member_from_wire(message.member),
+        first_entry=EntryId(message.first_entry),
+        last_entry=EntryId(message.last_entry),
+        unknown=_unknown(message),
+    )
+
+
+def encode_check_progress(progress: CheckProgress) -> bytes:
+    message = pb.CheckProgress(
+        format=FORMAT,
+        began_ms=progress.began_ms,
+        after=progress.after,
+        finished_ms=progress.finished_ms,
+    )
+    return _bytes(message, progress.unknown)
+
+
+def decode_check_progress(data: bytes) -> CheckProgress:
+    message = _parse(pb.CheckProgress(), "check progress", data)
+    return CheckProgress(
+        began_ms=message.began_ms,
+        after=message.after,
+        finished_ms=message.finished_ms,
+        unknown=_unknown(message),
+    )
 
 
 # ---- who is there --------------------------------------------------------------------------------
@@ -184,6 +258,7 @@ def encode_bookie_cookie(cookie: BookieCookie) -> bytes:
         incarnation=cookie.incarnation,
         boot_epoch=cookie.boot_epoch,
         cluster=cookie.cluster,
+        start=cookie.start,
     )
     return _bytes(message, cookie.unknown)
 
@@ -195,6 +270,27 @@ def decode_bookie_cookie(data: bytes) -> BookieCookie:
         incarnation=message.incarnation,
         boot_epoch=message.boot_epoch,
         cluster=message.cluster,
+        start=message.start,
+        unknown=_unknown(message),
+    )
+
+
+def encode_bookie_drain(drain: BookieDrain) -> bytes:
+    message = pb.BookieDrain(
+        format=FORMAT,
+        bookie=drain.bookie,
+        since_ms=drain.since_ms,
+        decommission=drain.decommission,
+    )
+    return _bytes(message, drain.unknown)
+
+
+def decode_bookie_drain(data: bytes) -> BookieDrain:
+    message = _parse(pb.BookieDrain(), "bookie drain", data)
+    return BookieDrain(
+        bookie=BookieId(message.bookie),
+        since_ms=message.since_ms,
+        decommission=message.decommission,
         unknown=_unknown(message),
     )
 

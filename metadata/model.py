@@ -64,7 +64,8 @@ class Segment:
 class LedgerMetadata:
     """What the store knows of one ledger. Raises InvalidLedgerMetadata when made wrongly.
 
-    1. 1 <= ack_quorum <= write_quorum <= ensemble_size, for the ledger's life.
+    1. 1 <= ack_quorum <= write_quorum <= ensemble_size, for the ledger's life; of a CLOSED ledger
+       whose bookies each hold all of it (write_quorum = ensemble_size) the two may grow together.
     2. There is a segment, the first starts at entry 0, the starts strictly increase.
     3. Each segment has ensemble_size members, no bookie twice (it would acknowledge for two).
     4. last_entry and length are known if and only if the ledger is CLOSED; an empty one has -1 and
@@ -190,12 +191,15 @@ class BookieCookie:
     incarnation: str
     boot_epoch: int
     cluster: str  # the cluster's own id, so that a bookie cannot join a foreign one
+    start: str = ""  # drawn for the epoch, tells two copies of a directory apart; "": not told
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_name("bookie cookie", "bookie", self.bookie)
         _check_name("bookie cookie", "cluster", self.cluster)
         check_incarnation("bookie cookie", self.incarnation)
+        if self.start:
+            check_incarnation("bookie cookie", self.start)
         _check_count("bookie cookie", "boot epoch", self.boot_epoch)
 
 

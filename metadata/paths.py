@@ -3,8 +3,13 @@
     /cluster                                             the cluster's id
     /ledgers/next-id                                     counter (ids.py)
     /ledgers/meta/<id / 10^12>/<… / 10^8>/<… / 10^4>/<id>   LedgerMetadata
+    /ledgers/under-replicated/<as above>                 UnderReplication
+    /ledgers/repair-locks/<id>                           whoever repairs the ledger, ephemeral
+    /ledgers/auditor                                     who looks for what to repair, ephemeral
+    /ledgers/checked                                     CheckProgress
     /bookies/cookies/<bookie>                            BookieCookie
     /bookies/available/<bookie>                          BookieRegistration, ephemeral
+    /bookies/draining/<bookie>                           BookieDrain
     /brokers/available/<broker>                          BrokerRegistration, ephemeral
     /brokers/leader                                      the leader's BrokerId, ephemeral
     /bundles/<tenant>/<namespace>                        NamespaceBundles
@@ -22,8 +27,13 @@ from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, BrokerId, LedgerId
 CLUSTER: Final = "/cluster"
 NEXT_LEDGER_ID: Final = "/ledgers/next-id"
 LEDGERS: Final = "/ledgers/meta"
+UNDER_REPLICATED: Final = "/ledgers/under-replicated"
+REPAIR_LOCKS: Final = "/ledgers/repair-locks"
+AUDITOR: Final = "/ledgers/auditor"
+CHECKED: Final = "/ledgers/checked"
 BOOKIE_COOKIES: Final = "/bookies/cookies"
 BOOKIES_AVAILABLE: Final = "/bookies/available"
+BOOKIES_DRAINING: Final = "/bookies/draining"
 BROKERS_AVAILABLE: Final = "/brokers/available"
 BROKER_LEADER: Final = "/brokers/leader"
 BUNDLES: Final = "/bundles"
@@ -33,16 +43,20 @@ TOPICS: Final = "/topics"
 
 def ledger(ledger_id: LedgerId) -> str:
     """Levels of four decimal digits: at most 10,000 children in each folder below the first."""
-    assert 0 <= ledger_id <= LEDGER_ID_MAX, ledger_id
-    high = f"{ledger_id // 10**12:04}"
-    middle = f"{ledger_id // 10**8 % 10**4:04}"
-    low = f"{ledger_id // 10**4 % 10**4:04}"
-    return f"{LEDGERS}/{high}/{middle}/{low}/{ledger_id}"
+    return f"{LEDGERS}/{_levels(ledger_id)}"
 
 
 def ledger_of(path: str) -> LedgerId:
-    """The inverse of `ledger`, also for the last component alone."""
+    """The inverse of `ledger` and `under_replicated`, also for the last component alone."""
     return LedgerId(int(path.rpartition("/")[2]))
+
+
+def under_replicated(ledger_id: LedgerId) -> str:
+    return f"{UNDER_REPLICATED}/{_levels(ledger_id)}"
+
+
+def repair_lock(ledger_id: LedgerId) -> str:
+    return f"{REPAIR_LOCKS}/{ledger_id}"
 
 
 def bookie_cookie(bookie: BookieId) -> str:
@@ -51,6 +65,10 @@ def bookie_cookie(bookie: BookieId) -> str:
 
 def bookie_available(bookie: BookieId) -> str:
     return f"{BOOKIES_AVAILABLE}/{quoted(bookie)}"
+
+
+def bookie_draining(bookie: BookieId) -> str:
+    return f"{BOOKIES_DRAINING}/{quoted(bookie)}"
 
 
 def broker_available(broker: BrokerId) -> str:
@@ -84,3 +102,11 @@ def quoted(name: str) -> str:
 
 def unquoted(component: str) -> str:
     return unquote(component, errors="strict")
+
+
+def _levels(ledger_id: LedgerId) -> str:
+    assert 0 <= ledger_id <= LEDGER_ID_MAX, ledger_id
+    high = f"{ledger_id // 10**12:04}"
+    middle = f"{ledger_id // 10**8 % 10**4:04}"
+    low = f"{ledger_id // 10**4 % 10**4:04}"
+    return f"{high}/{middle}/{low}/{ledger_id}"

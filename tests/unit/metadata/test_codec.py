@@ -17,6 +17,13 @@ from magnetar.metadata.errors import (
     InvalidRecord,
     UnsupportedFormat,
 )
+from magnetar.metadata.under_replication import (
+    BadCopy,
+    BookieDrain,
+    CheckProgress,
+    UnderReplication,
+    joined,
+)
 from magnetar.protos import metadata_pb2 as pb
 
 if TYPE_CHECKING:
@@ -102,6 +109,26 @@ def bundles(draw: st.DrawFn) -> model.NamespaceBundles:
     return model.NamespaceBundles((0, *sorted(inner), model.HASH_SPACE))
 
 
+members = st.builds(model.Member, names.map(model.BookieId), incarnations)
+
+
+@st.composite
+def marks(draw: st.DrawFn) -> UnderReplication:
+    bad = []
+    for member in draw(st.lists(members, max_size=3)):
+        first = draw(st.integers(0, 2**40))
+        last = model.EntryId(first + draw(st.integers(0, 9)))
+        bad.append(BadCopy(member, model.EntryId(first), last))
+    return UnderReplication(
+        created_ms=draw(counts),
+        lost=frozenset(draw(st.lists(members, max_size=3))),
+        bad=joined(bad),
+        narrow=draw(st.booleans()),
+        failure=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
+        failed_ms=draw(counts),
+    )
+
+
 RECORDS: dict[
     str, tuple[Callable[[Any], bytes], Callable[[bytes], Any], st.SearchStrategy[Any]]
 ] = {
@@ -126,7 +153,14 @@ RECORDS: dict[
     "cookie": (
         codec.encode_bookie_cookie,
         codec.decode_bookie_cookie,
-        st.builds(model.BookieCookie, names.map(model.BookieId), incarnations, counts, names),
+        st.builds(
+            model.BookieCookie,
+            names.map(model.BookieId),
+            incarnations,
+            counts,
+            names,
+            incarnations | st.just(""),
+        ),
     ),
     "broker": (
         codec.encode_broker_registration,
@@ -139,6 +173,17 @@ RECORDS: dict[
             st.text(max_size=5),
             st.text(max_size=5),
         ),
+    ),
+    "mark": (codec.encode_under_replication, codec.decode_under_replication, marks()),
+    "progress": (
+        codec.encode_check_progress,
+        codec.decode_check_progress,
+        st.builds(CheckProgress, counts, st.integers(-1, 2**63 - 1), counts),
+    ),
+    "drain": (
+        codec.encode_bookie_drain,
+        codec.decode_bookie_drain,
+        st.builds(BookieDrain, names.map(model.BookieId), counts, st.booleans()),
     ),
     "ownership": (
         codec.encode_ownership,
@@ -330,7 +375,7 @@ EXAMPLES = {
     "registration": model.BookieRegistration(
         model.BookieId("b"), "a" * 32, 1, "h:1", "h:2", "z", read_only=True
     ),
-    "cookie": model.BookieCookie(model.BookieId("b"), "a" * 32, 1, "c"),
+    "cookie": model.BookieCookie(model.BookieId("b"), "a" * 32, 1, "c", "d" * 32),
     "broker": model.BrokerRegistration(model.BrokerId("b"), "a" * 32, "grpc://h:1", "", ""),
     "ownership": model.Ownership(model.BrokerId("b"), "a" * 32, 5),
     "bundles": model.NamespaceBundles(),

@@ -18,6 +18,10 @@ def test_where_everything_lies() -> None:
     assert paths.ledger(LedgerId(1_2345_6789_0123)) == "/ledgers/meta/0001/2345/6789/1234567890123"
     assert paths.bookie_cookie(BookieId("b:1")) == "/bookies/cookies/b%3A1"
     assert paths.bookie_available(BookieId("b")) == "/bookies/available/b"
+    assert paths.bookie_draining(BookieId("b")) == "/bookies/draining/b"
+    marked = paths.under_replicated(LedgerId(12345))
+    assert marked == "/ledgers/under-replicated/0000/0000/0001/12345"
+    assert paths.repair_lock(LedgerId(12345)) == "/ledgers/repair-locks/12345"
     assert paths.broker_available(BrokerId("b")) == "/brokers/available/b"
     assert paths.bundles("public", "default") == "/bundles/public/default"
     assert (

@@ -1,0 +1,38 @@
+"""The ids of ledgers that have a node below one folder, streamed in ascending order.
+
+A folder of leaves has 10,000 names at most (`paths.ledger`), and no more than one of them is in
+memory at a time. Ledgers come and go meanwhile: what existed during the whole walk is met, the rest
+perhaps. A folder that vanishes while it is walked is empty.
+"""
+
+from collections.abc import AsyncIterator
+
+from magnetar.metadata.model import LedgerId
+from magnetar.metadata.store import MetadataStore
+
+_LEVELS_BELOW_ROOT = 3
+
+
+async def ledger_ids(
+    store: MetadataStore, root: str, *, after: int = -1
+) -> AsyncIterator[LedgerId]:
+    """Those greater than `after`. Raises what the store raises."""
+    async for ledger in _below(store, root, _LEVELS_BELOW_ROOT, 10**12, 0, after):
+        yield ledger
+
+
+async def _below(
+    store: MetadataStore, path: str, levels: int, unit: int, base: int, after: int
+) -> AsyncIterator[LedgerId]:
+    """`base` is the least id below `path`; each child of it spans `unit` ids."""
+    names = sorted((int(name), name) for name in await store.children(path) if name.isdecimal())
+    for number, name in names:
+        if levels == 0:
+            if number > after:
+                yield LedgerId(number)
+        elif base + (number + 1) * unit - 1 > after:
+            child = _below(
+                store, f"{path}/{name}", levels - 1, unit // 10**4, base + number * unit, after
+            )
+            async for ledger in child:
+                yield ledger

@@ -1,0 +1,132 @@
+"""What is to be repaired of one ledger: a mark beside its metadata. Values only, as `model.py`.
+
+Whoever notices something adds to the mark; whoever repairs removes it, but only in the version that
+was read when the work began: what was added meanwhile survives. A mark is a hint. What really needs
+doing is decided from the ledger's metadata, so a mark too many does no harm, and one that says less
+than is the case delays a repair until somebody notices again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.model import BookieId, EntryId, Member
+
+BAD_COPIES_MAX: Final = 256
+"""Ranges in one mark, of all members together: 25 kB with long names, far from what a node of the
+store may hold. Beyond, ranges of one member that lie closest are joined, with what is between them:
+writing a sound copy once more does no harm."""
+
+FAILURE_CHARS_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BadCopy:
+    """The member's copies of these entries are damaged or missing, as far as it should have any."""
+
+    member: Member
+    first_entry: EntryId
+    last_entry: EntryId  # inclusive
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_entry <= self.last_entry:
+            raise InvalidRecord("bad copy", f"entries {self.first_entry} to {self.last_entry}")
+
+
+@dataclass(frozen=True, slots=True)
+class UnderReplication:
+    """Raises InvalidRecord when made wrongly. At most BAD_COPIES_MAX ranges: see `merged`."""
+
+    created_ms: int  # when the ledger was first marked
+    lost: frozenset[Member] = frozenset()  # to be replaced
+    bad: tuple[BadCopy, ...] = ()  # sorted by member and entry; of one member they do not touch
+    narrow: bool = False  # made with fewer copies than wanted
+    failure: str = ""  # why the last attempt to repair it failed; "": it did not
+    failed_ms: int = 0
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.created_ms < 0 or self.failed_ms < 0:
+            raise InvalidRecord("under-replication mark", "a negative time")
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is said to be wrong."""
+        return not self.lost and not self.bad and not self.narrow
+
+    def merged(self, other: "UnderReplication") -> "UnderReplication":
+        """What either says. Who marked first, and how the last attempt went, is this one's."""
+        return replace(
+            self,
+            lost=self.lost | other.lost,
+            bad=joined((*self.bad, *other.bad)),
+            narrow=self.narrow or other.narrow,
+        )
+
+    def failed(self, why: str, now_ms: int) -> "UnderReplication":
+        return replace(self, failure=why[:FAILURE_CHARS_MAX], failed_ms=now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class BookieDrain:
+    """An operator's mark: the bookie gets no new ledgers; with `decommission`, what it holds is
+    moved away as well. Ledgers that are being written stay until their writers change them."""
+
+    bookie: BookieId
+    since_ms: int
+    decommission: bool = False
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.bookie or self.since_ms < 0:
+            raise InvalidRecord("bookie drain", f"{self.bookie!r} since {self.since_ms}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProgress:
+    """How far the comparison of all replicas has come, so that another auditor goes on there."""
+
+    began_ms: int
+    after: int = -1  # ledgers up to this id were compared in this round; -1: none yet
+    finished_ms: int = 0  # the last complete round; 0: none yet
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.began_ms < 0 or self.finished_ms < 0 or self.after < -1:
+            raise InvalidRecord("check progress", f"after {self.after}, began {self.began_ms}")
+
+
+def joined(copies: Iterable[BadCopy]) -> tuple[BadCopy, ...]:
+    """Sorted; ranges of one member that overlap or touch are one; at most BAD_COPIES_MAX."""
+    ordered = sorted(copies, key=lambda copy: (*_name(copy), copy.first_entry))
+    runs: list[BadCopy] = []
+    for _, ranges in groupby(ordered, key=_name):
+        begin = len(runs)
+        for copy in ranges:
+            if len(runs) > begin and copy.first_entry <= runs[-1].last_entry + 1:
+                runs[-1] = _spanning(runs[-1], copy)
+            else:
+                runs.append(copy)
+    while len(runs) > BAD_COPIES_MAX:
+        at = min(range(len(runs) - 1), key=lambda at: _gap(runs[at], runs[at + 1]))
+        if _gap(runs[at], runs[at + 1]) == float("inf"):
+            break  # one range for each of so many members: there are fewer bookies in any cluster
+        runs[at : at + 2] = [_spanning(runs[at], runs[at + 1])]
+    return tuple(runs)
+
+
+def _name(copy: BadCopy) -> tuple[str, str]:
+    return copy.member.bookie, copy.member.incarnation
+
+
+def _gap(before: BadCopy, after: BadCopy) -> float:
+    if before.member != after.member:
+        return float("inf")
+    return after.first_entry - before.last_entry
+
+
+def _spanning(before: BadCopy, after: BadCopy) -> BadCopy:
+    return replace(before, last_entry=max(before.last_entry, after.last_entry))

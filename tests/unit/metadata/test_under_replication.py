@@ -1,0 +1,87 @@
+"""Marks add up, and stay small."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.model import BookieId, EntryId, Member
+from magnetar.metadata.under_replication import (
+    BAD_COPIES_MAX,
+    FAILURE_CHARS_MAX,
+    BadCopy,
+    BookieDrain,
+    CheckProgress,
+    UnderReplication,
+    joined,
+)
+
+A, B = (Member(BookieId(name), f"{number:032x}") for number, name in enumerate("ab"))
+
+
+def bad(member: Member, first: int, last: int) -> BadCopy:
+    return BadCopy(member, EntryId(first), EntryId(last))
+
+
+copies = st.builds(
+    lambda member, first, count: bad(member, first, first + count),
+    st.sampled_from([A, B]),
+    st.integers(0, 60),
+    st.integers(0, 9),
+)
+
+
+@given(st.lists(copies, max_size=30))
+def test_joined_ranges_are_the_same_entries(ranges: list[BadCopy]) -> None:
+    def entries(of: list[BadCopy] | tuple[BadCopy, ...]) -> set[tuple[str, int]]:
+        return {
+            (each.member.bookie, entry)
+            for each in of
+            for entry in range(each.first_entry, each.last_entry + 1)
+        }
+
+    together = joined(ranges)
+    assert entries(together) == entries(ranges)
+    for before, after in pairwise(together):
+        if before.member == after.member:
+            assert before.last_entry + 1 < after.first_entry
+    assert joined(reversed(ranges)) == together
+
+
+def test_too_many_ranges_are_joined_where_they_lie_closest() -> None:
+    ranges = [bad(A, 10 * number, 10 * number) for number in range(BAD_COPIES_MAX)]
+    together = joined([*ranges, bad(A, 10_000, 10_000), bad(A, 10_002, 10_002), bad(B, 5, 5)])
+    assert len(together) == BAD_COPIES_MAX
+    assert bad(A, 10_000, 10_002) in together
+    assert bad(B, 5, 5) in together
+
+
+def test_merging_takes_nothing_away() -> None:
+    first = UnderReplication(5, frozenset({A})).failed("why", 9)
+    both = first.merged(UnderReplication(7, frozenset({B}), (bad(B, 1, 2),), narrow=True))
+    assert both == UnderReplication(
+        5, frozenset({A, B}), (bad(B, 1, 2),), narrow=True, failure="why", failed_ms=9
+    )
+    assert both.merged(first) == both
+    assert UnderReplication(5).empty
+    assert not both.empty
+
+
+def test_a_reason_is_cut() -> None:
+    assert len(UnderReplication(5).failed("x" * 9999, 1).failure) == FAILURE_CHARS_MAX
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for first, last in ((-1, 0), (3, 2)):
+        with pytest.raises(InvalidRecord):
+            bad(A, first, last)
+    with pytest.raises(InvalidRecord):
+        UnderReplication(-1)
+    with pytest.raises(InvalidRecord):
+        BookieDrain(BookieId(""), 1)
+    with pytest.raises(InvalidRecord):
+        CheckProgress(1, after=-2)

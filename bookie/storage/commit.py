@@ -5,6 +5,10 @@ is filling. One task closes that group, syncs on a thread of its own, and then c
 for the group. While a sync runs the next group fills: a busy disk makes large groups, an idle one
 makes groups of one, and nobody ever waits for a timer.
 
+RocksDB stops a write that it has no room for, and with it the whole loop. So after each sync the
+store is asked how much it has to do in the background, and before it is too much writers wait
+(`wait_room`), and at last are refused (`overloaded`).
+
 Invariants:
     1. A `done` given to `when_durable` is called only after a sync that began after everything
     written
@@ -18,17 +22,30 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.store import BATCH_BYTES_MAX
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from magnetar.bookie.storage.store import Put, Storage
+
+
+log = get_logger(__name__)
+
+# What a deletion counts as pending: its keys, roughly. That it is above 0 is what matters.
+DELETION_BYTES: Final = 64
+# How soon it is seen that the store keeps up again: a flush of 64 MiB takes a quarter of a second.
+PRESSURE_LOOK_S: Final = 0.05
+# Then adds are refused: sooner than a writer gives them up (5 s), so that it learns why.
+HELD_S_MAX: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -64,6 +81,14 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._failure: StorageFailed | None = None
+        self._held_since: float | None = None  # in loop time; None: the store keeps up
+
+    @property
+    def overloaded(self) -> bool:
+        """The store has not kept up for so long that adds are refused rather than held back."""
+        if self._held_since is None:
+            return False
+        return asyncio.get_running_loop().time() - self._held_since >= HELD_S_MAX
 
     @property
     def pending_bytes(self) -> int:
@@ -85,6 +110,13 @@ class GroupCommit:
                 self._write_batch(puts[begin:end], size)
                 begin, size = end, 0
 
+    def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
+        """See Storage. Gone at once, durably so later. Raises as `write` does."""
+        self._do(partial(self._storage.delete_ledger, ledger, tombstone), DELETION_BYTES)
+
+    def delete_tombstones(self, ledgers: Sequence[int]) -> None:
+        self._do(partial(self._storage.delete_tombstones, ledgers), DELETION_BYTES)
+
     def when_durable(self, done: Callable[[], None]) -> None:
         """Call `done`, on the loop, once everything written so far is durable; never on failure."""
         self._filling.waiting.append(done)
@@ -103,7 +135,7 @@ class GroupCommit:
 
     async def wait_room(self) -> None:
         """Return when fewer than `pending_bytes_max` bytes are pending. Raises StorageFailed."""
-        while self._failure is None and self.pending_bytes >= self._pending_bytes_max:
+        while self._failure is None and self._is_full():
             self._room.clear()
             await self._room.wait()
         if self._failure is not None:
@@ -112,31 +144,71 @@ class GroupCommit:
     async def run(self) -> None:
         """Commit groups until cancelled. Raises StorageFailed, after `die` was called."""
         loop = asyncio.get_running_loop()
-        while self._failure is None:
-            await self._wake.wait()
-            self._wake.clear()
+        while True:
+            await self._wait_work()
+            if self._failure is not None:
+                break
             group, self._filling = self._filling, _Group()
             self._syncing_bytes = group.bytes
             begun_s = loop.time()
             try:
-                await loop.run_in_executor(self._thread, self._sync, self._storage.sequence())
+                pressed = await loop.run_in_executor(
+                    self._thread, self._sync, self._storage.sequence()
+                )
             except StorageFailed as error:
                 self._fail(error)
                 raise
             self._syncing_bytes = 0
-            self._room.set()
+            self._note_pressure(pressed)
             self._observe_sync(loop.time() - begun_s)
             for done in group.waiting:
                 done()
+        raise self._failure
 
-    def _sync(self, sequence: int) -> None:
-        """On the sync thread: `sequence` was read before, so the sync covers it."""
+    async def _wait_work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._held_since is not None and not self._wake.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PRESSURE_LOOK_S):
+                    await self._wake.wait()
+                    break
+            self._note_pressure(await loop.run_in_executor(self._thread, self._pressed))
+        await self._wake.wait()
+        self._wake.clear()
+
+    def _is_full(self) -> bool:
+        held = self._held_since is not None and not self.overloaded
+        return held or self.pending_bytes >= self._pending_bytes_max
+
+    def _note_pressure(self, pressed: bool) -> None:
+        if pressed and self._held_since is None:
+            self._held_since = asyncio.get_running_loop().time()
+            log.warning("store does not keep up: adds are held back")
+        elif not pressed and self._held_since is not None:
+            self._held_since = None
+            log.info("store keeps up again")
+        self._room.set()
+
+    def _sync(self, sequence: int) -> bool:
+        """On the sync thread: `sequence` was read before, so the sync covers it. Returns whether
+        adds are to be held back."""
         self._storage.sync()
         self._note_durable(sequence)
+        return self._pressed()
+
+    def _pressed(self) -> bool:
+        with suppress(StorageFailed):  # the next write says what that means
+            return self._storage.pressure() >= 1
+        return False
 
     def _write_batch(self, puts: Sequence[Put], size: int) -> None:
+        self._do(partial(self._storage.write, puts), size)
+
+    def _do(self, write: Callable[[], None], size: int) -> None:
+        if self._failure is not None:
+            raise self._failure
         try:
-            self._storage.write(puts)
+            write()
         except StorageFailed as error:
             self._fail(error)
             raise

@@ -1,43 +1,60 @@
-"""A bookie's data directory: opened undamaged and by one process, or refused with the reason.
+"""A bookie's data directory: opened whole and by one process, renewed, or refused with the reason.
 
-    lock        held (flock) by the process that uses the directory
-    identity    whose it is (format.py, identity.py)
-    watermark   how far the log was durable (watermark.py)
-    store/      RocksDB
+A store that is damaged does not keep the bookie down, nor does the bookie answer from it as if it
+were whole: the bookie goes on as a new incarnation with an empty store, and the damaged store is
+kept for the former one (former.py). That change, like the making of a directory and each start, is
+a sequence of durable steps; identity.py has the rules by which the next start goes on from any of
+them.
 
-Opening RocksDB holds the interpreter's lock, and on damaged files it may never return. After an
-unclean end the opening is therefore tried in a child process first, with a deadline; the child also
-does the replaying, so that the second opening is short.
+    intent in the identity file (*replacing*), cookie, store and watermark moved to former/,
+    identity *formatting*, new store, new watermark, identity *ready*
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
-import sys
+import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import (
     DamagedStore,
-    DirectoryLocked,
+    DirectoryRolledBack,
     DirectoryUnusable,
     StorageFailed,
+    TooManyFormers,
     WrongIncarnation,
 )
 from magnetar.bookie.storage.format import (
     IDENTITY_KEY,
+    DirectoryState,
     FormatDamaged,
     Identity,
-    Watermark,
-    decode_identity,
-    encode_identity,
 )
-from magnetar.bookie.storage.identity import Found, Wanted, plan_start
+from magnetar.bookie.storage.former import (
+    FORMERS_MAX,
+    former_incarnations,
+    move_to_former,
+    open_formers,
+    remove_former,
+)
+from magnetar.bookie.storage.identity import Wanted, plan_start, replace_incarnation
+from magnetar.bookie.storage.layout import (
+    STORE,
+    WATERMARK,
+    environment_error,
+    find,
+    lock_directory,
+    sync_directory,
+    unusable,
+    write_identity,
+)
+from magnetar.bookie.storage.manifest import ManifestWatch
+from magnetar.bookie.storage.opening import OPEN_DEADLINE_S, open_whole
 from magnetar.bookie.storage.rocks import RocksStorage
 from magnetar.bookie.storage.watermark import WatermarkFile, read_watermark
 from magnetar.metadata import paths
@@ -49,28 +66,16 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     import random
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from magnetar.metadata.store import MetadataStore, Verdict
 
 log = get_logger(__name__)
 
-LOCK: Final = "lock"
-IDENTITY: Final = "identity"
-IDENTITY_NEW: Final = "identity.new"
-WATERMARK: Final = "watermark"
-STORE: Final = "store"
-_IGNORED: Final = frozenset({LOCK, IDENTITY, IDENTITY_NEW, "lost+found"})
-
-# Replaying what eight memtables of 64 MiB hold took 0.6 s per 100 MB when measured: 3 s. A slow
-# disk may take ten times as long.
-OPEN_DEADLINE_S: Final = 60.0
 METADATA_DEADLINE_S: Final = 30.0
-
-_REMEDY: Final = (
-    "The bookie must not answer from it. Start it under a new id on an empty directory; its "
-    "entries are restored from the other bookies. Keep this directory until that is done."
-)
+# A new store holds whose it is, and nothing else.
+_FRESH_SEQUENCE: Final = 1
 
 
 @dataclass(slots=True)
@@ -78,16 +83,60 @@ class DataDirectory:
     """An open one. `close` it."""
 
     path: Path
-    identity: Identity
+    identity: Identity  # of this start
     storage: RocksStorage
     watermark: WatermarkFile
+    manifest: ManifestWatch
+    formers: dict[str, RocksStorage | None]  # by incarnation; None: nothing can be read of it
     lock: int  # file descriptor
+    _cookie: BookieCookie  # as entered last
+    _next: Identity | None = field(default=None, init=False)  # None: no count-up is under way
+
+    async def count_up(
+        self, metadata: MetadataStore, *, chance: random.Random, thread: Executor
+    ) -> None:
+        """Begin the next boot epoch, so that an image of the disk that was taken before is known
+        as older. May be called again when it raised what the metadata store raises.
+
+        Raises WrongIncarnation: another process has taken the bookie's name; end this one.
+        """
+        if self._next is None:
+            self._next = replace(
+                self.identity,
+                boot_epoch=self._cookie.boot_epoch + 1,
+                start=_random_id(chance),
+                intents=(),  # the last epoch's
+            )
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(thread, write_identity, self.path, self._next)
+        self._cookie = await _enter(self.path, metadata, self._next, self._cookie)
+        self._next = None
+
+    def remove_former(self, incarnation: str) -> None:
+        """Give back the space of a former incarnation's store. Raises OSError; may be called again.
+        Blocks; nobody may be reading from the store."""
+        storage = self.formers.pop(incarnation, None)
+        if storage is not None:
+            with suppress(StorageFailed):
+                storage.close()
+        remove_former(self.path, incarnation)
 
     def close(self) -> None:
         """In good order: nothing may be under way any more. Raises StorageFailed."""
+        for former in self.formers.values():
+            if former is not None:
+                with suppress(StorageFailed):
+                    former.close()
         sequence = self.storage.sequence()
+        with suppress(StorageFailed):  # no room, or RocksDB's own work was cancelled
+            self.storage.flush()
+        self.manifest.look()
         self.storage.close()
-        self.watermark.close(sequence=sequence)
+        if self.manifest.settle():
+            self.watermark.close(sequence=sequence)
+        else:
+            self.watermark.abandon()
+        self.manifest.close()
         os.close(self.lock)
 
 
@@ -98,17 +147,24 @@ async def open_directory(
     metadata: MetadataStore,
     chance: random.Random,
     open_deadline_s: float = OPEN_DEADLINE_S,
+    new_incarnation: bool = False,
 ) -> DataDirectory:
-    """Open the directory, format it if it is empty, and enter this start in the metadata.
+    """Open the directory, format it if it is empty, renew it if its store is damaged, and enter
+    this start in the metadata.
 
+    `new_incarnation`: an empty directory of a bookie that the cluster knows is formatted as well.
     Raises StartRefused, or what the metadata store raises.
     """
     deadline_s = asyncio.get_running_loop().time() + METADATA_DEADLINE_S
     cluster = await cluster_id(metadata, chance=chance, deadline=deadline_s)
     wanted = Wanted(
-        bookie=bookie, cluster=cluster, fresh_incarnation=f"{chance.getrandbits(128):032x}"
+        bookie=bookie,
+        cluster=cluster,
+        fresh_incarnation=_random_id(chance),
+        fresh_start=_random_id(chance),
+        new_incarnation=new_incarnation,
     )
-    lock = _lock(path)
+    lock = lock_directory(path)
     try:
         return await _open_locked(path, lock, wanted, metadata, open_deadline_s)
     except BaseException:
@@ -117,229 +173,172 @@ async def open_directory(
 
 
 async def _open_locked(
-    path: Path, lock: int, wanted: Wanted, metadata: MetadataStore, open_deadline_s: float
+    path: Path, lock: int, wanted: Wanted, metadata: MetadataStore, deadline_s: float
 ) -> DataDirectory:
-    stored = await metadata.get(paths.bookie_cookie(BookieId(wanted.bookie)))
-    cookie = None if stored is None else decode_bookie_cookie(stored.value)
-    identity = plan_start(path, _find(path), cookie, wanted)
-    mark = None
-    if identity.ready:
-        mark = _check_whole(path)
-        if not mark.closed:
-            await _try_open(path, open_deadline_s)
-    _write_identity(path, identity)
-    storage = _open_store(path, identity, mark)
+    cookie = await _read_cookie(metadata, wanted.bookie)
+    start = plan_start(path, find(path), cookie, wanted)
+    identity = start.identity
+    storage: RocksStorage | None = None
+    if start.rolled_back is not None:
+        await _check_alone(metadata, start.rolled_back, wanted.bookie)
+        _check_replaceable(path, identity, start.rolled_back.found)
+    elif identity.state is DirectoryState.READY:
+        assert cookie is not None
+        try:
+            storage = await open_whole(path, identity, deadline_s)
+        except DamagedStore as damage:
+            identity = replace_incarnation(identity, cookie, wanted)
+            _check_replaceable(path, identity, damage.reason)
     try:
-        await _enter(path, metadata, identity, cookie)
-        watermark = _begin_watermark(path, identity, storage)
+        write_identity(path, identity)
+        entered = await _enter(path, metadata, identity, cookie)
+        if storage is None:
+            identity, storage = _make_store(path, identity)
+        manifest = ManifestWatch(path / STORE, storage)
+        watermark = _begin_watermark(path, identity, storage, manifest)
     except BaseException:
-        with suppress(StorageFailed):
-            storage.close()
+        if storage is not None:
+            with suppress(StorageFailed):
+                storage.close()
         raise
-    if not identity.ready:
-        identity = replace(identity, ready=True)
-        _write_identity(path, identity)
+    if identity.state is not DirectoryState.READY:
+        identity = replace(identity, state=DirectoryState.READY)
+        write_identity(path, identity)
         log.info("directory formatted", directory=str(path), incarnation=identity.incarnation)
-    return DataDirectory(path, identity, storage, watermark, lock)
+    formers = await open_formers(path, deadline_s=deadline_s)
+    return DataDirectory(path, identity, storage, watermark, manifest, formers, lock, entered)
 
 
-def _lock(path: Path) -> int:
-    """Make the directory if need be, and lock it against other processes."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise _unusable(path, error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
-    except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
-        raise DirectoryLocked(
+def _random_id(chance: random.Random) -> str:
+    return f"{chance.getrandbits(128):032x}"
+
+
+# -- A new store -------------------------------------------------------------------------------
+
+
+def _check_replaceable(path: Path, identity: Identity, reason: str) -> None:
+    kept = former_incarnations(path)
+    if len(kept) >= FORMERS_MAX:
+        raise TooManyFormers(
             path,
-            found=f"that process {holder} uses it",
-            expected="to be alone",
-            remedy="Stop that process, or give this bookie a directory of its own.",
-        ) from None
-    except OSError as error:
-        os.close(lock)
-        raise _unusable(path, error) from error
-    return lock
-
-
-def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
-    number = error.errno or 0
-    remedy = {
-        errno.ENOSPC: "The disk is full: free some space, then start again.",
-        errno.EDQUOT: "The quota is used up: raise it, then start again.",
-        errno.EROFS: "The file system is mounted read-only: see the kernel's log, then remount it.",
-        errno.EACCES: "Give the bookie's user write permission.",
-        errno.EPERM: "Give the bookie's user write permission.",
-    }.get(number, "Point data_dir to a directory that can be written.")
-    return DirectoryUnusable(
-        path, found=os.strerror(number), expected="a directory that can be written", remedy=remedy
+            found=f"that the store is damaged ({reason}), and those of {len(kept)} former "
+            "incarnations beside it",
+            expected=f"at most {FORMERS_MAX}",
+            remedy="Replace the disk, and start with --new-incarnation on an empty directory. "
+            "Keep this one until the entries are restored from the other bookies.",
+        )
+    log.error(
+        "store damaged: going on as a new incarnation with an empty one; what the damaged one "
+        "still has is given to readers",
+        directory=str(path),
+        reason=reason,
+        former=identity.former,
+        incarnation=identity.incarnation,
     )
 
 
-def _find(path: Path) -> Found:
+async def _check_alone(
+    metadata: MetadataStore, rolled_back: DirectoryRolledBack, bookie: str
+) -> None:
+    """An older image must not oust the bookie itself, should that be running elsewhere."""
+    path = paths.bookie_available(BookieId(bookie))
+    await metadata.sync(path)
+    if await metadata.get(path) is not None:
+        raise DirectoryRolledBack(
+            rolled_back.directory,
+            found=f"{rolled_back.found}, and that the bookie is registered",
+            expected=rolled_back.expected,
+            remedy="If the bookie runs elsewhere, this is a copy of its directory: leave it. If it "
+            "has just ended, start again once its registration has expired.",
+        )
+
+
+def _make_store(path: Path, identity: Identity) -> tuple[Identity, RocksStorage]:
+    """From either state of a change that was begun; the identity is *formatting* then."""
+    if identity.state is DirectoryState.REPLACING:
+        assert identity.former is not None
+        move_to_former(path, identity.former)
+        identity = replace(identity, state=DirectoryState.FORMATTING)
+        write_identity(path, identity)
+    _clear(path)
     try:
-        others = tuple(sorted(set(os.listdir(path)) - _IGNORED))
-        text = (path / IDENTITY).read_bytes()
-    except FileNotFoundError:
-        return Found(None, others)
-    except OSError as error:
-        raise _unusable(path, error) from error
-    try:
-        return Found(decode_identity(text), others)
-    except FormatDamaged as damage:
-        return Found(damage, others)
-
-
-def _write_identity(path: Path, identity: Identity) -> None:
-    """Replace the file, durably and at once: after a crash it is the old one or the new one."""
-    try:
-        with open(path / IDENTITY_NEW, "wb") as file:
-            file.write(encode_identity(identity))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path / IDENTITY_NEW, path / IDENTITY)
-        _sync_directory(path)
-    except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-# -- The store ---------------------------------------------------------------------------------
-
-
-def _check_whole(path: Path) -> Watermark:
-    """The parts of a directory in use are all there; returns its watermark."""
-    if not (path / STORE).is_dir():
-        raise _damaged(path, "no store", "the one that was there")
-    try:
-        mark = read_watermark(path / WATERMARK)
-    except (FormatDamaged, StorageFailed) as error:
-        raise _damaged(path, f"a damaged watermark ({error})", "one that is intact") from error
-    if mark is None:
-        raise _damaged(path, "no watermark", "the one that was there")
-    return mark
-
-
-async def _try_open(path: Path, deadline_s: float) -> None:
-    """Open and close the store in a child process."""
-    command = [sys.executable, "-m", "magnetar.bookie.storage.probe", str(path / STORE)]
-    log.info("store was not closed in good order: replaying its log", directory=str(path))
-    child = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            _, said = await child.communicate()
-    except TimeoutError:
-        raise _damaged(
-            path, f"a store that has not opened within {deadline_s:g} s", "one that opens"
-        ) from None
-    finally:
-        with suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    if child.returncode != 0:
-        reason = said.decode(errors="replace").strip().rpartition("\n")[2]
-        raise _refused(path, reason or f"the child process ended with status {child.returncode}")
-
-
-def _open_store(path: Path, identity: Identity, mark: Watermark | None) -> RocksStorage:
-    """`mark` None: the directory is being formatted."""
-    try:
-        storage = RocksStorage(path / STORE, create=mark is None)
-    except StorageFailed as error:
-        raise _refused(path, error.reason) from error
-    try:
-        if mark is None:
+        storage = RocksStorage(path / STORE, create=True)
+        try:
             storage.write([(IDENTITY_KEY, identity.incarnation.encode())])
             storage.sync()
-        else:
-            _check_store(path, storage, identity, mark)
-    except BaseException as error:
-        with suppress(StorageFailed):
+        except StorageFailed:
             storage.close()
-        if isinstance(error, StorageFailed):
-            raise _refused(path, error.reason) from error
-        raise
-    return storage
+            raise
+    except StorageFailed as error:
+        raise _not_made(path, error) from error
+    return identity, storage
 
 
-def _check_store(path: Path, storage: RocksStorage, identity: Identity, mark: Watermark) -> None:
-    owner = (storage.owner() or b"none").decode(errors="replace")
-    if owner != identity.incarnation:
-        raise WrongIncarnation(
-            path,
-            found=f"a store of incarnation {owner}",
-            expected=f"one of incarnation {identity.incarnation}, as the identity file says",
-            remedy="The store was copied from elsewhere; put the right one back.",
-        )
-    if mark.boot_epoch > identity.boot_epoch:
-        raise _damaged(
-            path,
-            f"a watermark of boot epoch {mark.boot_epoch}",
-            f"one of {identity.boot_epoch} or before, as the identity file says",
-        )
-    sequence = storage.sequence()
-    if sequence < mark.sequence:
-        raise _damaged(
-            path,
-            f"a store of {sequence} operations",
-            f"the {mark.sequence} that were on disk: its log has lost its end",
-        )
+def _not_made(path: Path, error: StorageFailed) -> DirectoryUnusable:
+    trouble = environment_error(error.reason) or OSError(errno.EIO, error.reason)
+    return unusable(path, trouble)
 
 
-def _begin_watermark(path: Path, identity: Identity, storage: RocksStorage) -> WatermarkFile:
+def _clear(path: Path) -> None:
+    """Remove what an interrupted formatting left."""
+    with suppress(FormatDamaged, StorageFailed):
+        mark = read_watermark(path / WATERMARK)
+        if mark is not None and mark.sequence > _FRESH_SEQUENCE:
+            raise DirectoryRolledBack(
+                path,
+                found=f"a store of {mark.sequence} operations and an identity file from before",
+                expected="the identity file that was written when the store was made",
+                remedy="An older identity file was put beside it; put the right one back.",
+            )
+    try:
+        (path / WATERMARK).unlink(missing_ok=True)
+        if os.path.lexists(path / STORE):
+            shutil.rmtree(path / STORE)
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def _begin_watermark(
+    path: Path, identity: Identity, storage: RocksStorage, manifest: ManifestWatch
+) -> WatermarkFile:
     """The watermark of this boot epoch: what was replayed is durable now."""
     try:
         watermark = WatermarkFile(
-            path / WATERMARK, boot_epoch=identity.boot_epoch, now_s=time.monotonic
+            path / WATERMARK,
+            boot_epoch=identity.boot_epoch,
+            now_s=time.monotonic,
+            look_at_manifest=manifest.look,
         )
-        storage.sync()
         watermark.advance(storage.sequence())
         watermark.sync()
+        sync_directory(path)
     except StorageFailed as error:
-        raise _refused(path, error.reason) from error
+        raise _not_made(path, error) from error
+    except OSError as error:
+        raise unusable(path, error) from error
     return watermark
-
-
-def _damaged(path: Path, found: str, expected: str) -> DamagedStore:
-    return DamagedStore(path, found=found, expected=expected, remedy=_REMEDY)
-
-
-def _refused(path: Path, reason: str) -> DamagedStore | DirectoryUnusable:
-    """Why RocksDB does not open. A full or read-only disk is no damage."""
-    for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
-        if os.strerror(number) in reason:
-            return _unusable(path, OSError(number, reason))
-    return _damaged(path, f"a store that does not open ({reason})", "one that opens")
 
 
 # -- The metadata ------------------------------------------------------------------------------
 
 
+async def _read_cookie(metadata: MetadataStore, bookie: str) -> BookieCookie | None:
+    path = paths.bookie_cookie(BookieId(bookie))
+    await metadata.sync(path)
+    stored = await metadata.get(path)
+    return None if stored is None else decode_bookie_cookie(stored.value)
+
+
 async def _enter(
     path: Path, metadata: MetadataStore, identity: Identity, before: BookieCookie | None
-) -> None:
+) -> BookieCookie:
     """Compare-and-set the cookie from `before` to this start."""
     ours = BookieCookie(
         bookie=BookieId(identity.bookie),
         incarnation=identity.incarnation,
         boot_epoch=identity.boot_epoch,
         cluster=identity.cluster,
+        start=identity.start,
         unknown=b"" if before is None else before.unknown,
     )
 
@@ -350,9 +349,10 @@ async def _enter(
         if stored != before:
             raise WrongIncarnation(
                 path,
-                found=f"incarnation {identity.incarnation}, boot epoch {identity.boot_epoch}",
+                found=f"incarnation {identity.incarnation}, boot epoch {identity.boot_epoch}, "
+                f"start {identity.start}",
                 expected=f"to be alone; meanwhile the metadata names {stored}",
-                remedy="Two processes start as this bookie at once; stop one of them.",
+                remedy="Two processes run as this bookie; stop one of them.",
             )
         return encode_bookie_cookie(ours)
 
@@ -360,3 +360,4 @@ async def _enter(
     await update(
         metadata, paths.bookie_cookie(BookieId(identity.bookie)), change, deadline=deadline_s
     )
+    return ours

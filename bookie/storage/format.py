@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 import google_crc32c
 
 IDENTITY_KEY: Final = b"I"
 ENTRY_KEY: Final = struct.Struct(">cqq")
-LEDGER_KEY: Final = struct.Struct(">cq")
+LEDGER_KEY: Final = struct.Struct(">cq")  # also of tombstones
 ID_MAX: Final = 2**63 - 1
 
 LEDGER_RECORD_VERSION: Final = 1
+TOMBSTONE_VERSION: Final = 1
 IDENTITY_VERSION: Final = 1
 WATERMARK_VERSION: Final = 1
 
@@ -26,18 +28,28 @@ WATERMARK_SLOTS: Final = 2
 
 _LEDGER_RECORD: Final = struct.Struct(">IBBQQ")  # crc, version, flags, master key, created
 _FENCED: Final = 1
+_VERIFIED: Final = 2
+_RECLAIMED: Final = 1
 _WATERMARK: Final = struct.Struct(">IBBQQ")  # crc, version, flags, boot epoch, sequence
 _CLOSED: Final = 1
+_NAMES_MANIFEST: Final = 2
+_MANIFEST_MARK: Final = struct.Struct(">IQQQ")  # crc, number, bytes, flushed
 _CRC: Final = struct.Struct(">I")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_INCARNATION: Final = re.compile(r"[0-9a-f]{32}")
+_HEX: Final = re.compile(r"[0-9a-f]{32}")
 _IDENTITY: Final = re.compile(
     rb"magnetar bookie (?P<version>\d{1,9})\n"
     rb"(?P<body>(?:[a-z_]+ = [A-Za-z0-9._-]+\n)+)"
     rb"crc32c = (?P<crc>[0-9a-f]{8})\n"
 )
 _IDENTITY_BYTES_MAX: Final = 4096
+# 33 bytes each, so 2,112 of the 4,096 bytes; the other lines take less than 700. Each is a start
+# that got as far as reading the cookie and ended before it was told that it had written it.
+INTENTS_MAX: Final = 64
+_IDENTITY_FIELDS: Final = frozenset({"bookie", "cluster", "incarnation", "boot_epoch", "state"})
+_IDENTITY_FIELDS_LATER: Final = frozenset({"former", "start", "intents"})  # may be absent
+_NONE: Final = "none"
 
 
 class FormatDamaged(ValueError):
@@ -66,6 +78,16 @@ def key_after_ledger(ledger: int) -> bytes:
     return ledger_key(ledger) + b"\0" if ledger >= 0 else b"L"
 
 
+def tombstone_key(ledger: int) -> bytes:
+    return LEDGER_KEY.pack(b"T", ledger)
+
+
+def key_tombstone(key: bytes) -> int:
+    kind, ledger = LEDGER_KEY.unpack(key)
+    assert kind == b"T"
+    return int(ledger)
+
+
 def key_entry(key: bytes) -> tuple[int, int]:
     """(ledger, entry) of an entry key."""
     kind, ledger, entry = ENTRY_KEY.unpack(key)
@@ -89,13 +111,17 @@ class LedgerRecord:
     master_key: int
     fenced: bool
     created_ms: int  # by this bookie's wall clock; informative
+    verified: bool = False  # the metadata said once that this bookie is to take its adds
 
     def fence(self) -> LedgerRecord:
         return replace(self, fenced=True)
 
+    def verify(self) -> LedgerRecord:
+        return replace(self, verified=True)
+
 
 def encode_ledger_record(record: LedgerRecord) -> bytes:
-    flags = _FENCED if record.fenced else 0
+    flags = (_FENCED if record.fenced else 0) | (_VERIFIED if record.verified else 0)
     sealed = _LEDGER_RECORD.pack(
         0, LEDGER_RECORD_VERSION, flags, record.master_key, record.created_ms
     )
@@ -104,11 +130,42 @@ def encode_ledger_record(record: LedgerRecord) -> bytes:
 
 def decode_ledger_record(value: bytes) -> LedgerRecord:
     """Raises FormatDamaged."""
-    flags, master_key, created_ms = _open(value, _LEDGER_RECORD, LEDGER_RECORD_VERSION, _FENCED)
-    return LedgerRecord(master_key, bool(flags & _FENCED), created_ms)
+    flags, master_key, created_ms = _open(
+        value, _LEDGER_RECORD, LEDGER_RECORD_VERSION, _FENCED | _VERIFIED
+    )
+    return LedgerRecord(master_key, bool(flags & _FENCED), created_ms, bool(flags & _VERIFIED))
+
+
+# -- What is left of a deleted ledger ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    deleted_ms: int  # by this bookie's wall clock
+    reclaimed: bool = False  # the space that the ledger took was given back
+
+
+def encode_tombstone(stone: Tombstone) -> bytes:
+    flags = _RECLAIMED if stone.reclaimed else 0
+    return _seal(_LEDGER_RECORD.pack(0, TOMBSTONE_VERSION, flags, 0, stone.deleted_ms))
+
+
+def decode_tombstone(value: bytes) -> Tombstone:
+    """Raises FormatDamaged."""
+    flags, _, deleted_ms = _open(value, _LEDGER_RECORD, TOMBSTONE_VERSION, _RECLAIMED)
+    return Tombstone(deleted_ms, bool(flags & _RECLAIMED))
 
 
 # -- The watermark -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestMark:
+    """RocksDB's list of its tables, as it was once."""
+
+    number: int  # of the file
+    size_bytes: int  # how long it was at least, all of it intact
+    flushed: int  # every operation up to this one was in tables that it names
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +175,19 @@ class Watermark:
     boot_epoch: int
     sequence: int
     closed: bool = False  # the store was closed in good order, and nothing was written since
+    manifest: ManifestMark | None = None  # None: not noted
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
-    flags = _CLOSED if watermark.closed else 0
-    return _seal(
+    manifest = watermark.manifest
+    flags = (_CLOSED if watermark.closed else 0) | (0 if manifest is None else _NAMES_MANIFEST)
+    mark = _seal(
         _WATERMARK.pack(0, WATERMARK_VERSION, flags, watermark.boot_epoch, watermark.sequence)
+    )
+    if manifest is None:
+        return mark
+    return mark + _seal(
+        _MANIFEST_MARK.pack(0, manifest.number, manifest.size_bytes, manifest.flushed)
     )
 
 
@@ -133,16 +197,26 @@ def decode_watermark(slots: bytes) -> Watermark:
     reasons: list[str] = []
     for at in range(0, WATERMARK_SLOTS * WATERMARK_SLOT_BYTES, WATERMARK_SLOT_BYTES):
         try:
-            flags, boot_epoch, sequence = _open(
-                slots[at : at + _WATERMARK.size], _WATERMARK, WATERMARK_VERSION, _CLOSED
-            )
+            found.append(_decode_slot(slots[at : at + WATERMARK_SLOT_BYTES]))
         except FormatDamaged as damage:
             reasons.append(damage.reason)
-        else:
-            found.append(Watermark(boot_epoch, sequence, bool(flags & _CLOSED)))
     if not found:
         raise FormatDamaged(f"neither slot is whole ({'; '.join(reasons)})")
     return max(found, key=lambda mark: (mark.boot_epoch, mark.sequence, mark.closed))
+
+
+def _decode_slot(slot: bytes) -> Watermark:
+    flags, boot_epoch, sequence = _open(
+        slot[: _WATERMARK.size], _WATERMARK, WATERMARK_VERSION, _CLOSED | _NAMES_MANIFEST
+    )
+    manifest = None
+    if flags & _NAMES_MANIFEST:
+        value = slot[_WATERMARK.size : _WATERMARK.size + _MANIFEST_MARK.size]
+        crc, *fields = _MANIFEST_MARK.unpack(value)
+        if google_crc32c.value(value[_CRC.size :]) != crc:
+            raise FormatDamaged("checksum mismatch")
+        manifest = ManifestMark(*fields)
+    return Watermark(boot_epoch, sequence, bool(flags & _CLOSED), manifest)
 
 
 def _seal(packed: bytes) -> bytes:
@@ -169,15 +243,27 @@ def _open(
 # -- The identity file -------------------------------------------------------------------------
 
 
+class DirectoryState(StrEnum):
+    """How far a directory is."""
+
+    REPLACING = "replacing"  # store and watermark are the former incarnation's, to be moved away
+    FORMATTING = "formatting"  # store and watermark, if there, are being made: nothing is in them
+    READY = "ready"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Whose directory it is."""
 
     bookie: str
     cluster: str
-    incarnation: str  # 32 hex digits, made when the directory was formatted
-    boot_epoch: int  # of the last start, or of the one that is under way
-    ready: bool  # False: formatting was begun and not yet finished, nothing was ever acknowledged
+    incarnation: str  # 32 hex digits, made when the store was made
+    former: str | None  # the incarnation that this one replaced. None: it is the bookie's first
+    boot_epoch: int  # of the last start, or of the one that is under way; counts on over the former
+    start: str  # 32 hex digits, drawn for that epoch: tells two copies of a directory apart; or ""
+    state: DirectoryState
+    # Earlier tokens of the same epoch, oldest first, of starts that may yet turn up in the cookie.
+    intents: tuple[str, ...] = ()
 
 
 def is_name(name: str) -> bool:
@@ -185,18 +271,30 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_incarnation(text: str) -> bool:
+    return _HEX.fullmatch(text) is not None
+
+
 def encode_identity(identity: Identity) -> bytes:
     """Lines of text, for people to read; the checksum covers all lines before it."""
     assert is_name(identity.bookie)
     assert is_name(identity.cluster)
-    assert _INCARNATION.fullmatch(identity.incarnation)
+    assert is_incarnation(identity.incarnation)
+    assert identity.former is None or is_incarnation(identity.former)
+    assert not identity.start or is_incarnation(identity.start)
+    assert all(is_incarnation(intent) for intent in identity.intents)
+    assert len(identity.intents) <= INTENTS_MAX
+    intents = f"intents = {'.'.join(identity.intents)}\n" if identity.intents else ""
     text = (
         f"magnetar bookie {IDENTITY_VERSION}\n"
         f"bookie = {identity.bookie}\n"
         f"cluster = {identity.cluster}\n"
         f"incarnation = {identity.incarnation}\n"
+        f"former = {identity.former or _NONE}\n"
         f"boot_epoch = {identity.boot_epoch}\n"
-        f"state = {'ready' if identity.ready else 'formatting'}\n"
+        f"start = {identity.start or _NONE}\n"
+        f"{intents}"
+        f"state = {identity.state}\n"
     ).encode()
     return text + f"crc32c = {google_crc32c.value(text):08x}\n".encode()
 
@@ -217,16 +315,28 @@ def decode_identity(text: bytes) -> Identity:
 
 
 def _identity_of(fields: dict[str, str]) -> Identity:
-    if sorted(fields) != ["bookie", "boot_epoch", "cluster", "incarnation", "state"]:
+    if fields.keys() - _IDENTITY_FIELDS_LATER != _IDENTITY_FIELDS:
         raise FormatDamaged(f"unexpected fields {sorted(fields)}")
-    if not _INCARNATION.fullmatch(fields["incarnation"]):
+    incarnation, former, start = (
+        fields.get(name, _NONE) for name in ("incarnation", "former", "start")
+    )
+    for name, value in (("former", former), ("start", start)):
+        if value != _NONE and not is_incarnation(value):
+            raise FormatDamaged(f"the field {name} is not 32 hex digits")
+    intents = tuple(fields["intents"].split(".")) if "intents" in fields else ()
+    if len(intents) > INTENTS_MAX or not all(is_incarnation(intent) for intent in intents):
+        raise FormatDamaged(f"the field intents is not up to {INTENTS_MAX} times 32 hex digits")
+    if not is_incarnation(incarnation):
         raise FormatDamaged("the incarnation is not 32 hex digits")
-    if not fields["boot_epoch"].isdecimal() or fields["state"] not in ("ready", "formatting"):
+    if not fields["boot_epoch"].isdecimal() or fields["state"] not in set(DirectoryState):
         raise FormatDamaged("the boot epoch or the state makes no sense")
     return Identity(
         bookie=fields["bookie"],
         cluster=fields["cluster"],
-        incarnation=fields["incarnation"],
+        incarnation=incarnation,
+        former=None if former == _NONE else former,
         boot_epoch=int(fields["boot_epoch"]),
-        ready=fields["state"] == "ready",
+        start="" if start == _NONE else start,
+        state=DirectoryState(fields["state"]),
+        intents=intents,
     )

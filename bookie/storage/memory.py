@@ -16,7 +16,9 @@ from magnetar.bookie.storage.format import (
     key_after_ledger,
     key_entry,
     key_ledger,
+    key_tombstone,
     ledger_key,
+    tombstone_key,
 )
 
 if TYPE_CHECKING:
@@ -99,9 +101,36 @@ class MemoryStorage:
         keys = self._span(key_after_ledger(after), ledger_key(ID_MAX))
         return [key_ledger(key) for key, _ in zip(keys, range(ledgers_max), strict=False)]
 
-    def delete_ledger(self, ledger: int) -> None:
+    def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
         entries = _Deletion(entry_key(ledger, 0), entry_key(ledger, ID_MAX))
-        self._append((entries, _Deletion(ledger_key(ledger), ledger_key(ledger))))
+        record = _Deletion(ledger_key(ledger), ledger_key(ledger))
+        stone = [] if tombstone is None else [(tombstone_key(ledger), tombstone)]
+        self._append((entries, record, *stone))
+
+    def tombstone(self, ledger: int) -> bytes | None:
+        value: bytes | None = self._values.get(tombstone_key(ledger))
+        return value
+
+    def tombstones(self, after: int, *, ledgers_max: int) -> list[tuple[int, bytes]]:
+        keys = self._span(tombstone_key(max(after, 0)), tombstone_key(ID_MAX))
+        found = (key for key in keys if key_tombstone(key) > after)
+        return [
+            (key_tombstone(key), self._values[key])
+            for key, _ in zip(found, range(ledgers_max), strict=False)
+        ]
+
+    def delete_tombstones(self, ledgers: Sequence[int]) -> None:
+        keys = map(tombstone_key, ledgers)
+        self._append(tuple(_Deletion(key, key) for key in keys))
+
+    def reclaim(self, first: int, last: int) -> None:
+        """Nothing is kept of what was deleted."""
+
+    def drop_replaced(self) -> None:
+        """Nothing is kept of what was replaced."""
+
+    def pressure(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         self.sync()

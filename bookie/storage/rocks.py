@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
+    CompactOptions,
     DBCompressionType,
     DBRecoveryMode,
     Options,
@@ -37,7 +38,9 @@ from magnetar.bookie.storage.format import (
     key_after_ledger,
     key_entry,
     key_ledger,
+    key_tombstone,
     ledger_key,
+    tombstone_key,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +61,9 @@ _MEMTABLES_MAX: Final = 8
 # sorted by ledger and each read needs one ledger's span, so many files cost reads little.
 _L0_SLOWDOWN_FILES: Final = 64
 _L0_STOP_FILES: Final = 128
+# Where a bookie begins to hold adds back (`pressure`): before either of these stops a write.
+_MEMTABLES_HELD: Final = _MEMTABLES_MAX - 2  # of what fills meanwhile there is room for 64 MiB more
+_L0_HELD: Final = _L0_SLOWDOWN_FILES * 3 // 4
 # From this size on values go to blob files once and are not rewritten by compactions.
 _BLOB_BYTES_MIN: Final = 4096
 _BLOB_FILE_BYTES: Final = 256 << 20
@@ -75,6 +81,9 @@ _LOG_FILE_BYTES_MAX: Final = 16 << 20
 class RocksStorage:
     """A `Storage`. One process has it open at a time."""
 
+    _reclaiming = False
+    _interrupted = False
+
     def __init__(self, directory: Path, *, create: bool) -> None:
         """Open it; replays the write-ahead log, holding the interpreter's lock.
 
@@ -84,10 +93,31 @@ class RocksStorage:
             self._make_directory(directory)
         elif not (directory / "CURRENT").exists():
             raise StorageFailed("open", f"there is no store at {directory}")
+        self._writable = True
         with _door("open"):
             self._store = Rdict(
                 str(directory), _options(create=create), access_type=AccessType.read_write()
             )
+
+    @classmethod
+    def open_read_only(cls, directory: Path, *, salvage: bool) -> Self:
+        """Open it as it is, its log included, without writing to its files (rocksdict replaces its
+        own, "rocksdict-config.json"). With `salvage`: whatever can be read in spite of damage; what
+        is missing then may have been there, and what is there must be verified.
+
+        Raises StorageFailed.
+        """
+        if not (directory / "CURRENT").exists():
+            raise StorageFailed("open", f"there is no store at {directory}")
+        options = _options(create=False)
+        if salvage:
+            options.set_paranoid_checks(False)
+            options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
+        opened = cls.__new__(cls)
+        opened._writable = False
+        with _door("open"):
+            opened._store = Rdict(str(directory), options, access_type=AccessType.read_only(False))
+        return opened
 
     def write(self, puts: Sequence[Put]) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -104,6 +134,12 @@ class RocksStorage:
     def sequence(self) -> int:
         with _door("sequence"):
             return self._store.latest_sequence_number()
+
+    def oldest_log(self) -> int:
+        """The number below which no log is needed any more."""
+        with _door("read"):
+            number: int = self._store.property_int_value("rocksdb.min-log-number-to-keep") or 0
+            return number
 
     def owner(self) -> bytes | None:
         """The incarnation to which the store belongs. None: it was never given one."""
@@ -138,8 +174,8 @@ class RocksStorage:
                 value = _value(cursor)
                 found.append(value)
                 size += len(value)
-                if size >= bytes_max:
-                    break
+                if size >= bytes_max or entry == last:
+                    break  # going on would read one more value
                 cursor.next()
         return found
 
@@ -151,17 +187,93 @@ class RocksStorage:
         keys = self._keys(key_after_ledger(after), ledger_key(ID_MAX), keys_max=ledgers_max)
         return [key_ledger(key) for key in keys if len(key) == LEDGER_KEY.size]
 
-    def delete_ledger(self, ledger: int) -> None:
+    def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(entry_key(ledger, 0), entry_key(ledger, ID_MAX) + b"\0")
-        batch.delete_range(ledger_key(ledger), ledger_key(ledger) + b"\0")
+        batch.delete(ledger_key(ledger))
+        if tombstone is not None:
+            batch.put(tombstone_key(ledger), tombstone)
         with _door("write"):
             self._store.write(batch)
 
+    def tombstone(self, ledger: int) -> bytes | None:
+        return self._get(tombstone_key(ledger))
+
+    def tombstones(self, after: int, *, ledgers_max: int) -> list[tuple[int, bytes]]:
+        first = tombstone_key(after) + b"\0" if after >= 0 else tombstone_key(0)
+        last = tombstone_key(ID_MAX)
+        found: list[tuple[int, bytes]] = []
+        with _door("read"):
+            cursor = self._store.iter()
+            cursor.seek(first)
+            while len(found) < ledgers_max and (key := _key(cursor)) is not None and key <= last:
+                found.append((key_tombstone(key), _value(cursor)))
+                cursor.next()
+        return found
+
+    def delete_tombstones(self, ledgers: Sequence[int]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for ledger in ledgers:
+            batch.delete(tombstone_key(ledger))
+        with _door("write"):
+            self._store.write(batch)
+
+    def reclaim(self, first: int, last: int) -> None:
+        """Lets go of the interpreter's lock. Adds go on meanwhile, and so do flushes and other
+        compactions.
+
+        rocksdict does not tell of a compaction that fails, as over a value that it cannot read;
+        RocksDB counts it, and refuses every write from then on."""
+        how = CompactOptions()
+        how.set_exclusive_manual_compaction(False)
+        self._reclaiming = True
+        with _door("compact"):
+            self._store.set_options({"enable_blob_garbage_collection": "true"})
+            try:
+                self._store.compact_range(
+                    entry_key(first, 0), entry_key(last, ID_MAX) + b"\0", compact_opt=how
+                )
+            finally:
+                self._reclaiming = False
+                failures = self._store.property_int_value("rocksdb.background-errors")
+                self._store.set_options({"enable_blob_garbage_collection": "false"})
+        if failures:
+            raise StorageFailed("compact", "the compaction failed")
+
+    def drop_replaced(self) -> None:
+        how = CompactOptions()
+        how.set_exclusive_manual_compaction(False)
+        with _door("compact"):
+            self._store.flush(True)
+            self._store.compact_range(None, None, compact_opt=how)  # of keys: no value is read
+
+    def interrupt(self) -> None:
+        """Let a `reclaim` that is under way end with an error; only `close` may follow."""
+        if self._reclaiming:
+            self._interrupted = True
+            with _door("interrupt"):
+                self._store.cancel_all_background(False)
+
+    def pressure(self) -> float:
+        with _door("property"):
+            value = self._store.property_int_value
+            memtables = value("rocksdb.num-immutable-mem-table") or 0
+            files = value("rocksdb.num-files-at-level0") or 0
+        return max(memtables / _MEMTABLES_HELD, files / _L0_HELD)
+
+    def flush(self) -> None:
+        """Move everything that only the log holds to tables."""
+        with _door("flush"):
+            self._store.flush(True)
+
     def close(self) -> None:
         with _door("close"):
-            self._store.flush_wal(True)
-            self._store.close()
+            if self._writable:
+                self._store.flush_wal(True)
+            if self._interrupted:
+                del self._store  # its own closing would flush memtables, which it cannot any more
+            else:
+                self._store.close()
 
     @staticmethod
     def _make_directory(directory: Path) -> None:

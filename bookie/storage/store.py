@@ -60,8 +60,29 @@ class Storage(Protocol):
     def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
         """Ids greater than `after` of ledgers with a record, ascending."""
 
-    def delete_ledger(self, ledger: int) -> None:
-        """Remove the ledger's record and all its entries, as one write."""
+    def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
+        """Remove the ledger's record and all its entries, and put the tombstone, as one write.
+        None: the ledger may come back, so nothing is put."""
+
+    def tombstone(self, ledger: int) -> bytes | None:
+        """None: there is none."""
+
+    def tombstones(self, after: int, *, ledgers_max: int) -> list[tuple[int, bytes]]:
+        """(ledger, tombstone), ascending, of ledgers greater than `after`."""
+
+    def delete_tombstones(self, ledgers: Sequence[int]) -> None:
+        """As one write."""
+
+    def reclaim(self, first: int, last: int) -> None:
+        """Give back the space of the deleted ones among the ledgers `first` to `last`, on a thread
+        of its own: it may take as long as rewriting the others does."""
+
+    def drop_replaced(self) -> None:
+        """See to it that no `reclaim` reads a value that was replaced by another. On its thread."""
+
+    def pressure(self) -> float:
+        """How close writes are to being stopped by what the store has to do in the background: from
+        1 on they should be held back. Called on the sync thread."""
 
     def close(self) -> None:
         """Everything written is durable afterwards. Nothing may be called any more."""

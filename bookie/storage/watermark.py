@@ -13,6 +13,9 @@ so long, and on close. Noting it costs 20 microseconds a group. Syncing it each 
 more, beside 260 for the log of a group of one (measured), and cover one more case only: a power
 cut *and* damage within the log's last second.
 
+With it goes how much of RocksDB's MANIFEST there was (manifest.py), which may be damaged in ways
+that RocksDB does not see either.
+
 The file has two slots, written in turn, so that a torn write leaves the other one.
 """
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from magnetar.bookie.storage.format import ManifestMark
+
 LAG_S: Final = 1.0
 
 
@@ -42,9 +47,19 @@ class WatermarkFile:
     """The open file. Its methods block for some microseconds, `close` and `sync` longer; all raise
     StorageFailed. One thread uses it at a time."""
 
-    def __init__(self, path: Path, *, boot_epoch: int, now_s: Callable[[], float]) -> None:
-        """`now_s` is a monotonic clock. Makes the file if it is not there."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        boot_epoch: int,
+        now_s: Callable[[], float],
+        look_at_manifest: Callable[[], ManifestMark | None] = lambda: None,
+    ) -> None:
+        """`now_s` is a monotonic clock. `look_at_manifest` is called with each note. Makes the file
+        if it is not there."""
         self._boot_epoch = boot_epoch
+        self._look_at_manifest = look_at_manifest
+        self._manifest: ManifestMark | None = None  # None: not looked at yet
         self._now_s = now_s
         self._synced_s = now_s()
         self._slot = 0
@@ -60,8 +75,14 @@ class WatermarkFile:
         """Every operation up to `sequence` is on disk now."""
         assert sequence >= self._sequence, "the store's sequence went back"
         self._sequence = sequence
-        self._write(Watermark(self._boot_epoch, sequence))
+        self._write()
         if self._now_s() - self._synced_s >= LAG_S:
+            self.sync()
+
+    def follow_manifest(self) -> None:
+        """Note what RocksDB did meanwhile without an operation: flush, compact."""
+        if self._look_at_manifest() != self._manifest:
+            self._write()
             self.sync()
 
     def sync(self) -> None:
@@ -73,11 +94,18 @@ class WatermarkFile:
 
     def close(self, *, sequence: int) -> None:
         """Say that the store was closed in good order with this sequence."""
-        self._write(Watermark(self._boot_epoch, sequence, closed=True))
+        self._sequence = sequence
+        self._write(closed=True)
         self.sync()
         os.close(self._file)
 
-    def _write(self, watermark: Watermark) -> None:
+    def abandon(self) -> None:
+        """Leave the last note as it is, as a kill would."""
+        os.close(self._file)
+
+    def _write(self, *, closed: bool = False) -> None:
+        self._manifest = self._look_at_manifest()
+        watermark = Watermark(self._boot_epoch, self._sequence, closed, self._manifest)
         try:
             os.pwrite(self._file, encode_watermark(watermark), self._slot * WATERMARK_SLOT_BYTES)
         except OSError as error:

@@ -129,7 +129,7 @@ def test_the_greatest_ids(storage: Storage) -> None:
     assert len(run) == 2
     assert storage.ledgers(ID_MAX - 1, ledgers_max=10) == [ID_MAX]
     assert storage.ledgers(ID_MAX, ledgers_max=10) == []
-    storage.delete_ledger(ID_MAX)
+    storage.delete_ledger(ID_MAX, None)
     assert storage.entry_ids(ID_MAX, 0, entries_max=10) == []
 
 
@@ -162,15 +162,48 @@ def test_a_deleted_ledger_is_gone_and_its_neighbours_are_not(disk: Disk) -> None
     storage = disk.open()
     for ledger in [1, 2, 3]:
         put_entries(storage, ledger, [0, 1, 2])
-    storage.delete_ledger(2)
+    storage.delete_ledger(2, b"stone")
     storage.sync()
     storage = disk.crash(storage)
     assert storage.ledgers(-1, ledgers_max=10) == [1, 3]
     assert storage.ledger_record(2) is None
+    assert storage.tombstone(2) == b"stone"
     assert storage.last_entry(2) is None
     assert storage.entry_ids(2, 0, entries_max=10) == []
     assert storage.entry_ids(1, 0, entries_max=10) == [0, 1, 2]
     assert storage.entry_ids(3, 0, entries_max=10) == [0, 1, 2]
+    storage.close()
+
+
+def test_tombstones_outlive_a_crash_and_go_when_they_are_told_to(disk: Disk) -> None:
+    def stones(after: int, ledgers_max: int) -> list[int]:
+        found = storage.tombstones(after, ledgers_max=ledgers_max)
+        assert all(storage.tombstone(ledger) == stone for ledger, stone in found)
+        return [ledger for ledger, _ in found]
+
+    storage = disk.open()
+    for ledger in [0, 1, 2, ID_MAX]:
+        put_entries(storage, ledger, [0])
+    assert stones(-1, 10) == []
+    for ledger in [0, 2, ID_MAX]:
+        storage.delete_ledger(ledger, b"stone%d" % ledger)
+    storage.delete_ledger(1, None)
+    storage.sync()
+    storage = disk.crash(storage)
+    assert stones(-1, 10) == [0, 2, ID_MAX]
+    assert stones(-1, 2) == [0, 2]
+    assert stones(0, 10) == [2, ID_MAX]
+    assert stones(2, 1) == [ID_MAX]
+    assert stones(ID_MAX, 1) == []
+    assert storage.tombstone(2) == b"stone2"
+    assert storage.tombstone(1) is None
+    assert storage.ledgers(-1, ledgers_max=10) == []
+    put_entries(storage, 1, [7])
+    assert storage.entry_ids(1, 0, entries_max=10) == [7]
+    storage.reclaim(0, 2)
+    assert storage.entry_ids(1, 0, entries_max=10) == [7]
+    storage.delete_tombstones([0, ID_MAX])
+    assert stones(-1, 10) == [2]
     storage.close()
 
 
@@ -271,8 +304,8 @@ def test_rocks_does_what_the_memory_does(
                 memory.write(puts)
                 rocks.write(puts)
             case ("delete", ledger):
-                memory.delete_ledger(ledger)
-                rocks.delete_ledger(ledger)
+                memory.delete_ledger(ledger, b"stone")
+                rocks.delete_ledger(ledger, b"stone")
             case ("sync",):
                 memory.sync()
                 rocks.sync()

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookies import FaultyStorage, GatedThread
+from fakes.bookies import Bookie, FaultyStorage, GatedThread, add, running_bookie
+from fakes.virtual_loop import run_virtual
 from support import run, settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.storage.commit import GroupCommit
+from magnetar.bookie.storage.commit import HELD_S_MAX, PRESSURE_LOOK_S, GroupCommit
 from magnetar.bookie.storage.format import entry_key
 from magnetar.bookie.storage.store import BATCH_BYTES_MAX
+from magnetar.protos.envelope import BookieCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -224,3 +226,47 @@ def test_a_watermark_that_cannot_be_written_is_a_failed_sync() -> None:
         thread.shutdown()
 
     run(main())
+
+
+class BusyStorage(FaultyStorage):
+    """Has as much to do in the background as a test says."""
+
+    busy = 0.0
+
+    def pressure(self) -> float:
+        return self.busy
+
+
+def test_writers_wait_while_the_store_does_not_keep_up_and_at_last_are_refused() -> None:
+    async def test(bookie: Bookie) -> None:
+        assert isinstance(bookie.storage, BusyStorage)
+        commit, loop = bookie.commit, asyncio.get_running_loop()
+        writer = await bookie.connect()
+        await commit.wait_room()
+        bookie.storage.busy = 1.0
+        assert await writer.add(add(1, 0)) == [BookieCode.OK]
+        begun_s = loop.time()
+        await writer.send(add(1, 1))  # was being received already
+        await writer.send(add(1, 2))
+        await writer.send(add(1, 3))
+        codes = [code for _, _, code in await writer.acks(3)]
+        assert codes == [BookieCode.OK, BookieCode.OVERLOADED, BookieCode.OVERLOADED]
+        assert HELD_S_MAX <= loop.time() - begun_s < HELD_S_MAX + 1
+        assert bookie.storage.entry(1, 2) is None
+        bookie.storage.busy = 0.9
+        await asyncio.sleep(2 * PRESSURE_LOOK_S)
+        assert await writer.add(add(1, 2)) == [BookieCode.OK]
+        bookie.storage.busy = 1.0
+        assert await writer.add(add(1, 3)) == [BookieCode.OK]
+        begun_s = loop.time()
+        loop.call_later(1.0, setattr, bookie.storage, "busy", 0.0)
+        await writer.send(add(1, 4))
+        await writer.send(add(1, 5))
+        assert [code for _, _, code in await writer.acks(2)] == [BookieCode.OK] * 2
+        assert loop.time() - begun_s < 1.2
+
+    async def main() -> None:
+        async with running_bookie(storage=BusyStorage(), inline=True) as bookie:
+            await test(bookie)
+
+    run_virtual(main())

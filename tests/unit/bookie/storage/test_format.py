@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.storage.format import (
     ID_MAX,
+    INTENTS_MAX,
     WATERMARK_SLOT_BYTES,
+    DirectoryState,
     FormatDamaged,
     Identity,
     LedgerRecord,
+    ManifestMark,
     Watermark,
     decode_identity,
     decode_ledger_record,
@@ -31,17 +37,21 @@ IDENTITY = Identity(
     bookie="bookie-1.example",
     cluster="c0ffee",
     incarnation="0123456789abcdef" * 2,
+    former="f" * 32,
     boot_epoch=12,
-    ready=True,
+    start="0" * 32,
+    state=DirectoryState.READY,
 )
 IDENTITY_TEXT = b"""\
 magnetar bookie 1
 bookie = bookie-1.example
 cluster = c0ffee
 incarnation = 0123456789abcdef0123456789abcdef
+former = ffffffffffffffffffffffffffffffff
 boot_epoch = 12
+start = 00000000000000000000000000000000
 state = ready
-crc32c = 7aa7746c
+crc32c = d2f69997
 """
 
 
@@ -61,7 +71,7 @@ def test_the_key_after_a_ledger_lies_between_it_and_the_next(ledger: int, other:
 
 @given(U64, st.booleans(), U64)
 def test_ledger_records_survive(master_key: int, fenced: bool, created_ms: int) -> None:
-    record = LedgerRecord(master_key, fenced, created_ms)
+    record = LedgerRecord(master_key, fenced, created_ms, verified=created_ms % 2 == 0)
     assert decode_ledger_record(encode_ledger_record(record)) == record
 
 
@@ -103,15 +113,59 @@ def test_a_torn_slot_leaves_the_other_one(torn: bytes) -> None:
         decode_watermark(slots(torn, torn))
 
 
+@given(U64, U64, st.booleans(), st.builds(ManifestMark, U64, U64, U64), st.integers(0, 49))
+def test_a_watermark_may_name_a_manifest(
+    epoch: int, sequence: int, closed: bool, manifest: ManifestMark, at: int
+) -> None:
+    mark = Watermark(epoch, sequence, closed, manifest)
+    whole = encode_watermark(mark)
+    assert decode_watermark(slots(whole, b"")) == mark
+    torn = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
+    with pytest.raises(FormatDamaged):
+        decode_watermark(slots(torn, b""))
+
+
 def test_an_identity_file_as_a_person_sees_it() -> None:
     assert encode_identity(IDENTITY) == IDENTITY_TEXT
     assert decode_identity(IDENTITY_TEXT) == IDENTITY
 
 
-@given(U64, st.booleans(), st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True))
-def test_identities_survive(boot_epoch: int, ready: bool, name: str) -> None:
+@given(
+    U64,
+    st.sampled_from(DirectoryState),
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True),
+    st.none() | st.just("b" * 32),
+    st.sampled_from(["", "c" * 32]),
+    st.lists(st.sampled_from(["d" * 32, "e" * 32]), max_size=INTENTS_MAX).map(tuple),
+)
+def test_identities_survive(
+    boot_epoch: int,
+    state: DirectoryState,
+    name: str,
+    former: str | None,
+    start: str,
+    intents: tuple[str, ...],
+) -> None:
     identity = Identity(
-        bookie=name, cluster=name, incarnation="a" * 32, boot_epoch=boot_epoch, ready=ready
+        bookie=name,
+        cluster=name,
+        incarnation="a" * 32,
+        former=former,
+        boot_epoch=boot_epoch,
+        start=start,
+        state=state,
+        intents=intents,
+    )
+    assert decode_identity(encode_identity(identity)) == identity
+
+
+def test_the_longest_identity_file_is_read() -> None:
+    identity = replace(
+        IDENTITY,
+        bookie="b" * 128,
+        cluster="c" * 128,
+        boot_epoch=2**64 - 1,
+        intents=("d" * 32,) * INTENTS_MAX,
     )
     assert decode_identity(encode_identity(identity)) == identity
 
@@ -128,6 +182,16 @@ def test_an_identity_file_with_any_changed_byte_is_damaged() -> None:
             decode_identity(IDENTITY_TEXT[:size])
 
 
+def test_an_identity_file_from_before_formers_and_starts() -> None:
+    text = b"".join(
+        line
+        for line in IDENTITY_TEXT.splitlines(keepends=True)
+        if not line.startswith((b"former", b"start", b"crc32c"))
+    )
+    decoded = decode_identity(text + b"crc32c = %08x\n" % google_crc32c.value(text))
+    assert decoded == replace(IDENTITY, former=None, start="")
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -135,12 +199,15 @@ def test_an_identity_file_with_any_changed_byte_is_damaged() -> None:
         b"magnetar bookie 1\nbookie = b\n",  # fields are missing
         IDENTITY_TEXT[:-18].replace(b"state = ready", b"state = odd"),
         IDENTITY_TEXT[:-18].replace(b"incarnation = 0", b"incarnation = x"),
+        IDENTITY_TEXT[:-18].replace(b"former = f", b"former = x"),
+        IDENTITY_TEXT[:-18].replace(b"start = 0", b"start = x"),
+        IDENTITY_TEXT[:-18].replace(b"state", b"intents = 0." + b"d" * 32 + b"\nstate"),
+        IDENTITY_TEXT[:-18].replace(b"state", b"intents = " + b"d" * 32 + b".\nstate"),
+        IDENTITY_TEXT[:-18].replace(b"former", b"formula"),
         IDENTITY_TEXT[:-18].replace(b"epoch = 12", b"epoch = -1"),
     ],
 )
 def test_an_identity_file_with_a_right_checksum_and_wrong_content(body: bytes) -> None:
-    import google_crc32c
-
     with pytest.raises(FormatDamaged):
         decode_identity(body + b"crc32c = %08x\n" % google_crc32c.value(body))
 

@@ -3,8 +3,10 @@ store that opens as if nothing had been there."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -162,3 +164,38 @@ def test_every_call_after_a_close_is_a_typed_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(StorageFailed):
             call()
+
+
+def test_a_reclaim_that_is_interrupted_leaves_a_whole_store(tmp_path: Path) -> None:
+    storage = RocksStorage(tmp_path / "store", create=True)
+    for ledger in range(20):
+        storage.write([(entry_key(ledger, entry), os.urandom(50_000)) for entry in range(20)])
+    storage.sync()
+    for ledger in range(1, 20):
+        storage.delete_ledger(ledger, None)
+
+    def reclaim() -> None:
+        while not storage._interrupted:
+            storage.reclaim(0, 20)
+
+    thread = threading.Thread(target=reclaim)
+    thread.start()
+    while not storage._interrupted:
+        storage.interrupt()
+    thread.join()
+    storage.close()
+    storage = RocksStorage(tmp_path / "store", create=False)
+    assert storage.entry_ids(0, 0, entries_max=100) == list(range(20))
+    assert storage.entry_ids(1, 0, entries_max=100) == []
+    storage.close()
+
+
+def test_pressure_grows_before_writes_stop(tmp_path: Path) -> None:
+    storage = RocksStorage(tmp_path / "store", create=True)
+    storage._store.set_options({"disable_auto_compactions": "true"})
+    assert storage.pressure() == 0
+    for entry in range(48):
+        storage.write([(entry_key(1, entry), b"x")])
+        storage._store.flush(True)
+    assert storage.pressure() == 1
+    storage.close()

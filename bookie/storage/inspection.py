@@ -1,0 +1,212 @@
+"""A data directory looked at without its bookie: what is in it, and what is damaged.
+
+Nothing of the directory is written to: RocksDB opens a view of links to the store's files
+(former.py) that lies elsewhere. Damage is not an error here but what is looked for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.errors import DirectoryForeign, StorageFailed
+from magnetar.bookie.storage.format import (
+    FormatDamaged,
+    Identity,
+    Watermark,
+    decode_ledger_record,
+)
+from magnetar.bookie.storage.former import former_incarnations, make_view
+from magnetar.bookie.storage.layout import FORMER, LOCK, STORE, WATERMARK, find, in_use
+from magnetar.bookie.storage.manifest import find_damage
+from magnetar.bookie.storage.probe import check_sequence
+from magnetar.bookie.storage.rocks import RocksStorage
+from magnetar.bookie.storage.watermark import read_watermark
+from magnetar.protos.envelope import EnvelopeDamaged, decode_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE: Final = 1000
+# Of the damaged entries of a ledger so many are named, the rest is counted.
+NAMED_MAX: Final = 100
+
+
+@dataclass(slots=True)
+class LedgerFacts:
+    ledger: int
+    fenced: bool | None = None  # None: the ledger's record is gone or damaged
+    entries: int = 0
+    first: int = -1
+    last: int = -1
+    runs: int = 0  # stretches without a gap
+    bytes: int = 0  # of the envelopes that could be read
+    damaged: int = 0  # unreadable or, if that was asked for, with a wrong checksum
+    damaged_entries: list[int] = field(default_factory=list)  # the first NAMED_MAX
+
+
+@dataclass(slots=True)
+class StoreFacts:
+    incarnation: str
+    damage: list[str]  # empty: none was found
+    opened: bool = False
+    sequence: int = 0  # of the last operation
+    watermark: Watermark | None = None  # None: gone or damaged
+    ledgers: list[LedgerFacts] = field(default_factory=list)
+    tombstones: int = 0  # deleted ledgers that are remembered
+
+
+@dataclass(slots=True)
+class DirectoryFacts:
+    path: str
+    identity: Identity | None  # None: gone or damaged
+    damage: list[str]  # of the directory itself
+    store: StoreFacts
+    formers: list[StoreFacts]
+
+    @property
+    def whole(self) -> bool:
+        """No damage, but for that of former incarnations, which is known."""
+        damaged = self.damage or self.store.damage
+        return not damaged and not any(ledger.damaged for ledger in self.store.ledgers)
+
+
+def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
+    """Look at it. `verify` checks each entry's checksum; sizes are read in any case.
+
+    Raises DirectoryLocked: its bookie runs. DirectoryForeign: it is not a bookie's.
+    """
+    found = find(path) if path.is_dir() else None
+    if found is None or (found.identity is None and STORE not in found.others):
+        raise DirectoryForeign(
+            path,
+            found="neither an identity file nor a store",
+            expected="the data directory of a bookie",
+            remedy="Name the directory that the bookie's data_dir names.",
+        )
+    identity = found.identity if isinstance(found.identity, Identity) else None
+    damage = []
+    if isinstance(found.identity, FormatDamaged):
+        damage.append(f"the identity file is damaged: {found.identity.reason}")
+    elif found.identity is None:
+        damage.append("the identity file is gone")
+    with _alone(path), tempfile.TemporaryDirectory(prefix="magnetar-inspect-") as views:
+        present = "" if identity is None else identity.incarnation
+        store = _store(path, present, Path(views) / "present", verify=verify)
+        formers = [
+            _store(path / FORMER / each, each, Path(views) / each, verify=verify)
+            for each in former_incarnations(path)
+        ]
+    return DirectoryFacts(str(path), identity, damage, store, formers)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No bookie starts on it meanwhile. Raises DirectoryLocked."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise in_use(path, lock) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _store(directory: Path, incarnation: str, view: Path, *, verify: bool) -> StoreFacts:
+    facts = StoreFacts(incarnation, [])
+    if not (directory / STORE).is_dir():
+        facts.damage.append("the store is gone")
+        return facts
+    _look_at_watermark(directory, facts)
+    storage = _open(directory / STORE, view, facts)
+    if storage is None:
+        return facts
+    try:
+        facts.opened = True
+        facts.sequence = storage.sequence()
+        if facts.watermark is not None:
+            check_sequence(facts.sequence, facts.watermark.sequence)
+        owner = (storage.owner() or b"none").decode(errors="replace")
+        if incarnation and owner != incarnation:
+            facts.damage.append(f"the store belongs to {owner!r}")
+        facts.tombstones = len(storage.tombstones(-1, ledgers_max=1_000_000))
+        facts.ledgers = [_ledger(storage, each, verify=verify) for each in _ledgers(storage)]
+    except StorageFailed as error:
+        facts.damage.append(str(error))
+    finally:
+        storage.close()
+    return facts
+
+
+def _look_at_watermark(directory: Path, facts: StoreFacts) -> None:
+    try:
+        facts.watermark = read_watermark(directory / WATERMARK)
+        if facts.watermark is None:
+            facts.damage.append("the watermark is gone")
+        elif missing := find_damage(directory / STORE, facts.watermark):
+            facts.damage.append(missing)
+    except (FormatDamaged, StorageFailed) as error:
+        facts.damage.append(f"the watermark is damaged: {error}")
+    except OSError as error:
+        facts.damage.append(str(error))
+
+
+def _open(store: Path, view: Path, facts: StoreFacts) -> RocksStorage | None:
+    """As it should open, or else whatever can be read."""
+    for salvage in (False, True):
+        try:
+            make_view(store, view)
+            return RocksStorage.open_read_only(view, salvage=salvage)
+        except (StorageFailed, OSError) as error:
+            facts.damage.append(f"the store does not open{' at all' if salvage else ''}: {error}")
+    return None
+
+
+def _ledgers(storage: RocksStorage) -> Iterator[int]:
+    after = -1
+    while page := storage.ledgers(after, ledgers_max=_PAGE):
+        yield from page
+        after = page[-1]
+
+
+def _ledger(storage: RocksStorage, ledger: int, *, verify: bool) -> LedgerFacts:
+    facts = LedgerFacts(ledger)
+    try:
+        facts.fenced = decode_ledger_record(storage.ledger_record(ledger) or b"").fenced
+    except (FormatDamaged, StorageFailed):
+        facts.fenced = None
+    at = 0
+    while page := storage.entry_ids(ledger, at, entries_max=_PAGE):
+        for entry in page:
+            _add_entry(storage, facts, entry, verify=verify)
+        at = page[-1] + 1
+    return facts
+
+
+def _add_entry(storage: RocksStorage, facts: LedgerFacts, entry: int, *, verify: bool) -> None:
+    facts.runs += entry != facts.last + 1 or facts.entries == 0
+    facts.first = entry if facts.entries == 0 else facts.first
+    facts.last = entry
+    facts.entries += 1
+    try:
+        value = storage.entry(facts.ledger, entry) or b""
+        facts.bytes += len(value)
+        if verify:
+            found = decode_envelope(value)
+            if (found.ledger, found.entry) != (facts.ledger, entry):
+                raise EnvelopeDamaged(f"it is entry {found.ledger}:{found.entry}")
+    except (StorageFailed, EnvelopeDamaged):
+        facts.damaged += 1
+        if len(facts.damaged_entries) < NAMED_MAX:
+            facts.damaged_entries.append(entry)

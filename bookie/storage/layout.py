@@ -1,0 +1,130 @@
+"""What lies in a bookie's data directory, and how its small files are replaced (FORMAT.md)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.errors import DirectoryLocked, DirectoryUnusable
+from magnetar.bookie.storage.format import FormatDamaged, decode_identity, encode_identity
+from magnetar.bookie.storage.identity import Found
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from magnetar.bookie.storage.format import Identity
+
+LOCK: Final = "lock"
+IDENTITY: Final = "identity"
+IDENTITY_NEW: Final = "identity.new"
+WATERMARK: Final = "watermark"
+STORE: Final = "store"
+FORMER: Final = "former"
+VIEWS: Final = "views"
+RESERVE: Final = "reserve"
+RESERVE_NEW: Final = "reserve.new"
+RECLAIMING: Final = "reclaiming"
+
+# What says nothing of a store.
+_IGNORED: Final = frozenset(
+    {LOCK, IDENTITY, IDENTITY_NEW, RESERVE, RESERVE_NEW, RECLAIMING, "lost+found"}
+)
+
+# What a failed operation says of the process or the disk, and nothing of the store.
+_ENVIRONMENT: Final = {
+    errno.ENOSPC: "The disk is full: free some space, then start again.",
+    errno.EDQUOT: "The quota is used up: raise it, then start again.",
+    errno.EROFS: "The file system is mounted read-only: see the kernel's log, then remount it.",
+    errno.EACCES: "Give the bookie's user permission to read and write.",
+    errno.EPERM: "Give the bookie's user permission to read and write.",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), then start again.",
+    errno.ENFILE: "This machine has too many files open; start again later.",
+    errno.ENOMEM: "This machine is out of memory; start again when it is not.",
+    errno.EAGAIN: "Another process has the store open: end it, then start again.",
+}
+
+
+def unusable(path: Path, error: OSError) -> DirectoryUnusable:
+    number = error.errno or 0
+    return DirectoryUnusable(
+        path,
+        found=os.strerror(number),
+        expected="a directory that can be written",
+        remedy=_ENVIRONMENT.get(number, "Point data_dir to a directory that can be written."),
+    )
+
+
+def environment_error(reason: str) -> OSError | None:
+    """The system's error that RocksDB's words name, if it has nothing to do with the store."""
+    for number in _ENVIRONMENT:
+        if os.strerror(number) in reason:
+            return OSError(number, reason)
+    return None
+
+
+def lock_directory(path: Path) -> int:
+    """Make the directory if need be, and lock it against other processes. Returns what to close."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unusable(path, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        refused = in_use(path, lock)
+        os.close(lock)
+        raise refused from None
+    except OSError as error:
+        os.close(lock)
+        raise unusable(path, error) from error
+    return lock
+
+
+def in_use(path: Path, lock: int) -> DirectoryLocked:
+    holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+    return DirectoryLocked(
+        path,
+        found=f"that process {holder} uses it",
+        expected="to be alone",
+        remedy="Stop that process, or give this bookie a directory of its own.",
+    )
+
+
+def find(path: Path) -> Found:
+    try:
+        others = tuple(sorted(set(os.listdir(path)) - _IGNORED))
+        text = (path / IDENTITY).read_bytes()
+    except FileNotFoundError:
+        return Found(None, others)
+    except OSError as error:
+        raise unusable(path, error) from error
+    try:
+        return Found(decode_identity(text), others)
+    except FormatDamaged as damage:
+        return Found(damage, others)
+
+
+def write_identity(path: Path, identity: Identity) -> None:
+    """Replace the file, durably and at once: after a crash it is the old one or the new one."""
+    try:
+        with open(path / IDENTITY_NEW, "wb") as file:
+            file.write(encode_identity(identity))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path / IDENTITY_NEW, path / IDENTITY)
+        sync_directory(path)
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
+def sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

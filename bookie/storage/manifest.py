@@ -1,0 +1,148 @@
+"""Is the store on disk the one that the watermark tells of? Read from its files, without RocksDB.
+
+Why. RocksDB opens "successfully", with synced entries missing, where a length field in the last
+block of a log or of the MANIFEST points behind the end of the file, where a log in the middle ends
+early or is empty, and where the MANIFEST lost its end: flushed tables are then deleted as unknown.
+Neither the sequence that it reports nor its consistency checks show any of that.
+
+So each note of the watermark also says how long the MANIFEST was, and up to which operation the
+tables that it names go (`ManifestMark`). At opening that much of it must be intact, and the logs
+must hold all operations from there to the watermark. What RocksDB added to the MANIFEST after the
+last note, in its last seconds, must be intact too, but nobody knows up to where it flushed then.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.storage.format import ManifestMark
+from magnetar.bookie.storage.logfile import log_damage, read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from magnetar.bookie.storage.format import Watermark
+    from magnetar.bookie.storage.rocks import RocksStorage
+
+_PREFIX: Final = "MANIFEST-"
+_LOG_HEAD: Final = struct.Struct("<IHBQ")  # the first fragment's header, its first sequence
+
+
+class ManifestWatch:
+    """Looks at the MANIFEST of an open store: 2 microseconds when nothing has changed. Blocks; one
+    thread uses it at a time; raises StorageFailed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        storage: RocksStorage,
+        *,
+        sync: Callable[[int], None] = os.fdatasync,
+    ) -> None:
+        self._directory = directory
+        self._storage = storage
+        self._sync = sync
+        self._file = -1  # -1: not open
+        self._mark = ManifestMark(0, 0, 0)
+        self._settled = False
+
+    def settle(self) -> bool:
+        """The store is closed. Returns whether the last look still holds; no other is taken."""
+        self._settled = True
+        return not self._changed()
+
+    def look(self) -> ManifestMark:
+        try:
+            while not self._settled and self._changed():
+                self._mark = self._measure()
+        except OSError as error:
+            raise StorageFailed("look at the manifest", str(error)) from error
+        return self._mark
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _changed(self) -> bool:
+        if self._file < 0:
+            return True
+        found = os.fstat(self._file)
+        return found.st_nlink == 0 or found.st_size != self._mark.size_bytes
+
+    def _measure(self) -> ManifestMark:
+        """The size is read first: what is measured after it may be newer and is then measured
+        again, since the size has changed.
+
+        RocksDB may not have synced yet what it has just appended, and the watermark may be on disk
+        before it has: after a power cut the note would then be of more than there ever was on the
+        disk. So it is synced here, which takes as long once per flush or compaction.
+        """
+        self.close()
+        number = current_manifest(self._directory)
+        self._file = os.open(self._directory / f"{_PREFIX}{number:06}", os.O_RDONLY | os.O_CLOEXEC)
+        size_bytes = os.fstat(self._file).st_size
+        self._sync(self._file)
+        sequence = self._storage.sequence()
+        oldest = self._storage.oldest_log()
+        first = 0
+        for log in sorted(_numbers(self._directory, ".log")):
+            if log >= oldest and not first:
+                first = self._first_sequence(log)
+        return ManifestMark(number, size_bytes, first - 1 if first else sequence)
+
+    def _first_sequence(self, log: int) -> int:
+        """0: the log is empty, or gone meanwhile."""
+        try:
+            with open(self._directory / f"{log:06}.log", "rb") as file:
+                head = file.read(_LOG_HEAD.size)
+        except FileNotFoundError:
+            return 0
+        if len(head) < _LOG_HEAD.size:
+            return 0
+        sequence: int = _LOG_HEAD.unpack(head)[3]
+        return sequence
+
+
+def current_manifest(directory: Path) -> int:
+    """The number of the MANIFEST that CURRENT names. Raises OSError; 0: it names none."""
+    name = (directory / "CURRENT").read_text(errors="replace").rstrip("\n")
+    digits = name.removeprefix(_PREFIX)
+    return int(digits) if name != digits and digits.isdecimal() else 0
+
+
+def find_damage(directory: Path, mark: Watermark) -> str:
+    """What the store has lost of what the watermark tells; "": nothing. Raises OSError."""
+    noted = mark.manifest
+    if noted is None:
+        return ""
+    number = current_manifest(directory)
+    if number < noted.number:
+        return f"CURRENT names manifest {number}, which was {noted.number}"
+    data = (directory / f"{_PREFIX}{number:06}").read_bytes()
+    manifest = read_log(data, batches=False)
+    if manifest.damage:
+        return f"manifest {number}: {manifest.damage}"
+    if not manifest.records:
+        return f"manifest {number} is empty"
+    if number > noted.number:
+        return ""  # it was written anew by an opening that got no further
+    if manifest.whole_bytes < noted.size_bytes:
+        return f"manifest {number} of {manifest.whole_bytes} bytes, which had {noted.size_bytes}"
+    if manifest.whole_bytes > noted.size_bytes:
+        return ""
+    logs = {
+        log: read_log((directory / f"{log:06}.log").read_bytes(), batches=True)
+        for log in _numbers(directory, ".log")
+    }
+    missing = log_damage(logs, flushed=noted.flushed, durable=mark.sequence)
+    return f"the log has lost what was on disk: {missing}" if missing else ""
+
+
+def _numbers(directory: Path, suffix: str) -> list[int]:
+    names = (name.removesuffix(suffix) for name in os.listdir(directory) if name.endswith(suffix))
+    return [int(name) for name in names if name.isdecimal()]

@@ -1,0 +1,289 @@
+"""A bookie with a damaged store goes on as a new incarnation, and keeps what it had."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import KEY, crash_image, envelope
+from fakes.directories import (
+    ENTRIES,
+    Cluster,
+    content,
+    fill,
+    given,
+    identity_of,
+    killed_directory,
+)
+from support import run
+
+from magnetar.bookie import errors
+from magnetar.bookie.limbo import Limbo
+from magnetar.bookie.storage.directory import open_directory
+from magnetar.bookie.storage.format import DirectoryState, entry_key
+from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_bookie_registration
+from magnetar.metadata.memory import Fault, MemoryStore
+from magnetar.metadata.model import BookieId, BookieRegistration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from magnetar.bookie.storage.directory import DataDirectory
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def used(cluster: Cluster, tmp_path: Path) -> Path:
+    killed_directory(cluster, tmp_path / "used")
+    return tmp_path / "used"
+
+
+def remove_watermark(path: Path) -> None:
+    (path / WATERMARK).unlink()
+
+
+@pytest.mark.parametrize("damage", [remove_watermark, lambda path: shutil.rmtree(path / STORE)])
+def test_a_damaged_store_is_kept_for_a_former_incarnation(
+    cluster: Cluster, used: Path, damage: Callable[[Path], object]
+) -> None:
+    former = identity_of(used).incarnation
+    damage(used)
+    directory = cluster.start(used)
+    identity, cookie = directory.identity, cluster.cookie()
+    assert identity_of(used) == identity
+    assert (identity.state, identity.former) == (DirectoryState.READY, former)
+    assert identity.incarnation != former
+    assert cookie is not None
+    assert (cookie.incarnation, cookie.boot_epoch) == (identity.incarnation, 2)
+    assert directory.storage.owner() == identity.incarnation.encode()
+    assert directory.storage.ledgers(-1, ledgers_max=9) == []
+    assert given(directory, former) == list(range(ENTRIES) if damage is remove_watermark else [])
+    directory.close()
+
+
+def test_a_former_incarnation_gives_only_what_the_caller_may_have(
+    cluster: Cluster, used: Path
+) -> None:
+    former = identity_of(used).incarnation
+    (used / WATERMARK).unlink()
+    directory = cluster.start(used)
+    limbo = Limbo(directory.formers)
+    run = partial(limbo.run, former, 1, KEY)
+    assert run(0, 100, bytes_max=1 << 20, entries_max=7) == [
+        envelope(1, entry, b"%d" % entry * 600) for entry in range(7)
+    ]
+    assert len(run(5, 100, bytes_max=1 << 20, entries_max=100)) == ENTRIES - 5
+    assert len(run(5, 100, bytes_max=700, entries_max=100)) == 2
+    assert len(run(5, 5, bytes_max=1 << 20, entries_max=100)) == 1
+    assert given(directory, former, key=KEY + 1) == []
+    assert limbo.run(former, 2, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
+    assert limbo.run("e" * 32, 1, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
+    directory.close()
+
+
+def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    live = cluster.start(tmp_path / "live")
+    fill(live)
+    wrong = bytearray(envelope(1, 3))
+    wrong[-1] ^= 1
+    puts = [(3, bytes(wrong)), (4, envelope(1, 5)), (5, b""), (6, envelope(2, 6))]
+    live.storage.write([(entry_key(1, entry), value) for entry, value in puts])
+    live.close()
+    (tmp_path / "live" / WATERMARK).unlink()
+    directory = cluster.start(tmp_path / "live")
+    found = given(directory, live.identity.incarnation)
+    assert found == [0, 1, 2, *range(7, ENTRIES)]
+    directory.close()
+
+
+def test_an_older_image_goes_on_as_a_new_incarnation(
+    cluster: Cluster, used: Path, tmp_path: Path
+) -> None:
+    former = identity_of(used).incarnation
+    shutil.copytree(used, tmp_path / "image")
+    cluster.start(used).close()
+    directory = cluster.start(tmp_path / "image")
+    assert directory.identity.former == former
+    assert directory.identity.boot_epoch == 3
+    assert given(directory, former) == list(range(ENTRIES))
+    directory.close()
+    with pytest.raises(errors.WrongIncarnation):  # two disks, and the cluster knows the other one
+        cluster.start(used)
+
+
+def test_an_older_image_does_not_oust_the_bookie_itself(
+    cluster: Cluster, used: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(used, tmp_path / "image")
+    live = cluster.start(used)
+    entry = BookieRegistration(BookieId("b1"), "a" * 32, 2, "h:1", "", "", read_only=False)
+
+    async def main() -> None:
+        store = MemoryStore(cluster.tree)
+        await store.create_ephemeral(
+            paths.bookie_available(entry.bookie), encode_bookie_registration(entry)
+        )
+        before = content(tmp_path / "image")
+        with pytest.raises(errors.DirectoryRolledBack, match="the bookie is registered"):
+            await open_directory(
+                tmp_path / "image", bookie="b1", metadata=store, chance=random.Random(1)
+            )
+        assert content(tmp_path / "image").items() >= (before.items() - {("lock", before["lock"])})
+        await store.close()
+
+    run(main())
+    live.close()
+    cluster.start(used).close()
+
+
+def test_of_two_copies_that_start_at_once_one_does(
+    cluster: Cluster, used: Path, tmp_path: Path
+) -> None:
+    """Both read the same cookie and mean to begin the same epoch."""
+    shutil.copytree(used, tmp_path / "copy")
+
+    async def start(path: Path, seed: int) -> DataDirectory | errors.StartRefused:
+        store = MemoryStore(cluster.tree)
+        try:
+            return await open_directory(
+                path, bookie="b1", metadata=store, chance=random.Random(seed)
+            )
+        except errors.StartRefused as refused:
+            return refused
+        finally:
+            await store.close()
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(start(path, seed))
+                for seed, path in enumerate((used, tmp_path / "copy"))
+            ]
+        [one, other] = sorted((task.result() for task in tasks), key=lambda r: type(r).__name__)
+        assert not isinstance(one, errors.StartRefused)
+        assert isinstance(other, errors.WrongIncarnation)
+        one.close()
+
+    run(main())
+    outcomes = []
+    for path in (used, tmp_path / "copy"):
+        try:
+            cluster.start(path).close()
+            outcomes.append("starts")
+        except errors.DirectoryCloned:
+            outcomes.append("copy")
+    # The one that lost is known as a copy, until the other one has started once more.
+    assert sorted(outcomes) in (["copy", "starts"], ["starts", "starts"])
+
+
+def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: Path) -> None:
+    former = identity_of(used).incarnation
+    shutil.rmtree(used)
+    with pytest.raises(errors.DirectoryEmpty, match="--new-incarnation"):
+        cluster.start(used)
+    directory = cluster.start(used, new_incarnation=True)
+    identity = directory.identity
+    assert (identity.former, identity.boot_epoch) == (former, 2)
+    assert directory.formers == {}
+    directory.close()
+    cluster.start(used, new_incarnation=True).close()  # says nothing about a directory in use
+    assert identity_of(used).incarnation == identity.incarnation
+
+
+def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
+    cluster: Cluster, used: Path
+) -> None:
+    from magnetar.bookie.storage.format import encode_identity
+
+    before = replace(identity_of(used), state=DirectoryState.FORMATTING)
+    (used / IDENTITY).write_bytes(encode_identity(before))
+    with pytest.raises(errors.DirectoryRolledBack, match="identity file from before"):
+        cluster.start(used)
+
+
+# -- The epoch counts up -------------------------------------------------------------------------
+
+
+def count_up(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as thread:
+            async with asyncio.timeout(5):
+                await directory.count_up(store, chance=chance, thread=thread)
+
+    run(main())
+
+
+def test_the_epoch_of_a_running_bookie_counts_up(
+    cluster: Cluster, used: Path, tmp_path: Path
+) -> None:
+    directory = cluster.start(used)
+    crash_image(used, tmp_path / "image")
+    for epoch in (3, 4):
+        count_up(directory, MemoryStore(cluster.tree), cluster.chance)
+        cookie = cluster.cookie()
+        assert cookie is not None
+        assert cookie.boot_epoch == identity_of(used).boot_epoch == epoch
+        assert cookie.start == identity_of(used).start
+    fill(directory, ledger=7)
+    directory.close()
+    again = cluster.start(used)
+    assert again.identity.boot_epoch == 5
+    assert again.identity.incarnation == directory.identity.incarnation
+    again.close()
+    # Within one start, an image from before is known as such.
+    assert cluster.start(tmp_path / "image").identity.former == directory.identity.incarnation
+
+
+@pytest.mark.parametrize("fault", [Fault.REQUEST_LOST, Fault.REPLY_LOST], ids=lambda f: f.name)
+def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
+    cluster: Cluster, used: Path, fault: Fault
+) -> None:
+    directory = cluster.start(used)
+    asked: list[str] = []
+
+    def faults(operation: str, path: str) -> Fault | None:
+        asked.append(operation)
+        if "put" not in asked:
+            return None
+        return fault if operation == "put" else Fault.NOT_SENT
+
+    with pytest.raises(TimeoutError):
+        run(_timed_count(directory, MemoryStore(cluster.tree, faults=faults), cluster.chance))
+    assert "put" in asked
+    count_up(directory, MemoryStore(cluster.tree), cluster.chance)
+    cookie = cluster.cookie()
+    assert cookie is not None
+    assert cookie.boot_epoch == identity_of(used).boot_epoch == 3
+    assert cookie.start == identity_of(used).start
+    directory.close()
+
+
+async def _timed_count(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        async with asyncio.timeout(0.5):
+            await directory.count_up(store, chance=chance, thread=thread)
+
+
+def test_a_bookie_whose_name_was_taken_learns_it(
+    cluster: Cluster, used: Path, tmp_path: Path
+) -> None:
+    directory = cluster.start(used)
+    cluster.start(tmp_path / "other", new_incarnation=True).close()
+    with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+        count_up(directory, MemoryStore(cluster.tree), cluster.chance)
+    directory.close()

@@ -1,0 +1,153 @@
+"""What an inspection says of whole and of damaged directories, and that it leaves them alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import KEY, crash_image, envelope
+from fakes.directories import (
+    ENTRIES,
+    Cluster,
+    cut_log,
+    fill,
+    flip_payload,
+    grow_length_field,
+    identity_of,
+    killed_directory,
+)
+from typer.testing import CliRunner
+
+from magnetar.bookie import errors
+from magnetar.bookie.storage.format import LedgerRecord, encode_ledger_record, entry_key, ledger_key
+from magnetar.bookie.storage.inspection import LedgerFacts, inspect_directory
+from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
+from magnetar.cli.main import make_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Path:
+    killed_directory(Cluster(), tmp_path / "used")
+    return tmp_path / "used"
+
+
+def fingerprint(path: Path) -> dict[str, tuple[bytes, int, int]]:
+    """Content, time of change and of the inode's change of every file, times of every folder."""
+    found = {}
+    for each in [path, *path.rglob("*")]:
+        state = each.stat()
+        content = each.read_bytes() if each.is_file() else b""
+        found[str(each)] = (content, state.st_mtime_ns, state.st_ctime_ns)
+    return found
+
+
+def inspect(path: Path, *flags: str) -> tuple[int, str]:
+    arguments = ["bookie", "inspect", str(path), *flags]
+    done = CliRunner().invoke(make_app(arguments), arguments)
+    return done.exit_code, done.output
+
+
+def test_a_whole_directory(used: Path) -> None:
+    before = fingerprint(used)
+    facts = inspect_directory(used, verify=True)
+    assert facts.whole
+    assert facts.identity == identity_of(used)
+    assert facts.store.incarnation == identity_of(used).incarnation
+    assert facts.store.watermark is not None
+    assert facts.store.watermark.sequence == facts.store.sequence == ENTRIES + 2
+    size = sum(len(envelope(1, entry, b"%d" % entry * 600)) for entry in range(ENTRIES))
+    assert facts.store.ledgers == [
+        LedgerFacts(1, False, ENTRIES, 0, ENTRIES - 1, 1, size, 0, []),
+    ]
+    assert facts.formers == []
+    assert fingerprint(used) == before
+
+
+def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
+    directory = Cluster().start(tmp_path / "live")
+    record = LedgerRecord(KEY, fenced=True, created_ms=0)
+    torn = bytearray(envelope(3, 9))
+    torn[-1] ^= 1
+    puts = [(ledger_key(3), encode_ledger_record(record))]
+    puts += [(entry_key(3, entry), envelope(3, entry)) for entry in (2, 3, 5, 8)]
+    puts += [(entry_key(3, 9), bytes(torn)), (entry_key(3, 10), envelope(3, 11))]
+    directory.storage.write([*puts, (ledger_key(4), b"no record")])
+    directory.close()
+    whole = inspect_directory(tmp_path / "live", verify=False)
+    assert whole.whole  # nobody looked
+    facts = inspect_directory(tmp_path / "live", verify=True)
+    assert not facts.whole
+    [ledger, bad] = facts.store.ledgers
+    assert (ledger.fenced, ledger.entries, ledger.first, ledger.last) == (True, 6, 2, 10)
+    assert (ledger.runs, ledger.damaged, ledger.damaged_entries) == (3, 2, [9, 10])
+    assert (bad.ledger, bad.fenced, bad.entries) == (4, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut_log, "the log has lost what was on disk"),
+        (grow_length_field, "the log has lost what was on disk"),
+        (flip_payload, "does not open"),
+        (lambda path: (path / WATERMARK).unlink(), "the watermark is gone"),
+        (lambda path: (path / WATERMARK).write_bytes(b"x"), "the watermark is damaged"),
+        (lambda path: (path / IDENTITY).unlink(), "the identity file is gone"),
+        (lambda path: (path / IDENTITY).write_bytes(b"x"), "the identity file is damaged"),
+        (lambda path: (path / STORE / "CURRENT").unlink(), "CURRENT"),
+        (lambda path: shutil.rmtree(path / STORE), "the store is gone"),
+    ],
+)
+def test_damage_is_named_and_nothing_is_written(
+    used: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(used)
+    before = fingerprint(used)
+    status, output = inspect(used, "--verify")
+    assert status == 1
+    assert said in output
+    assert output.strip().endswith("DAMAGED")
+    assert fingerprint(used) == before
+
+
+def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
+    cluster = Cluster()
+    killed_directory(cluster, tmp_path / "used")
+    former = identity_of(tmp_path / "used").incarnation
+    (tmp_path / "used" / WATERMARK).unlink()
+    directory = cluster.start(tmp_path / "used")
+    fill(directory, ledger=7)
+    directory.close()
+    before = fingerprint(tmp_path / "used")
+    status, output = inspect(tmp_path / "used", "--json")
+    facts = json.loads(output)
+    assert status == 0
+    assert facts["whole"]
+    assert [each["ledger"] for each in facts["store"]["ledgers"]] == [7]
+    [kept] = facts["formers"]
+    assert (kept["incarnation"], kept["damage"]) == (former, ["the watermark is gone"])
+    assert [each["entries"] for each in kept["ledgers"]] == [ENTRIES]
+    assert f"former incarnation {former}" in inspect(tmp_path / "used")[1]
+    assert fingerprint(tmp_path / "used") == before
+
+
+def test_what_is_no_bookies_directory_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(errors.DirectoryForeign):
+            inspect_directory(path, verify=False)
+    assert inspect(tmp_path)[0] == 1
+
+
+def test_a_running_bookies_directory_is_refused(tmp_path: Path) -> None:
+    directory = Cluster().start(tmp_path / "live")
+    with pytest.raises(errors.DirectoryLocked, match="uses it"):
+        inspect_directory(tmp_path / "live", verify=False)
+    crash_image(tmp_path / "live", tmp_path / "copy")
+    assert inspect_directory(tmp_path / "copy", verify=True).whole
+    directory.close()
+    assert inspect_directory(tmp_path / "live", verify=True).whole

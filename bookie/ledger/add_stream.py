@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
-from magnetar.protos.envelope import ACK, BookieCode, FrameDamaged
+from magnetar.protos.envelope import BookieCode, FrameDamaged, decode_ack_runs
 from magnetar.runtime.frames import Outbox, StreamClosed
 from magnetar.runtime.log import get_logger
 
@@ -30,8 +30,6 @@ log = get_logger(__name__)
 
 PENDING_BYTES_CALM: Final = 1 << 20
 """An outbox with less than this is keeping up: four frames."""
-
-_CODES: Final = {code.value: code for code in BookieCode}
 
 
 class AddSink(Protocol):
@@ -157,27 +155,24 @@ class AddStream:
 
     def _take(self, frame: Buffer) -> None:
         """All acks of a frame. Raises FrameDamaged."""
-        if len(frame) % ACK.size:
-            raise FrameDamaged(f"{len(frame)} bytes of acks, not a multiple of {ACK.size}")
         stored: dict[int, list[int]] = {}
-        refused: list[tuple[int, int, int]] = []
-        for ledger, entry, code in ACK.iter_unpack(frame):
-            if code != 1:  # BookieCode.OK; this loop runs once per entry and bookie
-                refused.append((ledger, entry, code))
+        refused: list[tuple[int, range, BookieCode]] = []
+        for ledger, entries, code in decode_ack_runs(frame):
+            if code is not BookieCode.OK:
+                refused.append((ledger, entries, code))
             elif ledger in stored:
-                stored[ledger].append(entry)
+                stored[ledger].extend(entries)
             else:
-                stored[ledger] = [entry]
-        for ledger, entries in stored.items():
+                stored[ledger] = list(entries)
+        for ledger, acked in stored.items():
             sink = self._sinks.get(ledger)
             if sink is not None:
-                sink.on_acks(self, entries)
-        for ledger, entry, code in refused:
-            if code not in _CODES:
-                raise FrameDamaged(f"unknown code {code}")
-            sink = self._sinks.get(ledger)
-            if sink is not None:
-                sink.on_add_failed(self, entry, _CODES[code])
+                sink.on_acks(self, acked)
+        for ledger, entries, code in refused:
+            for entry in entries:
+                sink = self._sinks.get(ledger)  # it may leave at the first of them
+                if sink is not None:
+                    sink.on_add_failed(self, entry, code)
 
     def _began(self, outbox: Outbox) -> None:
         self._outbox, self.put = outbox, outbox.put

@@ -17,20 +17,21 @@ from magnetar.bookie.ledger.errors import (
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.quorum import seat_numbers, seats
 from magnetar.bookie.ledger.services import quorum_of
+from magnetar.bookie.ledger.verdict import ADD_VERDICTS, AddVerdict
 from magnetar.bookie.ledger.writer import (
-    ADD_VERDICTS,
-    AddVerdict,
     Confirm,
     Fail,
     FindSpares,
     LedgerWriter,
+    Missed,
     RecordEnsemble,
     SendAdd,
     WriterState,
 )
 from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import EntryId
-from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_add
+from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_add, encode_adds
+from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ log = get_logger(__name__)
 REJOIN_S: Final = 1.0
 """A member that failed by a refusal or by its silence is tried again after this, if nobody can take
 its seat. One whose stream was lost is tried as soon as there is a stream again."""
+
+SLOW_ADD_S: Final = 1.0
+"""A bookie that has not answered an add for so long counts as slow: a busy disk takes a tenth."""
 
 SPARES_S: Final = 2.0
 """How often spares are looked for again, besides whenever the list of bookies changes."""
@@ -104,10 +108,7 @@ class LedgerAppender:
         Raises EntryTooLarge (no id was taken), LedgerClosed, or `failure`. Never blocks: whoever
         appends much waits in `wait_room` between.
         """
-        if self.failure is not None:
-            raise self.failure
-        if self._closing:
-            raise LedgerClosed(self.ledger)
+        self._raise_if_ended()
         if size > ENTRY_BYTES_MAX:
             raise EntryTooLarge(size, ENTRY_BYTES_MAX)
         writer = self._writer
@@ -129,6 +130,49 @@ class LedgerAppender:
         if not self._busy:
             self._be_busy()
         return EntryId(entry)
+
+    def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None:
+        """Take entries, each given by its parts, and send them: all of them, or none and raises as
+        `append_nowait`."""
+        self._raise_if_ended()
+        sizes = [sum(map(len, payload)) for payload in payloads]
+        if max(sizes) > ENTRY_BYTES_MAX:
+            raise EntryTooLarge(max(sizes), ENTRY_BYTES_MAX)
+        writer, now = self._writer, self._loop.time()
+        adds = encode_adds(
+            ledger=self.ledger,
+            first_entry=writer.appended + 1,
+            confirmed=writer.confirmed,
+            length=writer.length,
+            payloads=payloads,
+            master_key=self.metadata.master_key,
+        )
+        by_seat: list[list[Buffer]] = [[] for _ in self._streams]
+        unsent_bytes = 0
+        for size, add in zip(sizes, adds, strict=True):
+            for seat in writer.append(size, add, now):
+                by_seat[seat] += add
+            unsent_bytes += size
+            if unsent_bytes >= FRAME_BYTES_MAX:  # an outbox splits nothing, and a frame has a limit
+                self._put_out(by_seat)
+                unsent_bytes = 0
+        self._put_out(by_seat)
+        if not self._busy:
+            self._be_busy()
+
+    def _put_out(self, by_seat: list[list[Buffer]]) -> None:
+        for seat, parts in enumerate(by_seat):
+            if parts:
+                put = self._streams[seat].put
+                assert put is not None, "a seat without a stream has failed"
+                put(*parts)
+                parts.clear()
+
+    def _raise_if_ended(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._closing:
+            raise LedgerClosed(self.ledger)
 
     async def wait_room(self) -> None:
         """Return when little enough is in flight, here and in the process; or the ledger ended."""
@@ -162,13 +206,16 @@ class LedgerAppender:
 
     @property
     def degraded(self) -> bool:
-        """Entries get fewer copies than they should, or may soon: another ledger, made when more
-        bookies are there, would be better off."""
+        """Entries get fewer copies than they should, or may soon, or lie where an operator wants
+        nothing any more: another ledger, made when enough bookies are there, would be better off.
+        """
         writer = self._writer
+        leaving = self._services.directory.decommissioned
         return (
             self.metadata.under_replicated
             or bool(writer.failed)
             or writer.changes >= self._services.config.ensemble_changes_max
+            or any(member.bookie in leaving for member in writer.ensemble)
         )
 
     def describe(self) -> str:
@@ -192,7 +239,7 @@ class LedgerAppender:
         """
         self._closing = True
         writer = self._writer
-        while writer.writing and not (writer.state is WriterState.OPEN and writer.idle):
+        while writer.writing and not writer.idle:
             waiting = self._loop.create_future()
             self._quiet.append(waiting)
             await waiting
@@ -231,7 +278,7 @@ class LedgerAppender:
             "add refused", ledger=self.ledger, entry=entry, bookie=member.bookie, code=code.name
         )
         if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
-            self._services.ensembles.quarantine(member)
+            self._services.health.on_error(member, self._loop.time())
         self._carry_out(self._writer.on_add_failed(seat, code))
 
     def on_stream(self, stream: AddStream) -> None:
@@ -239,10 +286,10 @@ class LedgerAppender:
         if seat is None:
             return  # given up because of what another ledger was told just now
         if stream.put is None:
-            self._services.ensembles.quarantine(stream.member)
+            self._services.health.on_error(stream.member, self._loop.time())
             self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
         else:
-            self._services.ensembles.release(stream.member)
+            self._services.health.on_success(stream.member, self._loop.time())
             self._carry_out(self._writer.on_rejoin(seat, self._loop.time()))
 
     # -- time, and the list of bookies -----------------------------------------------------------
@@ -255,7 +302,9 @@ class LedgerAppender:
         for seat in seat_numbers(writer.failed & ~failed):
             member = writer.ensemble[seat]
             log.warning("bookie silent", ledger=self.ledger, bookie=member.bookie)
-            self._services.ensembles.quarantine(member)
+            self._services.health.on_error(member, now)
+        for seat in seat_numbers(writer.overdue(now, SLOW_ADD_S)):
+            self._services.health.on_slow(writer.ensemble[seat], now)
         self._carry_out(actions)
         if writer.failed and writer.writing:
             self._seek_help(now)
@@ -302,6 +351,8 @@ class LedgerAppender:
                     self._services.spawn(self._find_spares(numbers))
                 case RecordEnsemble(first, members):
                     self._services.spawn(self._record(first, members))
+                case Missed():
+                    self._note_missed(action)
                 case Fail(code):
                     self._fail(self._failure_of(code))
                     moved = True
@@ -445,8 +496,14 @@ class LedgerAppender:
             return LedgerFenced(self.ledger, f"a bookie says {code.name}")
         return LedgerRefused(self.ledger, f"a bookie says {code.name}")
 
+    def _note_missed(self, missed: Missed) -> None:
+        """What was confirmed while a member was away stays at fewer copies, unless repaired."""
+        self._services.bad_copies.note(self.ledger, missed.member, missed.first, missed.last)
+
     def _leave(self) -> None:
         """No stream tells us anything any more, and nothing is kept."""
+        for missed in self._writer.missed:
+            self._note_missed(missed)
         for stream in self._seats:
             stream.detach(self.ledger)
         self._seats = {}

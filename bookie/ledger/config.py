@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from magnetar.bookie.ledger.quorum import Quorum
 
 MIB = 1 << 20
+_MAY_BE_0 = frozenset({"ensemble_change_delay_s"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +32,19 @@ class LedgerConfig:
     add_timeout_s: float = 5.0  # a sync of an overloaded disk takes a second or two
     quorum_timeout_s: float = 30.0  # a restarting bookie is back sooner
     read_timeout_s: float = 5.0
-    speculative_read_s: float = 2.0
+    # A second replica is asked beside a silent one: ten times what a read of a cold range takes,
+    # and far less than a consumer would call a pause.
+    speculative_read_s: float = 0.5
+    zone: str = ""  # where this process is: replicas of its zone are read first; "": all are equal
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
-    # How long a bookie that failed an add, other than by its connection, is not chosen again.
-    quarantine_s: float = 10.0
+    # How long the seat of a bookie whose connection was lost is kept for it, while the others
+    # suffice for confirming. 0: a spare takes it at once. A restart takes a bookie a second or two;
+    # what is confirmed meanwhile it lacks until it is repaired, so the default is the safer one.
+    ensemble_change_delay_s: float = 0.0
+    # For about as long a bookie that failed once is chosen after the others (`health.py`): longer
+    # than a hiccup of disk or network, too short to wear out the others.
+    health_half_life_s: float = 10.0
     # Of one ledger; whoever needs more has another problem, and each costs a round to the store.
     ensemble_changes_max: int = 32
 
@@ -51,8 +60,10 @@ class LedgerConfig:
             if getattr(self, name) < MIB:
                 raise ValueError(f"{name} must be at least 1 MiB")
         for name in self.__dataclass_fields__:
-            if name.endswith("_s") and getattr(self, name) <= 0:
+            if name.endswith("_s") and getattr(self, name) <= 0 and name not in _MAY_BE_0:
                 raise ValueError(f"{name} must be positive")
+        if self.ensemble_change_delay_s < 0:
+            raise ValueError("ensemble_change_delay_s must not be negative")
         if self.ensemble_changes_max < 0:
             raise ValueError("ensemble_changes_max must not be negative")
 

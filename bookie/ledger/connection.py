@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from magnetar.bookie.contract import BookieInfo, LastConfirmed, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.contract import (
+    BookieInfo,
+    EntryPage,
+    EntryRun,
+    LastConfirmed,
+    LastConfirmedRequest,
+    ReadRequest,
+)
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.protos import bookie_pb2 as pb
 from magnetar.protos.envelope import BookieCode, decode_hello_reply, encode_hello
@@ -70,6 +77,8 @@ class GrpcBookiePeer:
             max_bytes=request.bytes_max or 0,
             max_entries=request.entries_max or 0,
             fence=request.fence,
+            run=request.run,
+            stride=request.stride,
         )
         frames = read_frames(self._open(), f"{SERVICE}/Read", message.SerializeToString())
         async for frame in frames:
@@ -94,6 +103,19 @@ class GrpcBookiePeer:
             last_entry=reply.last_entry,
             length=reply.length,
         )
+
+    async def list_entries(self, ledger: int, first: int) -> EntryPage:
+        message = pb.ListEntriesRequest(
+            incarnation=self._member.incarnation, ledger=ledger, first=first
+        )
+        answer = await self._call("ListEntries", message.SerializeToString())
+        try:
+            reply = pb.ListEntriesReply.FromString(answer)
+            code = BookieCode(reply.code)
+        except (DecodeError, ValueError) as error:
+            raise self._unavailable(BookieCode.CORRUPT, str(error)) from error
+        runs = tuple(EntryRun(run.first, run.count) for run in reply.runs)
+        return EntryPage(code, runs, more=reply.more)
 
     async def info(self) -> BookieInfo:
         answer = await self._call("Info", pb.InfoRequest().SerializeToString())

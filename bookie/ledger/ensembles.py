@@ -1,7 +1,7 @@
 """Ensembles: who is to hold entries, out of the bookies that are listed *and* answer.
 
 The list of bookies is a hint, so every bookie is connected to before it is chosen: a ledger is
-never created on, nor an ensemble changed to, a bookie that is known to be dead only to the list.
+never created on, nor an ensemble changed to, a bookie that only the list believes to be alive.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from magnetar.bookie.ledger.errors import NotEnoughBookies
+from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.placement import (
     Candidate,
     choose_ensemble,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.directory import BookieDirectory
+    from magnetar.bookie.ledger.health import Health
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.metadata.model import Member
@@ -33,31 +35,28 @@ log = get_logger(__name__)
 
 class Ensembles:
     def __init__(
-        self, directory: BookieDirectory, pool: PeerPool, config: LedgerConfig, random: Random
+        self,
+        directory: BookieDirectory,
+        pool: PeerPool,
+        config: LedgerConfig,
+        health: Health,
+        random: Random,
     ) -> None:
         self._directory = directory
         self._pool = pool
         self._config = config
+        self._health = health
         self._random = random
-        self._quarantine: dict[Member, float] = {}  # until when, in loop time
-
-    def quarantine(self, member: Member) -> None:
-        """It failed an add or cannot be reached: for a while it is chosen only if there is nobody
-        else."""
-        self._quarantine[member] = self._now() + self._config.quarantine_s
-
-    def release(self, member: Member) -> None:
-        """It can be reached again."""
-        self._quarantine.pop(member, None)
 
     def has_spare(self, ensemble: Sequence[Member]) -> bool:
-        """Whether a bookie that is listed and not in quarantine could take over from a failed
-        member."""
-        return any(member not in ensemble for member in self._healthy())
+        """Whether a bookie that takes new ledgers, and is not failing, could take over from a
+        failed member."""
+        return any(member not in ensemble for member in self._reliable())
 
     def full_ensemble_possible(self) -> bool:
-        """Whether as many bookies as a whole ensemble needs are listed and not in quarantine."""
-        return len(self._healthy()) >= self._config.ensemble_size
+        """Whether as many bookies as a whole ensemble needs take new ledgers and are not
+        failing."""
+        return len(self._reliable()) >= self._config.ensemble_size
 
     async def found(self) -> tuple[Quorum, tuple[Member, ...]]:
         """The ensemble of a new ledger, with fewer seats when fewer bookies answer. Raises
@@ -65,7 +64,7 @@ class Ensembles:
         wanted, least = self._config.quorum, self._config.write_quorum_min
         dead: set[Member] = set()
         while True:
-            candidates = self._candidates(wanted.ensemble_size, dead)
+            candidates = self._candidates(dead)
             quorum = degraded_quorum(wanted, len(candidates), write_quorum_min=least)
             if quorum is None:
                 raise NotEnoughBookies(least, len(candidates))
@@ -83,7 +82,7 @@ class Ensembles:
         seats = set(failed)
         dead: set[Member] = set()
         while True:
-            candidates = self._candidates(len(seats), {*dead, *ensemble})
+            candidates = self._candidates({*dead, *ensemble})
             seated = [Candidate(member, self._zone(member)) for member in ensemble]
             chosen = choose_replacements(seated, seats, candidates, quorum, self._random)
             if chosen is None:
@@ -94,19 +93,18 @@ class Ensembles:
                 return spares
             dead |= refused
 
-    def _healthy(self) -> list[Member]:
+    def _reliable(self) -> list[Member]:
         now = self._now()
         listed = [each.member for each in self._directory.writable]
-        return [member for member in listed if self._quarantine.get(member, now) <= now]
+        return [who for who in listed if self._health.grade(who, now) < Grade.FAILING]
 
-    def _candidates(self, needed: int, excluded: set[Member]) -> list[Candidate]:
-        """Those listed; the ones in quarantine only as far as the others are too few."""
+    def _candidates(self, excluded: set[Member]) -> list[Candidate]:
         now = self._now()
-        self._quarantine = {who: end for who, end in self._quarantine.items() if end > now}
-        listed = [each for each in self._directory.writable if each.member not in excluded]
-        listed.sort(key=lambda each: self._quarantine.get(each.member, 0.0))
-        healthy = sum(each.member not in self._quarantine for each in listed)
-        return [Candidate(each.member, each.zone) for each in listed[: max(needed, healthy)]]
+        return [
+            Candidate(each.member, each.zone, self._health.grade(each.member, now))
+            for each in self._directory.writable
+            if each.member not in excluded
+        ]
 
     def _zone(self, member: Member) -> str:
         registration = self._directory.find(member)
@@ -121,9 +119,10 @@ class Ensembles:
                 for stream in streams
                 if stream.put is None
             }
+        for member, attempt in attempts.items():
+            note = self._health.on_success if attempt.result() else self._health.on_error
+            note(member, self._now())
         refused = {member for member, attempt in attempts.items() if not attempt.result()}
-        for member in refused:
-            self.quarantine(member)
         if refused:
             log.warning("bookies not reached", bookies=[member.bookie for member in refused])
         return refused

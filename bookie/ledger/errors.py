@@ -107,7 +107,8 @@ class RecoveryIncomplete(LedgerError):
 
 class EntryUnreadable(LedgerError):
     """No replica of a confirmed entry could be read, by bookie: why. It may well exist; `missing`
-    when every replica said for certain that it does not have it: then the entry is lost."""
+    when every replica said for certain that it does not have it: then the entry is lost. `deleted`
+    when its ledger was deleted meanwhile: then nobody is to blame."""
 
     definite = False
 
@@ -118,13 +119,17 @@ class EntryUnreadable(LedgerError):
         answers: Mapping[str, BookieCode],
         *,
         missing: bool = False,
+        deleted: bool = False,
     ) -> None:
         reasons = ", ".join(f"{bookie}: {code.name}" for bookie, code in answers.items())
+        if deleted:
+            reasons = f"the ledger was deleted; {reasons}"
         super().__init__(f"entry {ledger}:{entry} cannot be read ({reasons or 'nobody asked'})")
         self.ledger = ledger
         self.entry = entry
         self.answers = dict(answers)
         self.missing = missing
+        self.deleted = deleted
 
 
 class BookieUnavailable(LedgerError):

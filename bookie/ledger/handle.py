@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.contract import ReadRequest
+from magnetar.bookie.ledger.bad_copies import is_bad_copy
 from magnetar.bookie.ledger.errors import BookieUnavailable, EntryUnreadable
+from magnetar.bookie.ledger.quorum import seats
 from magnetar.bookie.ledger.reader import (
     NEGATIVE,
     Ask,
@@ -15,24 +18,38 @@ from magnetar.bookie.ledger.reader import (
     LedgerEntry,
     RangeRead,
     Refresh,
+    Standing,
     outranking,
     sound_prefix,
+    sound_stripes,
+    standing,
+    windows,
 )
 from magnetar.bookie.ledger.services import quorum_of
 from magnetar.metadata.errors import InvalidRecord, OutcomeUnknown, Unavailable
-from magnetar.metadata.model import EntryId
-from magnetar.protos.envelope import BookieCode, FrameDamaged, decode_read_answers
+from magnetar.metadata.model import EntryId, LedgerId, LedgerState
+from magnetar.protos.envelope import ENVELOPE, BookieCode, FrameDamaged
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from magnetar.bookie.ledger.reader import Action
     from magnetar.bookie.ledger.services import Services
     from magnetar.metadata.model import LedgerMetadata, Member
+    from magnetar.runtime.frames import Buffer
 
     Answer = tuple[Member, list[LedgerEntry], BookieCode]
 
 log = get_logger(__name__)
+
+ENTRY_BYTES_GUESS: Final = 1024
+"""Before anything was read of a striped ledger that is open."""
+
+_UNWELL: Final = frozenset(
+    {BookieCode.TIMEOUT, BookieCode.CONNECTION_LOST, BookieCode.OVERLOADED, BookieCode.STOPPING}
+)
 
 
 class LedgerReader:
@@ -46,36 +63,138 @@ class LedgerReader:
         self._services = services
         self._fence = fence  # (recovery fences with every read)
         self._favourite: Member | None = None  # who gave the last answer: it reads ahead for us
-        self._quorum = quorum_of(metadata)
+        self._entry_bytes = _mean_entry_bytes(metadata)  # an estimate
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
         """Entries first, first + 1, … up to `last`, as far as about `bytes_max` payload bytes go:
         at least one. Raises EntryUnreadable if not even the first can be read now."""
         assert 0 <= first <= last
         assert bytes_max > 0
+        if self.metadata.ensemble_size == self.metadata.write_quorum:
+            return await self._read_run(first, last, bytes_max)
+        return await self._read_striped(first, last, bytes_max)
+
+    async def _read_striped(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
+        """In stripes, each from one bookie; where that does not do, window by window, several at a
+        time. Nothing is kept beyond this call."""
+        size = self.metadata.write_quorum
         entries: list[LedgerEntry] = []
         while first <= last and bytes_max > 0:
-            try:
-                run = await self._read_run(first, last, bytes_max)
-            except EntryUnreadable:
-                if not entries:
-                    raise
-                break  # it comes again with the next call
-            entries += run
-            first += len(run)
-            bytes_max -= sum(len(entry.payload) for entry in run)
-            if self._quorum.ensemble_size == self._quorum.write_quorum:
-                break  # else each bookie has gaps, and a run is as short as the stripes are
+            stripes = await self._read_stripes(first, last, bytes_max)
+            if stripes:
+                entries += stripes
+                first += len(stripes)
+                bytes_max -= sum(len(entry.payload) for entry in stripes)
+                continue
+            asked, share = windows(
+                first,
+                last,
+                size=size,
+                entry_bytes=self._entry_bytes,
+                bytes_max=bytes_max,
+            )
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._try_run(*each, share)) for each in asked]
+            for (begin, _), task in zip(asked, tasks, strict=True):
+                if begin != first or bytes_max <= 0:
+                    break  # the one before was cut short, or it is enough
+                part = task.result()
+                if isinstance(part, EntryUnreadable):
+                    if not entries:
+                        raise part
+                    return entries  # it comes again with the next call
+                entries += part
+                first += len(part)
+                bytes_max -= sum(len(entry.payload) for entry in part)
+            self._entry_bytes = sum(len(entry.envelope) for entry in entries) / len(entries)
         return entries
+
+    async def _read_stripes(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
+        """What comes of asking as few bookies as hold the range between them, each once for all of
+        its part. Whatever goes wrong ends the run, and is looked into by whoever reads on there."""
+        metadata, quorum = self.metadata, quorum_of(self.metadata)
+        last = min(last, self._segment_end(metadata, first))
+        last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)
+        members = metadata.segment_of(EntryId(first)).members
+        well = seats(n for n, who in enumerate(members) if self._standing(who) is Standing.WELL)
+        parts = quorum.cover(first, well)
+        if last - first < quorum.write_quorum or parts is None:
+            return []  # one window is enough, or there is no choice
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    self._ask_stripe(
+                        members[seat],
+                        ReadRequest(
+                            incarnation=members[seat].incarnation,
+                            ledger=metadata.ledger,
+                            master_key=metadata.master_key,
+                            first=first + offset,
+                            last=last,
+                            run=length,
+                            stride=quorum.ensemble_size,
+                            bytes_max=-(-2 * bytes_max * length // quorum.ensemble_size),
+                            fence=self._fence,
+                        ),
+                        sealed=_is_sealed(metadata, first),
+                    )
+                )
+                for offset, length, seat in parts
+                if first + offset <= last
+            ]
+        found: dict[int, LedgerEntry] = {}
+        for task in tasks:
+            found |= task.result()
+        entries = [found[entry] for entry in _run_from(first, found)]
+        if entries:
+            self._entry_bytes = sum(len(entry.envelope) for entry in entries) / len(entries)
+        return entries
+
+    async def _ask_stripe(
+        self, member: Member, request: ReadRequest, *, sealed: bool
+    ) -> dict[int, LedgerEntry]:
+        """As much as comes soundly, until nothing comes for so long that a single read would ask
+        somebody else."""
+        wanted = (
+            entry
+            for begin in range(request.first, request.last + 1, request.stride)
+            for entry in range(begin, min(begin + request.run, request.last + 1))
+        )
+        loop, patience_s = asyncio.get_running_loop(), self._services.config.speculative_read_s
+        frames: list[Buffer] = []
+        try:
+            async with asyncio.timeout(patience_s) as patience:
+                async for frame in self._services.pool.peer(member).read(request):
+                    frames.append(frame)
+                    patience.reschedule(loop.time() + patience_s)
+        except (TimeoutError, BookieUnavailable, StreamClosed):
+            self._services.health.on_slow(member, loop.time())
+        try:
+            entries, refused = sound_stripes(request.ledger, wanted, frames)
+        except FrameDamaged:
+            return {}
+        if refused is not None and is_bad_copy(refused[1], sealed=sealed):
+            bad = EntryId(refused[0])
+            self._services.bad_copies.on_bad_copy(LedgerId(request.ledger), bad, member)
+        return entries
+
+    async def _try_run(
+        self, first: int, last: int, bytes_max: int
+    ) -> list[LedgerEntry] | EntryUnreadable:
+        try:
+            return await self._read_run(first, last, bytes_max)
+        except EntryUnreadable as error:
+            return error
 
     async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
         """What one replica gives."""
         loop, metadata = asyncio.get_running_loop(), self.metadata
         machine = RangeRead(
-            self._replicas(metadata, first),
+            self._replicas(metadata, first, last),
             speculate_after_s=self._services.config.speculative_read_s,
         )
         answers: asyncio.Queue[Answer] = asyncio.Queue()
+        refreshed = _Refreshed(None, known=False)
         result: Deliver | GiveUp | None = None
         async with asyncio.TaskGroup() as group:  # none of its tasks fails
             asking: list[asyncio.Task[None]] = []
@@ -86,67 +205,91 @@ class LedgerReader:
                         match action:
                             case Ask(member):
                                 request = self._request(metadata, member, first, last, bytes_max)
+                                sealed = _is_sealed(metadata, first)
                                 asking.append(
-                                    group.create_task(self._ask(member, request, answers))
+                                    group.create_task(self._ask(member, request, sealed, answers))
                                 )
                             case Refresh():
-                                metadata = await self._refresh()
+                                refreshed = await self._refresh()
+                                metadata = refreshed.metadata or metadata
                             case Deliver() | GiveUp():
                                 result = action
                     if Refresh() in actions:
-                        replicas = self._replicas(metadata, first)
-                        actions = machine.on_refreshed(replicas, loop.time())
+                        replicas = self._replicas(metadata, first, last)
+                        moved = replicas if refreshed.metadata is not None else []
+                        actions = machine.on_refreshed(moved, loop.time())
                     elif result is None:
                         actions = await self._next(machine, answers)
             finally:
                 for task in asking:
                     task.cancel()
-        return self._outcome(first, machine, result)
+        return self._outcome(first, machine, result, refreshed)
 
     def _outcome(
-        self, first: int, machine: RangeRead, result: Deliver | GiveUp
+        self, first: int, machine: RangeRead, result: Deliver | GiveUp, refreshed: _Refreshed
     ) -> list[LedgerEntry]:
         answers: dict[str, BookieCode] = {m.bookie: code for m, code in machine.answers.items()}
         if answers:
             told = {bookie: code.name for bookie, code in answers.items()}
             log.warning("replicas of no use", ledger=self.metadata.ledger, entry=first, said=told)
         if isinstance(result, GiveUp):
-            missing = outranking(answers.values()) in NEGATIVE
-            raise EntryUnreadable(self.metadata.ledger, first, answers, missing=missing)
+            denied = outranking(answers.values()) in NEGATIVE
+            there = refreshed.metadata is not None
+            raise EntryUnreadable(
+                self.metadata.ledger,
+                first,
+                answers,
+                missing=denied and there,  # (else the replicas may have moved)
+                deleted=refreshed.known and not there,
+            )
         self._favourite = result.member
         return list(result.entries)
 
-    @staticmethod
-    async def _next(machine: RangeRead, answers: asyncio.Queue[Answer]) -> list[Action]:
+    async def _next(self, machine: RangeRead, answers: asyncio.Queue[Answer]) -> list[Action]:
         """What follows from the next answer, or from none coming for too long."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(machine.timer_at()):
                 member, entries, code = await answers.get()
         except TimeoutError:
+            for slow in machine.asking:
+                self._services.health.on_slow(slow, loop.time())
             return machine.on_tick(loop.time())
         if entries:
             return machine.on_entries(member, entries)
+        if code in _UNWELL:
+            self._services.health.on_slow(member, loop.time())
         return machine.on_refused(member, code, loop.time())
 
     async def _ask(
-        self, member: Member, request: ReadRequest, answers: asyncio.Queue[Answer]
+        self, member: Member, request: ReadRequest, sealed: bool, answers: asyncio.Queue[Answer]
     ) -> None:
-        """Ask one replica, and put what it says into `answers`."""
+        """Ask one replica, and put what it says into `answers`: also of an answer that breaks off
+        what had come of it. A bad copy is noted."""
         entries: list[LedgerEntry] = []
+        code, damaged = BookieCode.OK, False
         try:
             async with asyncio.timeout(self._services.config.read_timeout_s):
-                frames = [f async for f in self._services.pool.peer(member).read(request)]
-            found = (answer for frame in frames for answer in decode_read_answers(frame))
-            entries, code = sound_prefix(request.ledger, request.first, found)
+                async for frame in self._services.pool.peer(member).read(request):
+                    if code is not BookieCode.OK or damaged:
+                        continue
+                    following = request.first + len(entries)
+                    try:  # at once: the next frame is on its way meanwhile
+                        found, code = sound_prefix(request.ledger, following, [frame])
+                        entries += found
+                    except FrameDamaged:
+                        damaged = True
+            if damaged:
+                code = BookieCode.CORRUPT
+            elif is_bad_copy(code, sealed=sealed):
+                bad = EntryId(request.first + len(entries))
+                self._services.bad_copies.on_bad_copy(LedgerId(request.ledger), bad, member)
         except TimeoutError:
             code = BookieCode.TIMEOUT
         except BookieUnavailable as error:
             code = error.code
         except StreamClosed:
             code = BookieCode.CONNECTION_LOST
-        except FrameDamaged:
-            code = BookieCode.CORRUPT
         if not entries and code is BookieCode.OK:
             code = BookieCode.CORRUPT  # an answer has one entry at least
         answers.put_nowait((member, entries, code))
@@ -154,34 +297,81 @@ class LedgerReader:
     def _request(
         self, metadata: LedgerMetadata, member: Member, first: int, last: int, bytes_max: int
     ) -> ReadRequest:
-        """As much of the range as this replica holds without a gap."""
-        segment = metadata.segment_of(EntryId(first))
-        run = self._quorum.run_of(segment.members.index(member), first)
-        following = (part.first_entry for part in metadata.segments if part.first_entry > first)
         return ReadRequest(
             incarnation=member.incarnation,
             ledger=metadata.ledger,
             master_key=metadata.master_key,
             first=first,
-            last=min(last, run.stop - 1, next(following, run.stop) - 1),
+            last=min(last, self._run_end(metadata, member, first)),
             bytes_max=bytes_max,
             fence=self._fence,
         )
 
-    def _replicas(self, metadata: LedgerMetadata, entry: int) -> list[Member]:
-        """Who holds the entry: the favourite, then those who are likely to answer, else by lot."""
-        members = metadata.segment_of(EntryId(entry)).members
-        replicas = [members[seat] for seat in self._quorum.write_order(entry)]
-        self._services.random.shuffle(replicas)
-        writable = self._services.directory.is_writable
-        replicas.sort(key=lambda member: (member != self._favourite, not writable(member)))
+    def _run_end(self, metadata: LedgerMetadata, member: Member, first: int) -> int:
+        """The last of the entries from `first` on that this replica holds without a gap."""
+        segment = metadata.segment_of(EntryId(first))
+        run = quorum_of(metadata).run_of(segment.members.index(member), first)
+        return min(run.stop - 1, self._segment_end(metadata, first))
+
+    @staticmethod
+    def _segment_end(metadata: LedgerMetadata, entry: int) -> int:
+        """The last entry that the entry's segment can hold."""
+        following = (part.first_entry for part in metadata.segments if part.first_entry > entry)
+        return next(following, 1 << 62) - 1
+
+    def _standing(self, member: Member) -> Standing:
+        grade = self._services.health.grade(member, asyncio.get_running_loop().time())
+        return standing(self._services.directory.listed.get(member), grade)
+
+    def _replicas(self, metadata: LedgerMetadata, first: int, last: int) -> list[Member]:
+        """Who holds the first entry: those who are likely to answer, and near, before the others;
+        then those who hold more of the range; then whoever answered last; else by lot."""
+        members = metadata.segment_of(EntryId(first)).members
+        replicas = [members[seat] for seat in quorum_of(metadata).write_order(first)]
+        services = self._services
+        listed, zone = services.directory.listed, services.config.zone
+
+        def rank(member: Member) -> tuple[Standing, bool, int, bool]:
+            registration = listed.get(member)
+            is_far = bool(zone) and (registration is None or registration.zone != zone)
+            short_by = last - min(last, self._run_end(metadata, member, first))
+            return self._standing(member), is_far, short_by, member != self._favourite
+
+        services.random.shuffle(replicas)
+        replicas.sort(key=rank)
         return replicas
 
-    async def _refresh(self) -> LedgerMetadata:
+    async def _refresh(self) -> _Refreshed:
         try:
             stored = await self._services.records.get(self.metadata.ledger)
         except (Unavailable, OutcomeUnknown, InvalidRecord) as error:
             log.warning("ledger's metadata not read", error=str(error))
-        else:
-            self.metadata = stored or self.metadata
-        return self.metadata
+            return _Refreshed(None, known=False)
+        if stored is not None:
+            self.metadata = stored
+        return _Refreshed(stored, known=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refreshed:
+    metadata: LedgerMetadata | None  # None: deleted, or not known
+    known: bool  # whether it could be read
+
+
+def _run_from(first: int, found: Mapping[int, LedgerEntry]) -> Iterator[int]:
+    """The entries that were found, up to the first gap."""
+    while first in found:
+        yield first
+        first += 1
+
+
+def _is_sealed(metadata: LedgerMetadata, entry: int) -> bool:
+    closed = metadata.state is LedgerState.CLOSED
+    return closed or entry < metadata.last_segment.first_entry
+
+
+def _mean_entry_bytes(metadata: LedgerMetadata) -> float:
+    """Of its envelopes, as far as metadata tells."""
+    if metadata.length is None or metadata.last_entry is None or metadata.last_entry < 0:
+        return ENTRY_BYTES_GUESS
+    return ENVELOPE.size + metadata.length / (metadata.last_entry + 1)

@@ -6,10 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.bad_copies import BadCopies
 from magnetar.bookie.ledger.budget import ByteBudget
 from magnetar.bookie.ledger.ensembles import Ensembles
 from magnetar.bookie.ledger.errors import LedgerError, RecoveryIncomplete
 from magnetar.bookie.ledger.handle import LedgerReader
+from magnetar.bookie.ledger.health import Health
 from magnetar.bookie.ledger.records import LedgerRecords
 from magnetar.bookie.ledger.recoverer import recover_ledger
 from magnetar.bookie.ledger.services import Services
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.directory import BookieDirectory
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.metadata.ids import LedgerIds
-    from magnetar.metadata.model import LedgerId
+    from magnetar.metadata.model import LedgerId, Member
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
 
 log = get_logger(__name__)
+
+STOPPING: Final = "this process is stopping"
 
 TICK_S: Final = 0.1
 """How late a timeout may be noticed; one tick serves all ledgers that have something pending."""
@@ -54,12 +58,16 @@ class Ledgers:
         self._ids = ids
         self._clock = clock
         self._random = random
-        self._services = Services(
+        self.bad_copies = BadCopies()  # what readers met; to be drained into marks for repair
+        health = Health(half_life_s=config.health_half_life_s)
+        self.services = Services(
             config=config,
             records=LedgerRecords(store, timeout_s=config.metadata_timeout_s),
             directory=bookies,
             pool=peers,
-            ensembles=Ensembles(bookies, peers, config, random),
+            health=health,
+            bad_copies=self.bad_copies,
+            ensembles=Ensembles(bookies, peers, config, health, random),
             budget=ByteBudget(
                 retained_bytes_max=config.retained_bytes_max, lag_bytes_max=config.lag_bytes_max
             ),
@@ -68,20 +76,26 @@ class Ledgers:
         )
         self._group: asyncio.TaskGroup | None = None  # None: not running
         self._busy: dict[LedgerAppender, None] = {}  # who wants ticks, in the order of asking
+        self._boots: dict[Member, int] = {}  # the boot epoch under which it was listed last
         self._recovering: dict[LedgerId, asyncio.Future[LedgerMetadata]] = {}
 
     async def run(self) -> None:
         """Keep connections, notice timeouts, change ensembles, until cancelled."""
         unwatch = self._directory.watch(self._on_bookies_changed)
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            try:
-                group.create_task(self._directory.run())
-                group.create_task(self._pool.run())
-                await self._tick()
-            finally:
-                self._group = None
-                unwatch()
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                try:
+                    group.create_task(self._directory.run())
+                    group.create_task(self._pool.run())
+                    await self._tick()
+                finally:
+                    self._group = None
+                    unwatch()
+        finally:
+            for ledger, answer in self._recovering.items():
+                _answer_stopping(ledger, answer)  # its task was cancelled before its first step
+            self._recovering.clear()
 
     async def wait_ready(self) -> None:
         """Return when the list of bookies was read once; `create` and `recover` wait by themselves.
@@ -100,7 +114,7 @@ class Ledgers:
         await self.wait_ready()
         deadline = loop.time() + self._config.metadata_timeout_s
         ledger = await self._ids.next(newer_than, deadline=deadline)
-        quorum, members = await self._services.ensembles.found()
+        quorum, members = await self.services.ensembles.found()
         metadata = LedgerMetadata(
             ledger=ledger,
             state=LedgerState.OPEN,
@@ -114,19 +128,19 @@ class Ledgers:
             under_replicated=quorum.write_quorum < self._config.write_quorum,
             custom=dict(custom),
         )
-        await self._services.records.create(metadata)
+        await self.services.records.create(metadata)
         log.info(
             "ledger created",
             ledger=ledger,
             quorum=str(quorum),
             members=[member.bookie for member in members],
         )
-        return LedgerAppender(metadata, self._services, on_busy=self._on_busy)
+        return LedgerAppender(metadata, self.services, on_busy=self._on_busy)
 
     def full_ensemble_possible(self) -> bool:
         """Whether a ledger created now would probably be on a whole ensemble, as far as the list of
         bookies and the last failed adds tell. For whoever asks when to roll a degraded one."""
-        return self._services.ensembles.full_ensemble_possible()
+        return self.services.ensembles.full_ensemble_possible()
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
         """Take the ledger away from whoever writes it, close it, and return its metadata, CLOSED;
@@ -137,7 +151,7 @@ class Ledgers:
         """
         await self.wait_ready()
         if self._group is None:
-            raise RecoveryIncomplete(ledger, "this process is stopping")
+            raise RecoveryIncomplete(ledger, STOPPING)
         running = self._recovering.get(ledger)
         if running is None:
             running = asyncio.get_running_loop().create_future()
@@ -148,28 +162,28 @@ class Ledgers:
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
         """None: there is no such ledger. Raises what the metadata store raises."""
-        return await self._services.records.get(ledger)
+        return await self.services.records.get(ledger)
 
     def reader(self, metadata: LedgerMetadata) -> LedgerReader:
         """For a ledger that is CLOSED."""
         assert metadata.state is LedgerState.CLOSED, metadata.state
-        return LedgerReader(metadata, self._services)
+        return LedgerReader(metadata, self.services)
 
     async def delete(self, ledger: LedgerId) -> None:
         """Forget the ledger; bookies collect its entries later. Done when it is absent, whoever
         deleted it. Raises what the metadata store raises."""
-        await self._services.records.delete(ledger)
+        await self.services.records.delete(ledger)
 
     async def _recover(self, ledger: LedgerId, answer: asyncio.Future[LedgerMetadata]) -> None:
         try:
-            closed = await recover_ledger(ledger, self._services)
+            closed = await recover_ledger(ledger, self.services)
         except (LedgerError, MetadataError) as error:
             answer.set_exception(error)
         else:
             answer.set_result(closed)
         finally:
             del self._recovering[ledger]
-            answer.cancel()  # does nothing if it was answered
+            _answer_stopping(ledger, answer)
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -184,6 +198,11 @@ class Ledgers:
         self._busy[appender] = None
 
     def _on_bookies_changed(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for member, registration in self._directory.listed.items():
+            if self._boots.get(member) != registration.boot_epoch:
+                self._boots[member] = registration.boot_epoch
+                self.services.health.on_success(member, now)  # it has just started
         for appender in list(self._busy):
             appender.on_bookies_changed()
 
@@ -193,6 +212,12 @@ class Ledgers:
             work.close()
         else:
             self._group.create_task(work)
+
+
+def _answer_stopping(ledger: LedgerId, answer: asyncio.Future[LedgerMetadata]) -> None:
+    """Unless it is answered: whoever waits was not cancelled, so it is told, not cancelled."""
+    if not answer.done():
+        answer.set_exception(RecoveryIncomplete(ledger, STOPPING))
 
 
 def _look_at(answer: asyncio.Future[LedgerMetadata]) -> None:

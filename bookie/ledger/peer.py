@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.contract import (
         BookieInfo,
+        EntryPage,
         LastConfirmed,
         LastConfirmedRequest,
         ReadRequest,
@@ -40,6 +41,9 @@ class BookiePeer(Protocol):
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         """With `fence`: not before the ledger is fenced, durably."""
+
+    async def list_entries(self, ledger: int, first: int) -> EntryPage:
+        """A page of the entries that are stored, from `first` on."""
 
     async def info(self) -> BookieInfo:
         """Who really answers there; the incarnation may be another one."""

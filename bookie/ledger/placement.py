@@ -1,23 +1,34 @@
 """Which bookies sit in an ensemble: pure, and the same for the same `random`.
 
+First *who* may be chosen: the healthy ones; where these are too few, the best of the others as
+well (`health.Grade`: a preference, never a ban). Then *where* they sit: the copies of an entry lie
+on the Qw seats of its write set, so each such window is to reach into as many zones as there are. A
+zone that holds a whole window is the worst: when it is lost, so are all copies of some entries.
+
 Seats are filled one after the other, each with the bookie whose zone occurs least among the seats
-that share a write set with it, so that the copies of an entry lie in as many zones as there are.
-Equals are drawn by lot, which spreads ledgers over bookies. No bookie sits twice, whatever its
-incarnation (W7): it would acknowledge for two.
+that share a window with it, and then bookies are exchanged for as long as that spreads the windows
+better. Several such attempts are made, from different beginnings, and the best is taken. Equals are
+drawn by lot, which spreads ledgers over bookies. No bookie sits twice, whatever its incarnation
+(W7): it would acknowledge for two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
 
-from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.bookie.ledger.health import Grade
+from magnetar.bookie.ledger.quorum import Quorum, seat_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from random import Random
 
     from magnetar.metadata.model import Member
+
+ATTEMPTS_MAX: Final = 8
+"""Only for E > Qw with zones of unequal size is the first not always as good as any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,7 @@ class Candidate:
 
     member: Member
     zone: str = ""
+    grade: Grade = Grade.HEALTHY
 
 
 def choose_ensemble(
@@ -74,19 +86,47 @@ def fill_seats(
     random: Random,
 ) -> list[Candidate | None]:
     """The empty seats filled, in order, as far as the candidates go."""
-    seats = list(seated)
-    taken = {candidate.member.bookie for candidate in seats if candidate is not None}
-    free = [candidate for candidate in candidates if candidate.member.bookie not in taken]
-    random.shuffle(free)
-    for seat, occupant in enumerate(seats):
-        if occupant is not None or not free:
-            continue
-        sharing = _sharing(seat, quorum)
-        zones = [other.zone for number, other in enumerate(seats) if other and number in sharing]
-        best = min(free, key=lambda candidate: zones.count(candidate.zone))
-        seats[seat] = best
-        free = [candidate for candidate in free if candidate.member.bookie != best.member.bookie]
-    return seats
+    taken = {candidate.member.bookie for candidate in seated if candidate is not None}
+    vacant = [seat for seat, occupant in enumerate(seated) if occupant is None]
+    free = preferred(
+        [candidate for candidate in candidates if candidate.member.bookie not in taken],
+        len(vacant),
+        random,
+    )
+    vacant = vacant[: len(free)]
+    filled = _fill_greedily(seated, vacant, free, quorum)
+    if quorum.write_quorum == quorum.ensemble_size or _one_zone(seated, free):
+        return filled  # nothing can be better: all seats share every window, or all a zone
+    best = _spread(filled, vacant, free, quorum)
+    for _ in range(ATTEMPTS_MAX - 1):
+        if crowding_of(best, quorum) == 0:
+            break
+        random.shuffle(free)
+        again = _spread(_fill_greedily(seated, vacant, free, quorum), vacant, free, quorum)
+        best = min(best, again, key=lambda seats: crowding_of(seats, quorum))
+    return best
+
+
+def preferred(candidates: Sequence[Candidate], needed: int, random: Random) -> list[Candidate]:
+    """One of each bookie: all that are healthy; and, as far as these are fewer than `needed`, the
+    best of the others, among equals by lot."""
+    order = list(candidates)
+    random.shuffle(order)
+    order.sort(key=lambda candidate: candidate.grade)
+    unique = list({candidate.member.bookie: candidate for candidate in reversed(order)}.values())
+    unique.sort(key=lambda candidate: candidate.grade)
+    healthy = sum(candidate.grade is Grade.HEALTHY for candidate in unique)
+    return unique[: max(needed, healthy)]
+
+
+def crowding_of(seated: Sequence[Candidate | None], quorum: Quorum) -> int:
+    """How unevenly copies are spread: for each window, the square of how many of its bookies share
+    a zone with another one before them. 0: every copy of every entry is in a zone of its own."""
+    crowding = 0
+    for window in quorum.windows:
+        zones = [each.zone for seat in seat_numbers(window) if (each := seated[seat]) is not None]
+        crowding += (len(zones) - len(set(zones))) ** 2
+    return crowding
 
 
 def degraded_quorum(quorum: Quorum, writable: int, *, write_quorum_min: int) -> Quorum | None:
@@ -99,6 +139,60 @@ def degraded_quorum(quorum: Quorum, writable: int, *, write_quorum_min: int) -> 
         min(quorum.write_quorum, writable),
         quorum.ack_quorum,
     )
+
+
+def _fill_greedily(
+    seated: Sequence[Candidate | None],
+    vacant: Sequence[int],
+    free: Sequence[Candidate],
+    quorum: Quorum,
+) -> list[Candidate | None]:
+    """Each vacant seat gets the one whose zone is the rarest around it, the first among equals."""
+    seats, left = list(seated), list(free)
+    for seat in vacant:
+        sharing = _sharing(seat, quorum)
+        zones = [other.zone for number, other in enumerate(seats) if other and number in sharing]
+        best = min(left, key=lambda candidate: zones.count(candidate.zone))
+        seats[seat] = best
+        left.remove(best)
+    return seats
+
+
+def _spread(
+    seats: list[Candidate | None],
+    vacant: Sequence[int],
+    free: Sequence[Candidate],
+    quorum: Quorum,
+) -> list[Candidate | None]:
+    """Exchange who was just seated, with each other or for one who was not, while that helps. Ends,
+    since each exchange makes the crowding smaller."""
+    crowding = crowding_of(seats, quorum)
+    improved = crowding > 0
+    while improved:
+        improved = False
+        for attempt in _exchanges(seats, vacant, free):
+            less = crowding_of(attempt, quorum)
+            if less < crowding:
+                seats, crowding, improved = attempt, less, True
+                break
+    return seats
+
+
+def _exchanges(
+    seats: list[Candidate | None], vacant: Sequence[int], free: Sequence[Candidate]
+) -> Iterable[list[Candidate | None]]:
+    for one, other in combinations(vacant, 2):
+        swapped = list(seats)
+        swapped[one], swapped[other] = seats[other], seats[one]
+        yield swapped
+    spares = {candidate.zone: candidate for candidate in free if candidate not in seats}
+    for seat in vacant:
+        for spare in spares.values():
+            yield [*seats[:seat], spare, *seats[seat + 1 :]]
+
+
+def _one_zone(seated: Sequence[Candidate | None], free: Sequence[Candidate]) -> bool:
+    return len({each.zone for each in (*seated, *free) if each is not None}) <= 1
 
 
 def _sharing(seat: int, quorum: Quorum) -> set[int]:

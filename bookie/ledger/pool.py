@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 RECONNECT_S_FIRST: Final = 0.1
 RECONNECT_S_MAX: Final = 2.0
 
+_PURPOSES: Final = ("adds", "recovery", "copies")
+
 
 class PeerPool:
-    """`run` must be running. One peer for each member that was ever asked for, and up to two
+    """`run` must be running. One peer for each member that was ever asked for, and up to three
     streams (a member is an incarnation of a bookie: there are few)."""
 
     def __init__(
@@ -67,16 +69,22 @@ class PeerPool:
         someone who does not know yet, and the acks of the two must not be mixed up."""
         return self._stream(member, "recovery")
 
+    def copies(self, member: Member) -> AddStream:
+        """The stream for copies that a repair makes, apart for the same reason."""
+        return self._stream(member, "copies")
+
     async def run(self) -> None:
         """Keep the streams, until cancelled; then close everything."""
         unwatch = self._directory.watch(self._hurry)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                await asyncio.get_running_loop().create_future()  # until cancelled
+                try:
+                    await asyncio.get_running_loop().create_future()  # until cancelled
+                finally:
+                    self._group = None  # ledgers may ask for streams still while they end
         finally:
             unwatch()
-            self._group = None
             peers = [peer for _, peer in self._peers.values()]
             self._peers.clear()
             for peer in peers:
@@ -99,11 +107,14 @@ class PeerPool:
     def _hurry(self) -> None:
         """The list has changed: who is listed may be back."""
         for registration in self._directory.writable:
-            for purpose in ("adds", "recovery"):
+            for purpose in _PURPOSES:
                 stream = self._streams.get((registration.member, purpose))
                 if stream is not None:
                     stream.hurry()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._group is not None, "the pool is not running"
-        self._group.create_task(work)
+        """A task that lives no longer than `run`; nothing is begun when that has ended."""
+        if self._group is None:
+            work.close()
+        else:
+            self._group.create_task(work)

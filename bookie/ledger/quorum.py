@@ -101,6 +101,23 @@ class Quorum:
         """Whether every entry can be confirmed without these seats."""
         return all((window & ~gone).bit_count() >= self.ack_quorum for window in self.windows)
 
+    def cover(self, first: int, usable: Seats) -> list[tuple[int, int, int]] | None:
+        """Whom to ask for all entries from `first` on: (offset, length, seat), such that the seat
+        holds `length` entries from `first + offset` on, and again after each `ensemble_size`, and
+        each entry is asked of one. None: some entry is held by none of the usable seats."""
+        parts: list[tuple[int, int, int]] = []
+        offset = 0
+        while offset < self.ensemble_size:
+            entry = first + offset
+            holders = [seat for seat in self.write_order(entry) if usable >> seat & 1]
+            if not holders:
+                return None
+            run = self.run_of(holders[-1], entry)  # the last one has just begun its run
+            length = min(run.stop - run.start, self.ensemble_size - offset)
+            parts.append((offset, length, holders[-1]))
+            offset += length
+        return parts
+
     def run_of(self, seat: int, entry: int) -> range:
         """The first run of consecutive entries from `entry` on that this seat holds.
 

@@ -6,6 +6,14 @@ asked; so it is, beside the first, when an answer takes too long. When all have 
 the metadata may be out of date, as replicas are moved: it is read again, once, and those who were
 not asked before are. A sound envelope from one replica is enough, because the entry is confirmed.
 
+Whom to ask first (`standing`, then distance): those that serve and are well; those that are slow or
+failed lately; those whose disk is full, which have better things to do; those that are not listed,
+and so probably away.
+
+A ledger whose write quorum is smaller than its ensemble is *striped*: no bookie holds two
+neighbouring write sets whole. A range of it is asked for in windows (`windows`), each of which one
+bookie holds, several at a time.
+
 Invariants (see `check`):
 
 1. Each replica is asked at most once.
@@ -16,27 +24,50 @@ Invariants (see `check`):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from magnetar.bookie.ledger.health import Grade
 from magnetar.metadata.model import EntryId
-from magnetar.protos.envelope import BookieCode, EnvelopeDamaged, ReadAnswer, decode_envelope
+from magnetar.protos.envelope import (
+    ENVELOPE,
+    BookieCode,
+    EnvelopeDamaged,
+    decode_envelope,
+    decode_read_answers,
+    decode_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from magnetar.metadata.model import Member
+    from magnetar.metadata.model import BookieRegistration, Member
+    from magnetar.protos.envelope import Buffer
 
 NEGATIVE = frozenset({BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER})
 """The explicit negatives: the bookie's undamaged store does not have the entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+WINDOWS_MAX: Final = 16
+"""Of a striped ledger, asked for at the same time: as many streams."""
+
+
+class Standing(IntEnum):
+    """How much is to be expected of a replica, best first."""
+
+    WELL = 0
+    DOUBTFUL = 1  # slow, or failed lately
+    READ_ONLY = 2
+    UNKNOWN = 3  # not listed
+
+
+class LedgerEntry(NamedTuple):
     """A confirmed entry. `payload` is a view over the entry's own bytes, not over a frame."""
 
     entry: EntryId
     payload: memoryview
     length: int  # payload bytes of the ledger's entries up to this one
+    envelope: bytes  # the entry as bookies store it, for whoever copies it
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +168,69 @@ class RangeRead:
         return [GiveUp(dict(self.answers))]
 
 
+def standing(registration: BookieRegistration | None, grade: Grade) -> Standing:
+    """`registration`: None if the member is not listed now."""
+    if registration is None:
+        return Standing.UNKNOWN
+    if registration.read_only:
+        return Standing.READ_ONLY
+    return Standing.WELL if grade is Grade.HEALTHY else Standing.DOUBTFUL
+
+
+def windows(
+    first: int, last: int, *, size: int, entry_bytes: float, bytes_max: int
+) -> tuple[list[tuple[int, int]], int]:
+    """What to ask for at the same time of a striped range: (first, last) of neighbouring windows of
+    `size` entries, for as many entries of about `entry_bytes` as make `bytes_max`; and how many
+    bytes to ask for in each. Twice their share, so that entries of unequal sizes do not cut a
+    window short, which makes those behind it useless."""
+    count = min(max(round(bytes_max / (entry_bytes * size)), 1), WINDOWS_MAX)
+    starts = range(first, min(last + 1, first + count * size), size)
+    found = [(start, min(start + size - 1, last)) for start in starts]
+    share = -(-bytes_max // len(found))
+    return found, min(2 * share, bytes_max)
+
+
 def sound_prefix(
-    ledger: int, first: int, answers: Iterable[ReadAnswer]
+    ledger: int, first: int, frames: Iterable[Buffer]
 ) -> tuple[list[LedgerEntry], BookieCode]:
     """The verified run of entries from `first` on, and the code that ended it (OK: the answers
-    ended). Checksums, ledger and entry ids are checked: anything else is CORRUPT."""
+    ended). Checksums, ledger and entry ids are checked: anything else is CORRUPT. Raises
+    FrameDamaged."""
     entries: list[LedgerEntry] = []
-    for answer in answers:
-        expected = first + len(entries)
-        if answer.entry == expected and answer.code is not BookieCode.OK:
-            return entries, answer.code
+    new, header = tuple.__new__, ENVELOPE.size  # (`LedgerEntry(...)` costs twice as much)
+    for frame in frames:
+        following = first + len(entries)
+        found, code = decode_run(frame, ledger=ledger, first=following)
+        entries += [
+            new(LedgerEntry, (entry, memoryview(envelope)[header:], length, envelope))
+            for entry, (envelope, length) in enumerate(found, following)
+        ]
+        if code is not BookieCode.OK:
+            return entries, code
+    return entries, BookieCode.OK
+
+
+def sound_stripes(
+    ledger: int, wanted: Iterable[int], frames: Iterable[Buffer]
+) -> tuple[dict[int, LedgerEntry], tuple[int, BookieCode] | None]:
+    """The verified entries among those wanted, in order, up to the first that is not given soundly;
+    and which one that is, with its code (None: the answers ended). Raises FrameDamaged."""
+    entries: dict[int, LedgerEntry] = {}
+    answers = (answer for frame in frames for answer in decode_read_answers(frame))
+    for entry, answer in zip(wanted, answers, strict=False):
+        if answer.code is not BookieCode.OK and answer.entry == entry:
+            return entries, (entry, answer.code)
         try:
             envelope = decode_envelope(answer.envelope)
         except EnvelopeDamaged:
-            return entries, BookieCode.CORRUPT
-        if (answer.entry, envelope.entry, envelope.ledger) != (expected, expected, ledger):
-            return entries, BookieCode.CORRUPT
-        entries.append(LedgerEntry(EntryId(expected), envelope.payload, envelope.length))
-    return entries, BookieCode.OK
+            return entries, (entry, BookieCode.CORRUPT)
+        if (answer.entry, envelope.entry, envelope.ledger) != (entry, entry, ledger):
+            return entries, (entry, BookieCode.CORRUPT)
+        entries[entry] = LedgerEntry(
+            EntryId(entry), envelope.payload, envelope.length, answer.envelope
+        )
+    return entries, None
 
 
 def outranking(answers: Iterable[BookieCode]) -> BookieCode:

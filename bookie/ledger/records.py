@@ -9,6 +9,8 @@ reply, a lost race and a repeated call do no harm: a step recognises that it is 
     claim        OPEN or IN_RECOVERY                      -> IN_RECOVERY
     close        OPEN (its writer)                        -> CLOSED
                  IN_RECOVERY (a recoverer)                -> CLOSED
+    replace      a member of a sealed segment             -> the state stays
+    widen        CLOSED, each bookie holds each entry     -> CLOSED, with one more copy
     delete       anything                                 -> absent
 
 Writers close OPEN ledgers only: one that somebody recovers is theirs no longer.
@@ -170,6 +172,78 @@ class LedgerRecords:
             return KEEP if stored.state is LedgerState.CLOSED else merge(stored)
 
         return self._there(await self._update(ledger, change), ledger)
+
+    async def replace_member(
+        self,
+        ledger: LedgerId,
+        first: int,
+        old: Member,
+        new: Member,
+        *,
+        wanted: Callable[[], bool],
+    ) -> LedgerMetadata | None:
+        """For a repair: `new`, which has all that `old` should have of the sealed segment that
+        begins at `first`, takes its seat there. None: nothing was changed, because the ledger, the
+        segment or the old member is there no longer, `new` sits in it already, or `wanted()` became
+        false."""
+
+        def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
+            if stored is None or not wanted():
+                return KEEP
+            at = next((n for n, p in enumerate(stored.segments) if p.first_entry == first), None)
+            if at is None:
+                return KEEP
+            segment = stored.segments[at]
+            others = [each.bookie for each in segment.members if each != old]
+            if old not in segment.members or new.bookie in others:
+                return KEEP
+            sealed = at < len(stored.segments) - 1 or stored.state is LedgerState.CLOSED
+            assert sealed, f"ledger {ledger} is being written from entry {first} on"
+            members = tuple(new if each == old else each for each in segment.members)
+            moved = replace(segment, members=members)
+            return replace(
+                stored, segments=(*stored.segments[:at], moved, *stored.segments[at + 1 :])
+            )
+
+        stored = await self._update(ledger, change)
+        done = stored is not None and any(
+            part.first_entry == first and new in part.members and old not in part.members
+            for part in stored.segments
+        )
+        return stored if done else None
+
+    async def widen(
+        self,
+        known: LedgerMetadata,
+        added: Sequence[Member],
+        *,
+        write_quorum: int,
+        wanted: Callable[[], bool],
+    ) -> LedgerMetadata | None:
+        """For a repair, of a CLOSED ledger whose bookies each hold all of its entries: `added`, a
+        bookie for each segment that holds all of that segment, makes one more copy of everything.
+        It was made narrow if its copies are fewer than `write_quorum` still. None: nothing was
+        changed, because the ledger has changed or is gone, or `wanted()` became false."""
+        assert known.state is LedgerState.CLOSED, known.state
+        assert known.ensemble_size == known.write_quorum, "a striped ledger cannot be widened"
+        segments = tuple(
+            replace(part, members=(*part.members, member))
+            for part, member in zip(known.segments, added, strict=True)
+        )
+        copies = known.write_quorum + 1
+        wide = replace(
+            known,
+            ensemble_size=copies,
+            write_quorum=copies,
+            segments=segments,
+            under_replicated=copies < write_quorum,
+        )
+
+        def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
+            return wide if stored == known and wanted() else KEEP
+
+        stored = await self._update(known.ledger, change)
+        return stored if stored == wide else None
 
     async def delete(self, ledger: LedgerId) -> None:
         """Done when it is absent, whoever deleted it."""

@@ -16,7 +16,7 @@ from magnetar.bookie.ledger.recovery import (
     ReadLength,
     ReadRange,
 )
-from magnetar.bookie.ledger.writer import FindSpares, SendAdd
+from magnetar.bookie.ledger.writer import FindSpares, Missed, SendAdd
 from magnetar.metadata.model import LedgerState
 from magnetar.protos.envelope import BookieCode, FrameDamaged, decode_read_answers
 from magnetar.runtime.errors import StreamClosed
@@ -57,6 +57,8 @@ async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata
     closed = await services.records.close_recovered(
         ledger, lambda stored: machine.close_metadata(stored, end)
     )
+    for missed in (*machine.missed, *recoverer.unsent()):
+        services.bad_copies.note(ledger, missed.member, missed.first, missed.last)
     log.info(
         "ledger recovered",
         ledger=ledger,
@@ -97,6 +99,11 @@ class _Recoverer:
         finally:
             for stream in self._streams.values():
                 stream.detach(self._metadata.ledger)
+
+    def unsent(self) -> list[Missed]:
+        """What was to be written back to members who could not be reached before it was over: an
+        ack quorum has it."""
+        return [Missed(each.member, part[0], part[-1]) for each, part in self._held.items()]
 
     # -- what bookies say (AddSink) --------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from magnetar.bookie.ledger.writer import (
     Fail,
     FindSpares,
     LedgerWriter,
+    Missed,
     RecordEnsemble,
     SendAdd,
     WriterLimits,
@@ -67,6 +68,10 @@ flight: 16 MiB, 16,000 entries of 1 KB, eight rounds."""
 WRITE_BACK_BYTES_MAX: Final = 16 << 20
 """In flight to bookies, beyond which nothing more is read; recoveries of a whole broker's topics
 run side by side, some hundred of them would still fit into memory."""
+
+FOUND_BYTES_MAX: Final = 16 << 20
+"""Found beyond an entry that nobody has given yet (striped: the others of its write set are asked,
+while these go on); with more, nothing but that entry is asked for."""
 
 _FENCED: Final = NEGATIVE | {BookieCode.OK}
 
@@ -150,11 +155,13 @@ class LedgerRecovery:
         self._fence_answers: Seats = 0
         self._reads = [_SeatReads(0) for _ in self.asked]
         self._found: dict[int, tuple[bytes, int]] = {}  # envelope, length; from `next` on
+        self._found_bytes = 0  # of those envelopes
         self._negatives: dict[int, Seats] = {}
         self._answers: dict[int, Seats] = {}  # of any kind
         self._trouble: dict[Member, BookieCode] = {}  # the last answer that was of no use
         self._length: int | None = None  # of the last entry written back; None: there is none
         self._segments = [metadata.last_segment]  # the private continuation of the stored ones
+        self._missed: list[Missed] = []
         self._writer: LedgerWriter | None = None  # None: still fencing
 
     # -- events ----------------------------------------------------------------------------------
@@ -247,6 +254,11 @@ class LedgerRecovery:
         """How many entries were written back."""
         return 0 if self._writer is None else self.next - self.start - 1
 
+    @property
+    def missed(self) -> list[Missed]:
+        """Which of the entries that were written back members of the closed ledger may lack."""
+        return self._missed + ([] if self._writer is None else self._writer.missed)
+
     def parts(self, entry: int) -> tuple[bytes, bytes] | None:
         """What to send for SendAdd; None: let go."""
         return None if self._writer is None else self._writer.parts(entry)
@@ -284,6 +296,7 @@ class LedgerRecovery:
         assert self.end is None or self.end == self.next - 1
         assert self._writer.appended == self.next - 1
         assert all(entry >= self.next for entry in self._found)
+        assert self._found_bytes == sum(len(envelope) for envelope, _ in self._found.values())
         if self.state in (RecoveryState.MEASURING, RecoveryState.DECIDED):
             assert self.end == self._writer.confirmed
 
@@ -299,7 +312,7 @@ class LedgerRecovery:
         self._writer = LedgerWriter(
             self.quorum,
             self.asked,
-            limits=self._limits,
+            limits=replace(self._limits, change_delay_s=0.0),
             segment_first=self.metadata.last_segment.first_entry,
             confirmed=self.start,
             now=now,
@@ -316,7 +329,9 @@ class LedgerRecovery:
         code, length = self._verify(entry, answer)
         self._answers[entry] = self._answers.get(entry, 0) | 1 << seat
         if code is BookieCode.OK:
-            self._found.setdefault(entry, (answer.envelope, length))
+            if entry not in self._found:
+                self._found[entry] = answer.envelope, length
+                self._found_bytes += len(answer.envelope)
             return
         reads.refused = entry
         if code in NEGATIVE:
@@ -354,11 +369,15 @@ class LedgerRecovery:
                         self._segments.pop()
                     self._segments.append(Segment(EntryId(first), members))
                     return self._go_on(now, self._writer.on_recorded(now))
+                case Missed():
+                    self._missed.append(action)
                 case SendAdd() | FindSpares():
                     result.append(action)
         result += self._conclude(now)
-        if self._is_reading() and self._writer.stuck:
-            return self._abort("too few bookies take what has to be written back")
+        if self._is_reading():
+            result += self._writer.maybe_find()
+            if self._writer.stuck:
+                return self._abort("too few bookies take what has to be written back")
         result += self._maybe_close() or self._ask()
         return result
 
@@ -370,6 +389,7 @@ class LedgerRecovery:
             found = self._found.pop(entry, None)
             negatives, answers = self._negatives.get(entry, 0), self._answers.get(entry, 0)
             if found is not None:
+                self._found_bytes -= len(found[0])
                 sends += self._write_back(entry, *found, now)
                 self._negatives.pop(entry, None)
                 self._answers.pop(entry, None)
@@ -377,6 +397,7 @@ class LedgerRecovery:
             elif self.quorum.absent(negatives, entry):
                 self.end = entry - 1
                 self._found.clear()
+                self._found_bytes = 0
             elif not self.quorum.write_set(entry) & ~answers:
                 return self._abort(f"entry {entry} is neither found nor proven absent")
             else:
@@ -401,11 +422,12 @@ class LedgerRecovery:
             return asks
         if self._writer.in_flight_bytes >= WRITE_BACK_BYTES_MAX:
             return asks
+        ahead = READ_AHEAD_ENTRIES if self._found_bytes < FOUND_BYTES_MAX else 1
         for seat, reads in enumerate(self._reads):
             if reads.asked is not None or reads.refused >= self.next:
                 continue  # whoever lacks an entry is asked on when others have given it
             run = self.quorum.run_of(seat, max(reads.due, self.next))
-            limit = self.next + READ_AHEAD_ENTRIES
+            limit = self.next + ahead
             if run.start < limit:
                 reads.asked = reads.due = run.start
                 asks.append(ReadRange(seat, run.start, min(run.stop, limit) - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from magnetar.bookie.ledger.quorum import Quorum
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from random import Random
 
+    from magnetar.bookie.ledger.bad_copies import BadCopies
     from magnetar.bookie.ledger.budget import ByteBudget
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.directory import BookieDirectory
     from magnetar.bookie.ledger.ensembles import Ensembles
+    from magnetar.bookie.ledger.health import Health
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.bookie.ledger.records import LedgerRecords
     from magnetar.metadata.model import LedgerMetadata
@@ -27,6 +30,8 @@ class Services:
     records: LedgerRecords
     directory: BookieDirectory
     pool: PeerPool
+    health: Health
+    bad_copies: BadCopies
     ensembles: Ensembles
     budget: ByteBudget
     random: Random
@@ -38,8 +43,14 @@ class Services:
             add_timeout_s=self.config.add_timeout_s,
             quorum_timeout_s=self.config.quorum_timeout_s,
             changes_max=self.config.ensemble_changes_max,
+            change_delay_s=self.config.ensemble_change_delay_s,
         )
 
 
 def quorum_of(metadata: LedgerMetadata) -> Quorum:
-    return Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+    return _quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+
+
+@cache  # a process has one or two
+def _quorum(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Quorum:
+    return Quorum(ensemble_size, write_quorum, ack_quorum)

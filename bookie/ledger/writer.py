@@ -13,7 +13,12 @@ right after the last confirmed entry, and an entry confirmed meanwhile by the ol
 looked for among the new ones. Without a spare the ledger goes on without the failed seats, for as
 long as enough others answer, and takes a seat back when it can be written to again. A ledger that
 nothing is appended to does not look for spares: a broker has thousands of those, and most members
-that fail are back in a moment.
+that fail are back in a moment. Where that is to be so for ledgers in use as well, a change can be
+delayed (`change_delay_s`): the seat of a lost stream is kept for its member for a while, unless
+nothing can be confirmed without it.
+
+What was confirmed without a member that stays listed for it, that member lacks: the ledger says so
+(`Missed`) when the seat is taken back, given to another, or the ledger ends; others repair it.
 
 Invariants (see `check`):
 
@@ -30,10 +35,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.quorum import Quorum, Seats, seat_numbers, seats
+from magnetar.bookie.ledger.verdict import ADD_VERDICTS, AddVerdict
 from magnetar.protos.envelope import BookieCode
 
 if TYPE_CHECKING:
@@ -45,40 +50,13 @@ ENTRY_OVERHEAD_BYTES: Final = 512
 """What a pending entry costs besides its payload: two bytes objects (36 + 17 bytes of headers, 33
 each for Python), the record of it (96), its place in the dict (~100), references in outboxes."""
 
+CHANGES_IN_VAIN_MAX: Final = 4
+"""Ensemble changes in a row without a confirmation between. Entries that four fresh ensembles died
+of, or refused, would be the end of others too (T35); the ledger then waits for its members, and
+fails at the quorum timeout."""
+
 Parts = tuple[bytes, bytes]
 """An encoded add: what `magnetar.protos.envelope.encode_add` returns."""
-
-
-class AddVerdict(Enum):
-    """What a bookie's refusal of an add is taken for."""
-
-    LEDGER_LOST = "somebody else owns or removed the ledger: fail everything pending"
-    LEDGER_REFUSED = "no bookie will take this: fail everything pending"
-    BOOKIE_FAILED = "this bookie is of no use for this ledger: replace it"
-
-
-ADD_VERDICTS: Final[Mapping[BookieCode, AddVerdict]] = MappingProxyType(
-    {
-        BookieCode.FENCED: AddVerdict.LEDGER_LOST,
-        BookieCode.UNAUTHORIZED: AddVerdict.LEDGER_LOST,
-        BookieCode.CONFLICT: AddVerdict.LEDGER_LOST,  # another writer used our id
-        BookieCode.DELETED: AddVerdict.LEDGER_LOST,
-        BookieCode.NO_SUCH_LEDGER: AddVerdict.LEDGER_LOST,  # bookies verify with the store first
-        BookieCode.BAD_REQUEST: AddVerdict.LEDGER_REFUSED,
-        BookieCode.TOO_LARGE: AddVerdict.LEDGER_REFUSED,
-        BookieCode.NO_SUCH_ENTRY: AddVerdict.LEDGER_REFUSED,  # no answer to an add
-        BookieCode.READ_ONLY: AddVerdict.BOOKIE_FAILED,
-        BookieCode.WRONG_INCARNATION: AddVerdict.BOOKIE_FAILED,
-        BookieCode.OVERLOADED: AddVerdict.BOOKIE_FAILED,
-        BookieCode.IO_ERROR: AddVerdict.BOOKIE_FAILED,
-        BookieCode.LIMBO: AddVerdict.BOOKIE_FAILED,
-        BookieCode.STARTING: AddVerdict.BOOKIE_FAILED,
-        BookieCode.STOPPING: AddVerdict.BOOKIE_FAILED,
-        BookieCode.TIMEOUT: AddVerdict.BOOKIE_FAILED,
-        BookieCode.CONNECTION_LOST: AddVerdict.BOOKIE_FAILED,
-        BookieCode.CORRUPT: AddVerdict.BOOKIE_FAILED,  # damaged on the way there
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +92,23 @@ class RecordEnsemble:
 
 
 @dataclass(frozen=True, slots=True)
+class Missed:
+    """The member was away: it may lack some of these entries, which are confirmed and for which
+    metadata lists it. For repair."""
+
+    member: Member
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """The ledger takes no more entries and confirms none. TIMEOUT: the quorum's."""
 
     code: BookieCode
 
 
-Action = SendAdd | Confirm | FindSpares | RecordEnsemble | Fail
+Action = SendAdd | Confirm | FindSpares | RecordEnsemble | Missed | Fail
 
 
 class WriterState(Enum):
@@ -135,6 +123,7 @@ class WriterLimits:
     add_timeout_s: float  # a bookie that does not answer an add for this long has failed
     quorum_timeout_s: float  # an entry that is not confirmed by then fails the ledger
     changes_max: int  # ensemble changes of one ledger; beyond, failed seats stay (W8)
+    change_delay_s: float = 0.0  # how long a seat whose stream was lost is kept for its member
 
 
 @dataclass(slots=True)
@@ -181,6 +170,9 @@ class LedgerWriter:
         self._failed_since = confirmed  # the last entry before the first of `failed` did
         self._wanted: Seats = 0  # for which spares are being looked for, or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
+        self._kept_since: dict[int, float | None] = {}  # by seat; None: until the next tick
+        self._missed_from: dict[int, int] = {}  # by failed seat: the first entry it may lack
+        self._changes_in_vain = 0
         self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING
         self._seated_at = [now] * quorum.ensemble_size
         self._targets = self._compute_targets()
@@ -216,7 +208,11 @@ class LedgerWriter:
     def on_add_failed(self, seat: int, code: BookieCode) -> list[Action]:
         """The member on this seat refused an add, or its connection was lost."""
         if ADD_VERDICTS[code] is AddVerdict.BOOKIE_FAILED:
-            return self._fail_seats(1 << seat)
+            if code is not BookieCode.CONNECTION_LOST:
+                self._kept_since.pop(seat, None)
+            elif self._limits.change_delay_s > 0 and self.writing and not self.failed >> seat & 1:
+                self._kept_since[seat] = None
+            return [*self._fail_seats(1 << seat), *self.maybe_find()]
         return self.fail(code)
 
     def fail(self, code: BookieCode) -> list[Action]:
@@ -250,7 +246,7 @@ class LedgerWriter:
             if late == due or now - add.appended_at < add_timeout_s:
                 break
             late |= add.awaited & due
-        return self._fail_seats(late)
+        return [*self._fail_seats(late), *self._end_delays(now)]
 
     def on_spares_found(self, spares: Mapping[int, Member]) -> list[Action]:
         """The answer to FindSpares: new members by seat, as many as there are.
@@ -264,7 +260,7 @@ class LedgerWriter:
         self.declined |= self.failed & self._wanted & ~useful
         self._wanted = useful
         if not useful:
-            return self._maybe_find()
+            return [*self.maybe_find()]
         members = list(self.ensemble)
         for number in seat_numbers(useful):
             members[number] = spares[number]
@@ -283,6 +279,9 @@ class LedgerWriter:
             return []
         assert self.state is WriterState.CHANGING
         changed = self._wanted
+        missed = self._take_missed(changed)
+        in_vain = self.segment_first == self.confirmed + 1
+        self._changes_in_vain = self._changes_in_vain + 1 if in_vain else 0
         for number in seat_numbers(changed):
             self._seated_at[number] = now
         for add in self._pending.values():
@@ -292,7 +291,7 @@ class LedgerWriter:
         self.segment_first = self.confirmed + 1
         self.changes += 1
         self.failed &= ~changed
-        return self._end_change()
+        return [*missed, *self._end_change()]
 
     def on_not_recorded(self) -> list[Action]:
         """The metadata is certainly as it was. The ledger goes on without the failed seats until
@@ -304,11 +303,26 @@ class LedgerWriter:
         self.declined |= self.failed & self._wanted
         return self._end_change()
 
-    def on_spares(self) -> list[Action]:
+    def on_spares(self) -> list[FindSpares]:
         """There may be bookies now that there were not, or something was appended again: look for
         all failed seats."""
         self.declined = 0
-        return self._maybe_find()
+        return self.maybe_find()
+
+    def maybe_find(self) -> list[FindSpares]:
+        """Look for spares if there is a reason to: also for seats that failed while nothing was in
+        flight, once something is. One search or change at a time; what fails meanwhile is looked
+        for afterwards."""
+        if self.state is not WriterState.OPEN or self._wanted:
+            return []
+        kept = seats(self._kept_since) if self.quorum.writable(self.failed) else 0
+        looked_for = self.failed & ~kept
+        if not looked_for & ~self.declined or self._changed_enough:
+            return []
+        if self.idle and self.appended == self._failed_since:
+            return []  # until something is appended: `on_spares`
+        self._wanted, self.declined = looked_for, 0
+        return [FindSpares(seat_numbers(self._wanted))]
 
     def on_rejoin(self, seat: int, now: float) -> list[Action]:
         """A failed member can be written to again: it gets what is not confirmed yet. What was
@@ -316,17 +330,19 @@ class LedgerWriter:
         bit = 1 << seat
         if not self.failed & bit or not self.writing:
             return self._advance()
+        missed = self._take_missed(bit)
         self.failed &= ~bit
         self.declined &= ~bit
         self._seated_at[seat] = now
         self._targets = self._compute_targets()
-        return [*self._send_missing(), *self._advance()]
+        return [*missed, *self._send_missing(), *self._advance()]
 
     def seal(self) -> tuple[int, int]:
         """Decide the end: (last entry, its cumulative payload bytes). Nothing may be in flight, or
-        the ledger has failed: then what was in flight is given up."""
+        the ledger has failed: then what was in flight is given up. An ensemble that is being
+        recorded does not matter: none of its entries would be in the ledger."""
         if self.state is not WriterState.FAILED:
-            assert self.state is WriterState.OPEN
+            assert self.writing
             assert self.idle
         self.state = WriterState.SEALED
         self._drop_pending()
@@ -359,6 +375,15 @@ class LedgerWriter:
         )
 
     @property
+    def missed(self) -> list[Missed]:
+        """What members that are away now may lack of what is confirmed."""
+        return [
+            Missed(self.ensemble[seat], first, self.confirmed)
+            for seat, first in sorted(self._missed_from.items())
+            if first <= self.confirmed
+        ]
+
+    @property
     def in_flight_bytes(self) -> int:
         """Appended and not confirmed."""
         if not self.writing:
@@ -380,6 +405,15 @@ class LedgerWriter:
         if self._released == self.confirmed or not self._pending:
             return 0
         return self._pending[self._released + 1].awaited
+
+    def overdue(self, now: float, after_s: float) -> Seats:
+        """The seats that have been awaited for the oldest entry for so long."""
+        oldest = self._pending.get(self._released + 1)
+        if oldest is None or now - oldest.appended_at < after_s:
+            return 0
+        return oldest.awaited & seats(
+            number for number, at in enumerate(self._seated_at) if now - at >= after_s
+        )
 
     def parts(self, entry: int) -> Parts | None:
         """None: let go, all its seats have answered or failed."""
@@ -404,6 +438,8 @@ class LedgerWriter:
         assert bool(self._proposed) == (self.state is WriterState.CHANGING)
         assert self._wanted or self.state is not WriterState.CHANGING
         assert not self.declined & ~self.failed
+        assert seats(self._missed_from) == self.failed
+        assert not seats(self._kept_since) & ~self.failed
         assert len({member.bookie for member in self.ensemble}) == len(self.ensemble)
         if not self.writing:
             assert not self._pending
@@ -455,27 +491,49 @@ class LedgerWriter:
         if not self.failed:
             self._failed_since = self.appended
         self.failed |= gone
-        for add in self._pending.values():
+        unseen = gone
+        for entry, add in self._pending.items():
+            for number in seat_numbers(add.awaited & unseen):
+                self._missed_from[number] = entry
+            unseen &= ~add.awaited
             add.awaited &= ~gone
+        self._missed_from |= dict.fromkeys(seat_numbers(unseen), self.appended + 1)
         self._targets = self._compute_targets()
-        return [*self._advance(), *self._maybe_find()]
+        return [*self._advance(), *self.maybe_find()]
 
-    def _maybe_find(self) -> list[Action]:
-        """One search or change at a time; what fails meanwhile is looked for afterwards."""
-        if self.state is not WriterState.OPEN or self._wanted:
-            return []
-        if not self.failed & ~self.declined or self.changes >= self._limits.changes_max:
-            return []
-        if self.idle and self.appended == self._failed_since:
-            return []  # until something is appended: `on_spares`
-        self._wanted, self.declined = self.failed, 0
-        return [FindSpares(seat_numbers(self._wanted))]
+    def _take_missed(self, back: Seats) -> list[Action]:
+        """These seats get everything from now on: what their members may lack until now."""
+        missed: list[Action] = []
+        for number in seat_numbers(back & self.failed):
+            first = self._missed_from.pop(number)
+            self._kept_since.pop(number, None)
+            if first <= self.confirmed:
+                missed.append(Missed(self.ensemble[number], first, self.confirmed))
+        return missed
+
+    def _end_delays(self, now: float) -> list[FindSpares]:
+        """Keep no seat for its member for longer than the delay."""
+        kept = len(self._kept_since)
+        for seat, since in list(self._kept_since.items()):
+            if since is None:
+                self._kept_since[seat] = now
+            elif now - since >= self._limits.change_delay_s:
+                del self._kept_since[seat]
+        return self.maybe_find() if len(self._kept_since) < kept else []
+
+    @property
+    def _changed_enough(self) -> bool:
+        """W8."""
+        in_vain = self.confirmed < self.segment_first
+        return self.changes >= self._limits.changes_max or (
+            in_vain and self._changes_in_vain >= CHANGES_IN_VAIN_MAX
+        )
 
     def _end_change(self) -> list[Action]:
         self._wanted = 0
         self.state = WriterState.OPEN
         self._targets = self._compute_targets()
-        return [*self._send_missing(), *self._advance(), *self._maybe_find()]
+        return [*self._send_missing(), *self._advance(), *self.maybe_find()]
 
     def _send_missing(self) -> list[Action]:
         """From each entry's own facts, not from what has just changed: whoever of its write set

@@ -21,9 +21,10 @@ def test_the_defaults_are_three_three_two_down_to_two() -> None:
         ("min_write_quorum", 1, "min_write_quorum"),
         ("min_write_quorum", 4, "min_write_quorum"),
         ("add_timeout_s", 0, "add_timeout_s"),
-        ("quarantine_s", -1, "quarantine_s"),
+        ("health_half_life_s", -1, "health_half_life_s"),
         ("lag_bytes_max", 1000, "lag_bytes_max"),
         ("ensemble_changes_max", -1, "ensemble_changes_max"),
+        ("ensemble_change_delay_s", -1, "ensemble_change_delay_s"),
     ],
 )
 def test_what_cannot_work_is_refused(field: str, value: float, named: str) -> None:

@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from fakes.ledger_bookies import Cluster, cluster
 from support import run, settle, wait_until
 
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_bookie_drain
 from magnetar.metadata.memory import MemoryStore
+from magnetar.metadata.model import BookieId, Member
+from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BookieDrain
 
 
 @asynccontextmanager
@@ -76,6 +81,27 @@ def test_who_has_left_can_still_be_found_where_it_was() -> None:
     run(main())
 
 
+def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
+    async def main() -> None:
+        async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+            member = nodes.bookies[0].member
+            path = paths.bookie_draining(member.bookie)
+            drain = BookieDrain(member.bookie, since_ms=1)
+            version = await nodes.store.put(path, encode_bookie_drain(drain), expected=ABSENT)
+            await wait_until(lambda: names(directory) == ["b1"])
+            assert not directory.is_writable(member)
+            assert member in directory.listed
+            assert directory.decommissioned == frozenset()
+            leaving = encode_bookie_drain(replace(drain, decommission=True))
+            version = await nodes.store.put(path, leaving, expected=version)
+            await wait_until(lambda: directory.decommissioned == {member.bookie})
+            await nodes.store.delete(path, expected=version)
+            await wait_until(lambda: directory.is_writable(member))
+            assert directory.decommissioned == frozenset()
+
+    run(main())
+
+
 def test_while_the_store_is_away_the_last_list_stands() -> None:
     async def main() -> None:
         async with cluster(2) as nodes:
@@ -87,5 +113,24 @@ def test_while_the_store_is_away_the_last_list_stands() -> None:
                 assert names(directory) == ["b0", "b1"]
                 store.reconnect()
                 await wait_until(lambda: names(directory) == ["b0", "b1", "b2"])
+
+    run(main())
+
+
+def test_a_former_incarnation_is_asked_where_the_bookie_is_now() -> None:
+    """It may still have the damaged store of that incarnation, and answer from it."""
+
+    async def main() -> None:
+        async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+            reborn = nodes.bookies[0].member
+            former = Member(reborn.bookie, "f" * 32)
+            found = directory.find(former)
+            assert found is not None
+            assert found == directory.find(reborn)
+            assert not directory.is_writable(former)
+            await nodes.unregister(nodes.bookies[0])
+            await wait_until(lambda: names(directory) == [])
+            assert directory.find(former) == found
+            assert directory.find(Member(BookieId("stranger"), reborn.incarnation)) is None
 
     run(main())

@@ -1,5 +1,6 @@
 """Who is chosen: bookies that answer, the healthy ones first, in as many zones as there are."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,25 +9,31 @@ from fakes.ledger_bookies import Cluster, cluster
 from support import run, settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.ensembles import Ensembles
 from magnetar.bookie.ledger.errors import NotEnoughBookies
+from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_bookie_drain
+from magnetar.metadata.model import LedgerId
+from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BookieDrain
 
-QUICK = LedgerConfig(connect_timeout_s=0.2, quarantine_s=60)
+QUICK = LedgerConfig(connect_timeout_s=0.2, health_half_life_s=60)
 QUORUM = Quorum(3, 3, 2)
 
 
 @asynccontextmanager
 async def world(
     bookies: int, *, zones: str = "", config: LedgerConfig = QUICK
-) -> AsyncIterator[tuple[Cluster, Ensembles]]:
+) -> AsyncIterator[tuple[Cluster, Ledgers]]:
     async with cluster(bookies, zones=zones) as nodes, nodes.process(config) as ledgers:
-        yield nodes, ledgers._services.ensembles
+        yield nodes, ledgers
 
 
 def test_only_bookies_that_answer_are_chosen() -> None:
     async def main() -> None:
-        async with world(6) as (nodes, ensembles):
+        async with world(6) as (nodes, ledgers):
+            ensembles = ledgers.services.ensembles
             dead = nodes.bookies[:3]
             for bookie in dead:
                 bookie.kill()
@@ -40,7 +47,8 @@ def test_only_bookies_that_answer_are_chosen() -> None:
 
 def test_with_fewer_the_ensemble_shrinks_to_the_minimum() -> None:
     async def main() -> None:
-        async with world(4) as (nodes, ensembles):
+        async with world(4) as (nodes, ledgers):
+            ensembles = ledgers.services.ensembles
             nodes.bookies[0].kill()
             nodes.bookies[1].kill()
             quorum, members = await ensembles.found()
@@ -53,39 +61,76 @@ def test_with_fewer_the_ensemble_shrinks_to_the_minimum() -> None:
     run(main())
 
 
-def test_those_in_quarantine_are_chosen_only_if_need_be() -> None:
+def test_those_that_fail_are_chosen_only_if_need_be() -> None:
     async def main() -> None:
-        async with world(4) as (nodes, ensembles):
-            bad = nodes.bookies[2].member
+        async with world(4) as (nodes, ledgers):
+            ensembles, health = ledgers.services.ensembles, ledgers.services.health
+            bad, now = nodes.bookies[2].member, asyncio.get_running_loop().time
             assert ensembles.full_ensemble_possible()
+            health.on_error(bad, now())
             for _ in range(10):
-                ensembles.quarantine(bad)
                 assert bad not in (await ensembles.found())[1]
             nodes.bookies[0].kill()
             await settle()
             quorum, members = await ensembles.found()
             assert quorum == QUORUM  # better a doubtful third bookie than two
             assert bad in members
-            assert not ensembles.full_ensemble_possible()
-            ensembles.release(bad)
+            # It could be connected to: that has lifted its error. The killed one has failed now.
             assert ensembles.full_ensemble_possible()
+            health.on_error(bad, now() + 60)
+            assert not ensembles.full_ensemble_possible()
 
     run(main())
 
 
-def test_quarantine_ends() -> None:
+def test_a_bookie_that_all_call_failing_is_chosen_rather_than_none() -> None:
     async def main() -> None:
-        async with world(3, config=LedgerConfig(quarantine_s=0.05)) as (nodes, ensembles):
-            ensembles.quarantine(nodes.bookies[0].member)
-            assert not ensembles.full_ensemble_possible()
-            await wait_until(ensembles.full_ensemble_possible)
+        async with world(4) as (nodes, ledgers):
+            for bookie in nodes.bookies:
+                for hour in range(8):
+                    ledgers.services.health.on_error(bookie.member, 3600.0 * hour)
+            quorum, members = await ledgers.services.ensembles.found()
+            assert quorum == QUORUM
+            assert len(set(members)) == 3
+            ensemble = [bookie.member for bookie in nodes.bookies[:3]]
+            assert not ledgers.services.ensembles.has_spare(ensemble)
+            spares = await ledgers.services.ensembles.spares(QUORUM, ensemble, [1])
+            assert spares == {1: nodes.bookies[3].member}
+
+    run(main())
+
+
+def test_failures_are_forgiven_with_time() -> None:
+    async def main() -> None:
+        async with world(3, config=LedgerConfig(health_half_life_s=0.05)) as (nodes, ledgers):
+            now = asyncio.get_running_loop().time()
+            ledgers.services.health.on_error(nodes.bookies[0].member, now)
+            assert not ledgers.services.ensembles.full_ensemble_possible()
+            await wait_until(ledgers.services.ensembles.full_ensemble_possible)
+
+    run(main())
+
+
+def test_draining_bookies_get_no_new_seats() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            ensembles, leaving = ledgers.services.ensembles, nodes.bookies[3].member
+            value = encode_bookie_drain(BookieDrain(leaving.bookie, 0, decommission=False))
+            await nodes.store.put(paths.bookie_draining(leaving.bookie), value, expected=ABSENT)
+            await wait_until(lambda: not ledgers.services.directory.is_writable(leaving))
+            for _ in range(10):
+                assert leaving not in (await ensembles.found())[1]
+            ensemble = [bookie.member for bookie in nodes.bookies[:3]]
+            assert await ensembles.spares(QUORUM, ensemble, [0]) == {}
+            assert not ensembles.has_spare(ensemble)
 
     run(main())
 
 
 def test_spares_come_from_outside_the_ensemble_and_are_alive() -> None:
     async def main() -> None:
-        async with world(6) as (nodes, ensembles):
+        async with world(6) as (nodes, ledgers):
+            ensembles = ledgers.services.ensembles
             ensemble = [bookie.member for bookie in nodes.bookies[:3]]
             nodes.bookies[3].kill()
             spares = await ensembles.spares(QUORUM, ensemble, [0, 2])
@@ -108,12 +153,29 @@ def test_spares_come_from_outside_the_ensemble_and_are_alive() -> None:
 
 def test_zones_are_kept_apart() -> None:
     async def main() -> None:
-        async with world(6, zones="aabbcc") as (nodes, ensembles):
+        async with world(6, zones="aabbcc") as (nodes, ledgers):
+            ensembles = ledgers.services.ensembles
             zone = {bookie.member: "aabbcc"[n] for n, bookie in enumerate(nodes.bookies)}
             for _ in range(10):
                 _, members = await ensembles.found()
                 assert {zone[member] for member in members} == {"a", "b", "c"}
                 spares = await ensembles.spares(QUORUM, members, [1])
                 assert zone[spares[1]] == zone[members[1]]
+
+    run(main())
+
+
+def test_a_ledger_on_a_bookie_that_is_decommissioned_is_better_rolled() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+            leaving = appender.metadata.last_segment.members[0].bookie
+            assert not appender.degraded
+            value = encode_bookie_drain(BookieDrain(leaving, 0, decommission=True))
+            await nodes.store.put(paths.bookie_draining(leaving), value, expected=ABSENT)
+            await wait_until(lambda: appender.degraded)
+            assert ledgers.full_ensemble_possible()  # on the three others
+            other = await ledgers.create(newer_than=LedgerId(-1), custom={})
+            assert not other.degraded
 
     run(main())

@@ -9,6 +9,7 @@ that it possibly could. States that were seen before are not explored again.
 import copy
 from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -208,8 +209,8 @@ def clone(value: Any) -> Any:
     return value
 
 
-def explore(quorum: Quorum, entries: int, recoverers: int) -> tuple[int, set[int]]:
-    """The number of states, and the ends at which the ledger was closed."""
+def beginning(quorum: Quorum, entries: int, recoverers: int) -> tuple[Case, State]:
+    """Nothing has arrived anywhere yet."""
     members = [member(number) for number in range(quorum.ensemble_size)]
     adds, length = [], 0
     for entry in range(entries):
@@ -229,6 +230,12 @@ def explore(quorum: Quorum, entries: int, recoverers: int) -> tuple[int, set[int
     metadata = open_metadata(quorum, members)
     begin = State([FakeBookie(m) for m in members], metadata, [0] * len(members), [], [], [])
     begin.accepted = [set() for _ in members]
+    return case, begin
+
+
+def explore(quorum: Quorum, entries: int, recoverers: int) -> tuple[int, set[int]]:
+    """The number of states, and the ends at which the ledger was closed."""
+    case, begin = beginning(quorum, entries, recoverers)
     seen, todo, ends = {key_of(begin)}, [begin], set()
     while todo:
         state = todo.pop()
@@ -257,3 +264,27 @@ def test_t15_no_interleaving_loses_a_confirmed_entry(
     states, ends = explore(Quorum(*sizes), entries, recoverers)
     assert states > 100
     assert ends == set(range(-1, entries)), "some outcome was never reached"
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 2), (4, 3, 2), (5, 3, 2), (4, 2, 1)])
+def test_t15_walks_through_striped_ledgers(sizes: tuple[int, int, int]) -> None:
+    """More entries, seats and recoverers than all interleavings of which could be tried."""
+    quorum, ends = Quorum(*sizes), Counter[int]()
+    for seed in range(600):
+        random = Random(seed)
+        case, state = beginning(quorum, 5, 3)
+        patience = random.random() * 0.2  # how likely a recovery is to begin early
+        while choices := steps(case, state):
+            recover = ("recover", 0)
+            if state.metadata.state is LedgerState.CLOSED:
+                choices = [each for each in choices if each != recover]  # it would do nothing
+            elif recover in choices and len(choices) > 1 and random.random() > patience:
+                choices.remove(recover)
+            if not choices:
+                break
+            take(case, state, random.choice(choices))
+        assert state.metadata.state is LedgerState.CLOSED, seed
+        assert state.metadata.last_entry is not None
+        assert state.metadata.last_entry >= confirmed(case, state), seed
+        ends[state.metadata.last_entry] += 1
+    assert len(ends) >= 4, f"hardly anything ever happened: {ends}"

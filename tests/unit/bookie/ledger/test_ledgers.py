@@ -1,6 +1,7 @@
 """Ledgers, appenders and recoveries over fake bookies: whole shells on a real loop."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes.ledger_bookies import cluster
@@ -21,6 +22,8 @@ from magnetar.metadata import paths
 from magnetar.metadata.memory import Fault, MemoryStore
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode
+from magnetar.runtime.frames import FRAME_BYTES_MAX, Buffer, size_of
+from magnetar.runtime.grpc_frames import FRAME_LIMIT_BYTES
 
 QUICK = LedgerConfig(
     add_timeout_s=0.3,
@@ -29,7 +32,7 @@ QUICK = LedgerConfig(
     speculative_read_s=0.05,
     connect_timeout_s=0.3,
     metadata_timeout_s=2.0,
-    quarantine_s=5.0,
+    health_half_life_s=5.0,
 )
 
 
@@ -106,6 +109,59 @@ def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None:
     run(main())
 
 
+def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            one, many = await create(ledgers), await create(ledgers)
+            payloads = [[bytes([number]), b"x" * number] for number in range(40)]
+            for payload in payloads:
+                one.append_nowait(payload, sum(map(len, payload)))
+            many.append_many(payloads[:1])
+            many.append_many(payloads[1:])
+            assert one.describe().split(",", 1)[1] == many.describe().split(",", 1)[1]
+            await confirmed(one)
+            await confirmed(many)
+            assert one.length == many.length
+            stored = [await each.read(0, 39, bytes_max=1 << 20) for each in (one, many)]
+            assert [e.payload for e in stored[0]] == [e.payload for e in stored[1]]
+
+    run(main())
+
+
+def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            appender = await create(ledgers)
+            stream, sizes = appender._streams[0], []
+            put_out = stream.put
+            assert put_out is not None
+
+            def put(*parts: Buffer) -> None:
+                sizes.append(size_of(parts))
+                put_out(*parts)
+
+            stream.put = put
+            appender.append_many([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])
+            assert max(sizes) + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
+            await confirmed(appender)
+
+    run(main())
+
+
+def test_many_entries_at_once_are_all_taken_or_none() -> None:
+    async def main() -> None:
+        async with world(3) as (_, ledgers):
+            appender = await create(ledgers)
+            with pytest.raises(EntryTooLarge):
+                appender.append_many([[b"a"], [bytes(ENTRY_BYTES_MAX + 1)]])
+            assert appender.appended == -1
+            appender.abandon()
+            with pytest.raises(LedgerClosed):
+                appender.append_many([[b"a"]])
+
+    run(main())
+
+
 def test_the_size_must_be_that_of_the_parts() -> None:
     async def main() -> None:
         async with world(3) as (_, ledgers):
@@ -166,6 +222,26 @@ def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
             with pytest.raises(NotEnoughBookies) as caught:
                 await create(ledgers)
             assert (caught.value.needed, caught.value.writable) == (2, 1)
+
+    run(main())
+
+
+def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> None:
+    async def main() -> None:
+        config = replace(QUICK, health_half_life_s=3600.0)  # time alone forgives nothing here
+        async with world(3, config) as (nodes, ledgers):
+            victim = nodes.bookies[1]
+            victim.kill()
+            narrow = await create(ledgers)
+            assert narrow.degraded
+            assert not ledgers.full_ensemble_possible()
+            victim.restart()
+            await nodes.register(victim, boot_epoch=2)
+            await wait_until(ledgers.full_ensemble_possible)
+            wide = await create(ledgers)
+            assert not wide.degraded
+            assert wide.metadata.write_quorum == 3
+            assert not wide.metadata.under_replicated
 
     run(main())
 
@@ -258,6 +334,48 @@ def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_back() ->
             await confirmed(appender)
             await wait_until(lambda: victim.entries(appender.ledger)[-1:] == [8])
             assert len(appender.metadata.segments) == 1
+            # What it lacks for good, as far as this ledger is concerned, is told for repair.
+            told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
+            assert told == [(victim.member, 5)]
+
+    run(main())
+
+
+def test_a_delayed_change_gives_a_restarted_bookie_its_seat_back() -> None:
+    async def main() -> None:
+        config = replace(QUICK, ensemble_change_delay_s=5.0)
+        async with world(4, config) as (nodes, ledgers):
+            appender = await create(ledgers)
+            victim = seated(nodes, appender)[1]
+            victim.kill()
+            append(appender, 3)
+            await confirmed(appender)
+            victim.restart()
+            await wait_until(lambda: not appender.degraded)
+            append(appender, 3)
+            await confirmed(appender)
+            assert seated(nodes, appender)[1] is victim
+            assert len((await appender.close()).segments) == 1
+            assert [note.member for _, note in ledgers.bad_copies.drain()] == [victim.member]
+
+    run(main())
+
+
+def test_a_ledger_that_ends_with_a_member_away_tells_what_that_one_lacks() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            victim = seated(nodes, appender)[0]
+            await wait_until(lambda: len(victim.entries(appender.ledger)) == 3)
+            victim.kill()
+            append(appender, 4)
+            await confirmed(appender)
+            await appender.close()
+            ((ledger, note),) = ledgers.bad_copies.drain()
+            assert (ledger, note.member, note.last_entry) == (appender.ledger, victim.member, 6)
+            assert note.first_entry <= 3
 
     run(main())
 
@@ -400,7 +518,7 @@ def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
             append(appender, 3)
             await confirmed(appender)
             await wait_until(lambda: refuser not in seated(nodes, appender))
-            # It is in quarantine: new ledgers do without it, too.
+            # It counts as failing: new ledgers do without it, too.
             for _ in range(5):
                 assert refuser not in seated(nodes, await create(ledgers))
 
@@ -521,5 +639,34 @@ def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() -> None:
                 append(appender, 1)
                 await wait_until(lambda: victim not in seated(nodes, appender))
                 await confirmed(appender)
+
+    run(main())
+
+
+def test_closing_does_not_wait_for_a_change_that_does_not_matter_any_more() -> None:
+    """Nothing is in flight; whether the new ensemble gets recorded is all the same to the end."""
+
+    async def main() -> None:
+        async with cluster(4) as nodes, asyncio.TaskGroup() as group:
+            faults: list[Fault] = []
+            store = MemoryStore(
+                nodes.tree,
+                faults=lambda op, path: (
+                    faults[0] if faults and op == "put" and "/ledgers/meta" in path else None
+                ),
+            )
+            async with nodes.process(QUICK, store=store) as ledgers:
+                appender = await create(ledgers)
+                faults.append(Fault.REQUEST_LOST)
+                seated(nodes, appender)[0].kill()
+                append(appender)
+                await wait_until(lambda: "changing" in appender.describe())
+                assert appender.confirmed == 0
+                closing = group.create_task(appender.close())
+                await wait_until(lambda: "sealed" in appender.describe())
+                faults.clear()
+                metadata = await closing
+                assert metadata.last_entry == 0
+                assert await ledgers.metadata(appender.ledger) == metadata
 
     run(main())

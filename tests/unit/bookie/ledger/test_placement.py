@@ -1,10 +1,12 @@
 """Placement: no bookie twice, as many zones as there are, the same choice for the same chance."""
 
-from itertools import product
+from itertools import combinations_with_replacement, permutations, product
 from random import Random
 
+import pytest
 from fakes.ledger_world import member
 
+from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.placement import (
     Candidate,
     choose_ensemble,
@@ -92,3 +94,75 @@ def test_a_new_ledger_shrinks_to_the_bookies_that_answer() -> None:
     assert degraded_quorum(wanted, 1, write_quorum_min=2) is None
     assert degraded_quorum(wanted, 2, write_quorum_min=3) is None
     assert degraded_quorum(Quorum(5, 3, 2), 4, write_quorum_min=2) == Quorum(4, 3, 2)
+
+
+def crowding(zones: list[str], quorum: Quorum) -> int:
+    """The stupid twin: for each write set, how many copies share a zone with another, squared."""
+    total = 0
+    for entry in range(quorum.ensemble_size):
+        lies_in = [zones[seat] for seat in quorum.write_order(entry)]
+        total += (len(lies_in) - len(set(lies_in))) ** 2
+    return total
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 2), (4, 3, 2), (5, 3, 2)])
+def test_copies_are_spread_as_well_as_by_trying_all_arrangements(
+    sizes: tuple[int, int, int],
+) -> None:
+    quorum = Quorum(*sizes)
+    for count in range(sizes[0], sizes[0] + 3):
+        for zones in combinations_with_replacement("abcd", count):
+            arrangements = set(permutations(zones, sizes[0]))
+            best = min(crowding(list(each), quorum) for each in arrangements)
+            candidates = bookies("".join(zones))
+            chosen = choose_ensemble(candidates, quorum, Random(len(zones)))
+            assert chosen is not None
+            assert crowding(zone_of(candidates, chosen), quorum) == best, zones
+
+
+def test_the_healthy_come_first_then_the_slow_then_the_failing() -> None:
+    quorum = Quorum(3, 3, 2)
+    grades = [Grade.FAILING, Grade.HEALTHY, Grade.SLOW, Grade.FAILING, Grade.HEALTHY, Grade.SLOW]
+    for size in range(3, 7):
+        everybody = [Candidate(member(n), "", grade) for n, grade in enumerate(grades[:size])]
+        for seed in range(20):
+            chosen = choose_ensemble(everybody, quorum, Random(seed))
+            assert chosen is not None
+            by_grade = sorted(grades[:size])[:3]
+            assert sorted(grades[int(each.bookie[1:])] for each in chosen) == by_grade
+
+
+def test_health_comes_before_zones() -> None:
+    """A ledger that soon has to change its ensemble is worse than two copies in one zone."""
+    candidates = [*bookies("aaa"), Candidate(member(3), "b", Grade.FAILING)]
+    for seed in range(20):
+        assert member(3) not in (choose_ensemble(candidates, Quorum(3, 3, 2), Random(seed)) or ())
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_choice_is_distinct_and_leaves_healthy_seats_alone(seed: int) -> None:
+    random = Random(seed)
+    quorum = Quorum(*random.choice([(1, 1, 1), (3, 3, 2), (4, 3, 2), (5, 2, 2), (6, 3, 2)]))
+    size = quorum.ensemble_size
+    ensemble = [Candidate(member(n), random.choice("abc")) for n in range(size)]
+    others = [
+        Candidate(
+            member(random.randrange(12), incarnation=random.randrange(2)),
+            random.choice("abc"),
+            random.choice(list(Grade)),
+        )
+        for _ in range(random.randrange(8))
+    ]
+    failed = random.sample(range(size), random.randint(1, size))
+    chosen = choose_replacements(ensemble, failed, [*ensemble, *others], quorum, random)
+    strangers = {each.member.bookie for each in others} - {e.member.bookie for e in ensemble}
+    if chosen is None:
+        assert not strangers
+        return
+    assert len({each.bookie for each in chosen}) == size
+    changed = [seat for seat in range(size) if chosen[seat] != ensemble[seat].member]
+    assert set(changed) <= set(failed)
+    fresh = [chosen[seat] for seat in changed]
+    assert len([who for who in fresh if who.bookie in strangers]) == min(
+        len(failed), len(strangers)
+    )

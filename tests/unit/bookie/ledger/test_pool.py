@@ -79,7 +79,7 @@ def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
 def test_who_was_never_listed_cannot_be_reached() -> None:
     async def main() -> None:
         async with cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
-            stranger = Member(BookieId("b0"), "f" * 32)  # another incarnation of a listed one
+            stranger = Member(BookieId("b7"), "f" * 32)
             with pytest.raises(BookieUnavailable, match="not listed"):
                 pool.peer(stranger)
             assert not await pool.adds(stranger).connect(1.0)
@@ -113,5 +113,29 @@ def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
             made[0].restart()
             await nodes.register(nodes.bookies[0])
             assert await stream.connect(1.0)
+
+    run(main())
+
+
+def test_a_pool_that_is_stopping_begins_no_stream() -> None:
+    """A recovery that is cancelled together with the pool may ask for one more stream."""
+
+    async def main() -> None:
+        async with cluster(2) as nodes, asyncio.TaskGroup() as group:
+            pool = PeerPool(
+                BookieDirectory(nodes.store),
+                lambda member, _: nodes.bookie(member),
+                client_name="test",
+                random=Random(1),
+                connect_timeout_s=0.2,
+            )
+            running = group.create_task(pool.run())
+            await asyncio.sleep(0)
+            held = pool.adds(nodes.bookies[0].member)  # its task takes a turn to end
+            assert await asyncio.wait_for(held.connect(0.1), 1.0) is False  # (not listed here)
+            running.cancel()
+            await asyncio.sleep(0)
+            assert not running.done()
+            assert pool.adds(nodes.bookies[1].member).put is None
 
     run(main())

@@ -1,6 +1,6 @@
 """Quorum arithmetic against the stupid twin: enumeration of all subsets."""
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
@@ -87,3 +87,27 @@ def test_window_rule_is_weaker_than_counting() -> None:
 def test_impossible_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="quorums"):
         Quorum(*sizes)
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 2), (4, 3, 2), (5, 3, 2), (6, 2, 1), (3, 3, 2)])
+def test_a_cover_asks_for_each_entry_once_and_only_from_those_who_hold_it(
+    sizes: tuple[int, int, int],
+) -> None:
+    quorum = Quorum(*sizes)
+    size = quorum.ensemble_size
+    for first, usable in product(range(2 * size), range(1 << size)):
+        parts = quorum.cover(first, usable)
+        held = [quorum.write_set(first + offset) & usable for offset in range(size)]
+        assert (parts is None) == (not all(held))
+        if parts is None:
+            continue
+        asked = [
+            (first + offset + step + turn * size, seat)
+            for offset, length, seat in parts
+            for step in range(length)
+            for turn in range(2)
+        ]
+        assert sorted(entry for entry, _ in asked) == list(range(first, first + 2 * size))
+        assert all((quorum.write_set(entry) & usable) >> seat & 1 for entry, seat in asked)
+        if usable == (1 << size) - 1:
+            assert len(parts) == -(-size // quorum.write_quorum)

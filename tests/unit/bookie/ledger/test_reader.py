@@ -5,7 +5,9 @@ from random import Random
 import pytest
 from fakes.ledger_world import LEDGER, member, payload_bytes, payload_of
 
+from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.reader import (
+    WINDOWS_MAX,
     Action,
     Ask,
     Deliver,
@@ -13,15 +15,18 @@ from magnetar.bookie.ledger.reader import (
     LedgerEntry,
     RangeRead,
     Refresh,
+    Standing,
     outranking,
     sound_prefix,
+    standing,
+    windows,
 )
-from magnetar.metadata.model import EntryId, Member
-from magnetar.protos.envelope import BookieCode, ReadAnswer, encode_envelope
+from magnetar.metadata.model import BookieRegistration, EntryId, Member
+from magnetar.protos.envelope import READ, BookieCode, ReadAnswer, encode_envelope
 
 B = [member(number) for number in range(5)]
 OK, NONE = BookieCode.OK, BookieCode.NO_SUCH_ENTRY
-ENTRIES = [LedgerEntry(EntryId(3), memoryview(b"abc"), 3)]
+ENTRIES = [LedgerEntry(EntryId(3), memoryview(b"abc"), 3, b"envelope")]
 
 
 def read(*replicas: Member) -> RangeRead:
@@ -40,6 +45,10 @@ def envelope(entry: int, ledger: int = LEDGER) -> bytes:
 
 def found(*entries: int) -> list[ReadAnswer]:
     return [ReadAnswer(entry, OK, envelope(entry)) for entry in entries]
+
+
+def frame_of(*answers: ReadAnswer) -> bytes:
+    return b"".join(READ.pack(a.entry, a.code, len(a.envelope)) + a.envelope for a in answers)
 
 
 @pytest.mark.parametrize("code", [code for code in BookieCode if code is not OK])
@@ -134,7 +143,7 @@ def test_random_conversations_end_with_one_answer(start: int) -> None:
 
 
 def test_a_sound_prefix_carries_payloads_with_memory_of_their_own() -> None:
-    entries, code = sound_prefix(LEDGER, 4, found(4, 5))
+    entries, code = sound_prefix(LEDGER, 4, [frame_of(*found(4)), frame_of(*found(5))])
     assert code is OK
     assert [(e.entry, bytes(e.payload), e.length) for e in entries] == [
         (4, payload_of(4), payload_bytes(range(5))),
@@ -154,13 +163,13 @@ def test_a_sound_prefix_carries_payloads_with_memory_of_their_own() -> None:
     ],
 )
 def test_the_prefix_ends_before_what_is_damaged_or_wrong(bad: ReadAnswer) -> None:
-    entries, code = sound_prefix(LEDGER, 4, [*found(4), bad, *found(6)])
+    entries, code = sound_prefix(LEDGER, 4, [frame_of(*found(4), bad, *found(6))])
     assert [entry.entry for entry in entries] == [4]
     assert code is BookieCode.CORRUPT
 
 
 def test_a_named_refusal_ends_the_prefix() -> None:
-    entries, code = sound_prefix(LEDGER, 4, [*found(4), ReadAnswer(5, NONE, b"")])
+    entries, code = sound_prefix(LEDGER, 4, [frame_of(*found(4), ReadAnswer(5, NONE, b""))])
     assert len(entries) == 1
     assert code is NONE
     assert sound_prefix(LEDGER, 4, []) == ([], OK)
@@ -170,3 +179,46 @@ def test_perhaps_outranks_no() -> None:
     assert outranking([NONE, BookieCode.IO_ERROR, NONE]) is BookieCode.IO_ERROR
     assert outranking([NONE, BookieCode.NO_SUCH_LEDGER]) is NONE
     assert outranking([]) is BookieCode.CONNECTION_LOST
+
+
+# -- whom to ask, and for what -------------------------------------------------------------------
+
+
+def test_standing_of_a_replica() -> None:
+    listed = registration(read_only=False)
+    assert standing(listed, Grade.HEALTHY) is Standing.WELL
+    assert standing(listed, Grade.SLOW) is Standing.DOUBTFUL
+    assert standing(listed, Grade.FAILING) is Standing.DOUBTFUL
+    assert standing(registration(read_only=True), Grade.HEALTHY) is Standing.READ_ONLY
+    assert standing(None, Grade.HEALTHY) is Standing.UNKNOWN
+
+
+def registration(*, read_only: bool) -> BookieRegistration:
+    return BookieRegistration(
+        bookie=B[0].bookie,
+        incarnation=B[0].incarnation,
+        boot_epoch=1,
+        address="b0:3181",
+        http_address="",
+        zone="",
+        read_only=read_only,
+    )
+
+
+def test_windows_cover_the_range_in_order_and_within_their_bytes() -> None:
+    random = Random(5)
+    for _ in range(500):
+        first, count, size = random.randrange(100), random.randint(1, 200), random.randint(1, 5)
+        entry_bytes, bytes_max = random.uniform(1, 5000), random.randint(1, 100_000)
+        found, share = windows(
+            first, first + count - 1, size=size, entry_bytes=entry_bytes, bytes_max=bytes_max
+        )
+        assert 1 <= len(found) <= WINDOWS_MAX
+        entries = [entry for begin, end in found for entry in range(begin, end + 1)]
+        assert entries == list(range(first, first + len(entries)))
+        assert len(entries) <= count
+        assert all(end - begin + 1 == size for begin, end in found[:-1])
+        assert 1 <= share <= bytes_max
+        assert len(found) * share <= 2 * bytes_max + 2 * len(found)
+        if len(entries) < count and len(found) < WINDOWS_MAX:
+            assert (len(found) + 1) * size * entry_bytes >= bytes_max

@@ -72,11 +72,31 @@ def closed(metadata: LedgerMetadata) -> LedgerMetadata:
     return replace(metadata, state=LedgerState.CLOSED, last_entry=EntryId(4), length=99)
 
 
+MOVED = replace(closed(NEW), segments=(replace(NEW.segments[0], members=(B[0], B[3], B[2])),))
+WIDE = replace(
+    closed(NEW),
+    ensemble_size=4,
+    write_quorum=4,
+    segments=(replace(NEW.segments[0], members=tuple(B[:4])),),
+    under_replicated=True,
+)
+
+
+async def move(world: World) -> None:
+    assert await world.records.replace_member(NEW.ledger, 0, B[1], B[3], wanted=always) == MOVED
+
+
+async def widen(world: World) -> None:
+    assert await world.records.widen(closed(NEW), [B[3]], write_quorum=5, wanted=always) == WIDE
+
+
 STEPS = {
     "create": (None, create, NEW),
     "change": (NEW, change, NEW.with_ensemble(EntryId(5), B[1:4])),
     "claim": (NEW, claim, CLAIMED),
     "close": (NEW, close, closed(NEW)),
+    "move": (closed(NEW), move, MOVED),
+    "widen": (closed(NEW), widen, WIDE),
     "delete": (NEW, delete, None),
 }
 
@@ -294,5 +314,76 @@ def test_claim_finds_a_ledger_that_the_follower_does_not_show_yet() -> None:
         await world.records.create(NEW)
         claimed = await LedgerRecords(late, timeout_s=2.0).claim(NEW.ledger)
         assert claimed.state is LedgerState.IN_RECOVERY
+
+    run(main())
+
+
+def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
+    async def main() -> None:
+        world = World()
+        grown = NEW.with_ensemble(EntryId(3), B[1:4])
+        await world.records.create(grown)
+        replaced = await world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=always)
+        assert replaced is not None
+        assert [each.members for each in replaced.segments] == [(B[4], B[1], B[2]), tuple(B[1:4])]
+        for first, old, new in (
+            (0, B[0], B[5]),  # somebody else was first
+            (0, B[1], B[2]),  # it sits there already
+            (7, B[1], B[5]),  # no such segment
+        ):
+            assert (
+                await world.records.replace_member(NEW.ledger, first, old, new, wanted=always)
+                is None
+            )
+        assert await world.records.get(NEW.ledger) == replaced
+        assert (
+            await world.records.replace_member(LedgerId(99), 0, B[1], B[5], wanted=always) is None
+        )
+        # While the ledger is written its last segment is its writer's.
+        with pytest.raises(AssertionError, match="being written"):
+            await world.records.replace_member(NEW.ledger, 3, B[1], B[5], wanted=always)
+
+    run(main())
+
+
+def test_a_repair_that_has_lost_its_lock_changes_nothing() -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(closed(NEW))
+        lost = world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=lambda: False)
+        assert await lost is None
+        wide = world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=lambda: False)
+        assert await wide is None
+        assert await world.records.get(NEW.ledger) == closed(NEW)
+
+    run(main())
+
+
+def test_a_reborn_bookie_takes_its_own_seat_and_no_other() -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(closed(NEW))
+        reborn = member(1, incarnation=9)
+        assert (
+            await world.records.replace_member(NEW.ledger, 0, B[0], reborn, wanted=always) is None
+        )
+        replaced = await world.records.replace_member(NEW.ledger, 0, B[1], reborn, wanted=always)
+        assert replaced is not None
+        assert replaced.segments[0].members == (B[0], reborn, B[2])
+
+    run(main())
+
+
+def test_a_ledger_that_changed_is_not_widened() -> None:
+    async def main() -> None:
+        world = World()
+        await world.records.create(closed(NEW))
+        await world.records.replace_member(NEW.ledger, 0, B[1], B[4], wanted=always)
+        assert await world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=always) is None
+        stored = await world.records.get(NEW.ledger)
+        assert stored is not None
+        wide = await world.records.widen(stored, [B[3]], write_quorum=4, wanted=always)
+        assert wide is not None
+        assert not wide.under_replicated
 
     run(main())

@@ -338,6 +338,18 @@ def test_r6_without_a_spare_it_goes_on_with_the_ack_quorum() -> None:
     assert closes(ack(machine, 1, 0))
 
 
+def test_r6_who_failed_while_nothing_was_written_back_is_replaced_once_something_is() -> None:
+    machine = begun()
+    assert machine.on_add_failed(1, BookieCode.CONNECTION_LOST, 0.0) == []
+    assert machine.on_add_failed(2, BookieCode.CONNECTION_LOST, 0.0) == []
+    actions = machine.on_answers(0, found(0), 0.0)
+    assert SendAdd(0, 0) in actions
+    assert FindSpares((1, 2)) in actions
+    assert aborts(actions) == []
+    assert set(machine.on_spares_found({1: B[5], 2: B[6]}, 0.0)) == {SendAdd(0, 1), SendAdd(0, 2)}
+    machine.check()
+
+
 def test_r6_with_too_few_takers_it_aborts() -> None:
     machine = begun()
     answer(machine, 0, *found(0), *missing(1))

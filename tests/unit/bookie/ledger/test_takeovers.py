@@ -28,7 +28,7 @@ QUICK = LedgerConfig(
     speculative_read_s=0.05,
     connect_timeout_s=0.3,
     metadata_timeout_s=2.0,
-    quarantine_s=5.0,
+    health_half_life_s=5.0,
 )
 
 
@@ -169,6 +169,51 @@ def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_the_clo
     run(main())
 
 
+def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender, 3)
+            await confirmed(appender)
+            appender.abandon()
+            _, other, slow = seated(nodes, appender)
+            for bookie in (other, slow):  # the last entry was on its way to them
+                del bookie.ledgers[appender.ledger].entries[2]
+            slow.may_open.clear()
+            closed = await ledgers.recover(appender.ledger)
+            assert closed.last_entry == 2
+            [(ledger, bad)] = ledgers.bad_copies.drain()
+            assert (ledger, bad.member) == (appender.ledger, slow.member)
+            assert bad.first_entry <= 2 <= bad.last_entry
+
+    run(main())
+
+
+def test_a_recovery_without_a_spare_tells_what_the_dead_member_lacks() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            victim = seated(nodes, appender)[2]
+            append(appender)
+            await confirmed(appender)
+            await wait_until(lambda: victim.entries(appender.ledger) == [0])
+            for bookie in nodes.bookies:
+                bookie.may_ack.clear()
+            append(appender, 2)  # stored, and never confirmed
+            others = [bookie for bookie in nodes.bookies if bookie is not victim]
+            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in others))
+            appender.abandon()
+            victim.kill()
+            for bookie in nodes.bookies:
+                bookie.may_ack.set()
+            ledgers.bad_copies.drain()
+            assert (await ledgers.recover(appender.ledger)).last_entry == 2
+            told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
+            assert told == [(victim.member, 2)]
+
+    run(main())
+
+
 def test_concurrent_recoveries_agree() -> None:
     async def once(first: Ledgers, second: Ledgers) -> None:
         appender = await create(first)
@@ -233,6 +278,37 @@ def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_whoever_waits_for_a_recovery_is_told_when_the_process_stops(begun: bool) -> None:
+    """Told, not cancelled: it did not ask for that. Also when the work had not begun yet."""
+
+    async def main() -> None:
+        async with cluster(3) as nodes:
+            async with nodes.process(QUICK) as ledgers:
+                appender = await create(ledgers)
+                append(appender, 2)
+                await confirmed(appender)
+                appender.abandon()
+            for bookie in nodes.bookies:
+                bookie.may_read.clear()
+            errors: list[BaseException] = []
+
+            async def recover(stopping: Ledgers) -> None:
+                try:
+                    await stopping.recover(appender.ledger)
+                except RecoveryIncomplete as error:
+                    errors.append(error)
+
+            async with asyncio.TaskGroup() as group, nodes.process(QUICK, seed=2) as stopping:
+                for _ in range(2):
+                    group.create_task(recover(stopping))
+                await settle(30 if begun else 1)
+            assert [type(error) for error in errors] == [RecoveryIncomplete] * 2
+            assert stopping._recovering == {}
+
+    run(main())
+
+
 def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
     """A topic that left this broker and came back, faster than its former appender noticed."""
 
@@ -257,7 +333,16 @@ async def live(seed: int) -> tuple[int, int]:
     """
     random = Random(seed)
     sizes = random.choice([(3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 1)])
-    config = replace(QUICK, ensemble_size=sizes[0], write_quorum=sizes[1], ack_quorum=sizes[2])
+    config = replace(
+        QUICK,
+        ensemble_size=sizes[0],
+        write_quorum=sizes[1],
+        ack_quorum=sizes[2],
+        # Nobody is silent here: only a busy machine would make these run out.
+        add_timeout_s=10.0,
+        read_timeout_s=10.0,
+        quorum_timeout_s=20.0,
+    )
     async with (
         cluster(sizes[0] + random.randrange(3)) as nodes,
         nodes.process(config, seed=1) as ledgers,
@@ -467,7 +552,7 @@ def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_go() -
             slow = seated(nodes, appender)[0]
             slow.may_ack.clear()
             entry = bytes(100_000)
-            budget = ledgers._services.budget
+            budget = ledgers.services.budget
             for _ in range(30):
                 appender.append_nowait([entry], len(entry))
                 await wait_until(lambda: appender.confirmed == appender.appended)
@@ -498,7 +583,7 @@ def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
                 bookie.may_ack.set()
             for wait in waits:
                 await wait
-            assert ledgers._services.budget.retained == 0
+            assert ledgers.services.budget.retained == 0
 
     run(main())
 

@@ -6,21 +6,21 @@ import pytest
 from fakes.ledger_world import LEDGER, World, WriterActor, member, payload_of, recover_fully
 
 from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.bookie.ledger.verdict import ADD_VERDICTS, AddVerdict
 from magnetar.bookie.ledger.writer import (
-    ADD_VERDICTS,
     ENTRY_OVERHEAD_BYTES,
     Action,
-    AddVerdict,
     Confirm,
     Fail,
     FindSpares,
     LedgerWriter,
+    Missed,
     RecordEnsemble,
     SendAdd,
     WriterLimits,
     WriterState,
 )
-from magnetar.metadata.model import LedgerState, Member
+from magnetar.metadata.model import EntryId, LedgerState, Member
 from magnetar.protos.envelope import BookieCode
 
 LIMITS = WriterLimits(add_timeout_s=5.0, quorum_timeout_s=30.0, changes_max=3)
@@ -187,7 +187,7 @@ def test_w1_w2_nothing_is_confirmed_while_the_ensemble_is_recorded() -> None:
     assert ack(machine, 0, 1) == []
     assert ack(machine, 1, 1) == []
     assert machine.confirmed == 0
-    assert machine.on_recorded(1.0) == [SendAdd(1, 2), Confirm(1)]
+    assert machine.on_recorded(1.0) == [Missed(B[2], 0, 0), SendAdd(1, 2), Confirm(1)]
     machine.check()
     assert machine.segment_first == 1
 
@@ -380,7 +380,7 @@ def test_a_failed_member_that_is_back_gets_what_is_not_confirmed() -> None:
     no_spares(machine)
     ack(machine, 0, 0, 1)
     ack(machine, 1, 0)
-    assert machine.on_rejoin(2, 1.0) == [SendAdd(1, 2)]
+    assert machine.on_rejoin(2, 1.0) == [Missed(B[2], 0, 0), SendAdd(1, 2)]
     machine.check()
     assert ack(machine, 2, 1) == [Confirm(1)]
     assert machine.on_rejoin(2, 1.0) == []  # it is there already
@@ -563,7 +563,7 @@ def writer_world(seed: int) -> WriterActor:
 
 @pytest.mark.parametrize("start", range(0, 240, 60))
 def test_every_append_of_every_world_is_confirmed_in_the_end(start: int) -> None:
-    entries = changes = 0
+    entries = changes = missed = 0
     for seed in range(start, start + 60):
         actor = writer_world(seed)
         machine, world = actor.machine, actor.world
@@ -579,10 +579,28 @@ def test_every_append_of_every_world_is_confirmed_in_the_end(start: int) -> None
             pass
         assert actor.closed, seed
         world.check_closed()
+        missed += check_missed(actor)
         entries += machine.confirmed + 1
         changes += machine.changes
     assert entries > 1500, "the worlds did not do anything"
     assert changes > 50, "the fault had no effect"
+    assert missed > 50, "nobody ever missed anything"
+
+
+def check_missed(actor: WriterActor) -> int:
+    """Whatever a listed member lacks at the end was told of. Returns how much that was."""
+    world, told = actor.world, set[tuple[Member, int]]()
+    for each in actor.missed:
+        told |= {(each.member, entry) for entry in range(each.first, each.last + 1)}
+    last = world.metadata.last_entry
+    assert last is not None
+    lacking = set()
+    for entry in range(last + 1):
+        members = world.metadata.segment_of(EntryId(entry)).members
+        holders = [members[seat] for seat in world.quorum.write_order(entry)]
+        lacking |= {(who, entry) for who in holders if entry not in world.bookies[who].entries}
+    assert lacking <= told
+    return len(lacking)
 
 
 def test_a_read_only_bookie_is_replaced_at_once() -> None:

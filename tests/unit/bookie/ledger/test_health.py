@@ -1,0 +1,94 @@
+"""Health: what raises the score, what lowers it, and that it never bans anybody for good."""
+
+from random import Random
+
+import pytest
+from fakes.ledger_world import member
+
+from magnetar.bookie.ledger.health import SCORE_MAX, Grade, Health
+
+A, B = member(0), member(1)
+
+
+def health() -> Health:
+    return Health(half_life_s=10.0)
+
+
+def test_whoever_nothing_is_known_of_is_healthy() -> None:
+    scores = health()
+    scores.on_success(A, 1.0)
+    assert scores.score(A, 2.0) == 0.0
+    assert scores.grade(A, 2.0) is Grade.HEALTHY
+    assert scores.describe(2.0) == ""
+
+
+def test_an_error_is_forgiven_after_a_half_life() -> None:
+    scores = health()
+    scores.on_error(A, 100.0)
+    assert scores.grade(A, 100.0) is Grade.FAILING
+    assert scores.grade(A, 109.9) is Grade.FAILING
+    assert scores.grade(A, 110.1) is Grade.SLOW
+    assert scores.grade(A, 121.0) is Grade.HEALTHY
+    assert scores.grade(B, 100.0) is Grade.HEALTHY
+    assert scores.describe(100.0) == "b0: FAILING 1.00"
+
+
+def test_errors_add_up_to_a_limit() -> None:
+    scores = health()
+    for second in range(1000):
+        scores.on_error(A, float(second))
+    assert scores.score(A, 999.0) == SCORE_MAX
+    assert scores.grade(A, 999.0 + 39.0) is Grade.FAILING
+    assert scores.grade(A, 999.0 + 41.0) is not Grade.FAILING
+    assert scores.grade(A, 999.0 + 51.0) is Grade.HEALTHY
+
+
+def test_one_mishap_that_every_ledger_tells_of_counts_once() -> None:
+    scores = health()
+    for _ in range(1000):
+        scores.on_error(A, 5.0)
+    assert scores.score(A, 5.0) == 1.0
+    for _ in range(1000):
+        scores.on_success(A, 5.0)
+    assert scores.score(A, 5.0) == 0.25
+
+
+def test_a_success_lifts_a_single_error_and_not_a_row_of_them() -> None:
+    scores = health()
+    scores.on_error(A, 0.0)
+    scores.on_success(A, 0.0)
+    assert scores.grade(A, 0.0) is Grade.HEALTHY
+    for second in range(5):
+        scores.on_error(B, float(second))
+    scores.on_success(B, 5.0)
+    assert scores.grade(B, 5.0) is Grade.FAILING
+    scores.on_success(B, 7.0)
+    assert scores.grade(B, 7.0) is Grade.HEALTHY
+
+
+def test_slowness_is_worse_than_health_and_better_than_failure_however_often() -> None:
+    scores = health()
+    for tick in range(1000):
+        scores.on_slow(A, tick / 10)
+    assert scores.grade(A, 100.0) is Grade.SLOW
+    scores.on_error(B, 100.0)
+    scores.on_slow(B, 100.0)
+    assert scores.grade(B, 100.0) is Grade.FAILING
+    assert scores.grade(A, 107.0) is Grade.HEALTHY
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_score_stays_in_bounds_and_time_always_heals(seed: int) -> None:
+    random, scores, now = Random(seed), health(), 0.0
+    for _ in range(300):
+        now += random.choice([0.0, 0.5, 3.0])
+        who = random.choice([A, B])
+        before = scores.score(who, now)
+        event = random.choice([scores.on_error, scores.on_slow, scores.on_success])
+        event(who, now)
+        after = scores.score(who, now)
+        assert 0 <= after <= SCORE_MAX
+        assert (after <= before) if event == scores.on_success else (after >= before)
+        assert scores.score(who, now + 1.0) <= after
+        scores.check()
+    assert scores.grade(A, now + 60.0) is Grade.HEALTHY

@@ -1,0 +1,327 @@
+"""Auditor: finds what is to be repaired, and marks it. One of them is elected; several at once, as
+when an election changes hands, only mark the same twice.
+
+It has two duties. An *audit* looks at the metadata of every ledger, when bookies have come or gone
+and once in a period: which ledgers name a member that is lost (`absences.py`) or is to be moved
+away by an operator, and which were made with too few bookies though there are enough now. A
+*comparison* goes through all ledgers on a rota that takes a longer period, and asks each member of
+each sealed segment which entries it stores: what is missing against the striping is marked, also in
+the midst of a segment, where a confirmed entry may have only an ack quorum of copies. Only a clear
+"not there" counts, so a bookie that is busy or away is never suspected. The place on the rota is
+kept in the metadata store, so that a new auditor goes on where the last one was.
+
+Nothing is held in memory per ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.bookie.repair.absences import Absences, Presence
+from magnetar.bookie.repair.census import all_ledgers, read_ledgers
+from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.repair.plan import is_narrow, missing, sealed, striped
+from magnetar.metadata import paths
+from magnetar.metadata.codec import (
+    decode_bookie_cookie,
+    decode_check_progress,
+    encode_check_progress,
+)
+from magnetar.metadata.election import Election
+from magnetar.metadata.errors import CorruptRecord, MetadataError
+from magnetar.metadata.ledger_tree import ledger_ids
+from magnetar.metadata.model import BookieId, EntryId, LedgerId
+from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BadCopy, CheckProgress
+from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from magnetar.bookie.ledger.services import Services
+    from magnetar.bookie.repair.config import RepairConfig
+    from magnetar.bookie.repair.marks import Marks
+    from magnetar.metadata.model import LedgerMetadata, Member
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+RETRY_S: Final = 2.0
+"""After an error of the metadata store."""
+
+PROGRESS_S: Final = 60.0
+"""How often the place on the rota is written down; so much is compared again after a change."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was seen since the start. Times in milliseconds since 1970; 0: not yet."""
+
+    audits: int = 0
+    audited_ms: int = 0  # the last complete audit
+    ledgers: int = 0  # in that audit
+    unreadable: int = 0  # ledgers, in that audit, whose metadata cannot be read
+    marked: int = 0  # how often a mark was set or extended
+    compared: int = 0  # ledgers
+    compared_ms: int = 0  # the last complete round
+    missing_entries: int = 0  # copies that should have been there
+
+
+class Auditor:
+    """`run` must be running, and so must the ledgers that `services` is of."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        marks: Marks,
+        services: Services,
+        config: RepairConfig,
+        clock: Clock,
+        *,
+        name: str,
+    ) -> None:
+        """`name` must differ from that of every other process, also of an earlier run of this
+        one."""
+        self.findings = Findings()
+        self._store = store
+        self._marks = marks
+        self._services = services
+        self._config = config
+        self._clock = clock
+        self._absences = Absences(
+            delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max
+        )
+        self._known: dict[BookieId, str] = {}  # by cookie
+        self._strangers: set[Member] = set()  # that were looked for in this audit, and not found
+        self._scan_pace = Pace(config.scan_ledgers_per_s)
+        self._led = asyncio.Event()
+        self._deposed = asyncio.Event()
+        self._changed = asyncio.Event()  # bookies have come or gone
+        self._audited = asyncio.Event()  # at least once
+        self._election = Election(
+            store, paths.AUDITOR, name.encode(), on_change=self._on_leadership
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        return self._election.is_leader
+
+    @property
+    def held(self) -> bool:
+        """So many bookies are missing at once that nobody is given up."""
+        return self.is_leader and self._absences.held
+
+    async def run(self) -> None:
+        """Stand for election, and audit while elected, until cancelled."""
+        await self._services.directory.wait_ready()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._election.run())
+            while True:
+                await self._led.wait()
+                async with asyncio.TaskGroup() as term:
+                    duties = [term.create_task(self._audits()), term.create_task(self._rounds())]
+                    await self._deposed.wait()
+                    for duty in duties:
+                        duty.cancel()
+
+    def _on_leadership(self, leads: bool) -> None:
+        log.info("auditor elected" if leads else "auditor no longer elected")
+        for event, on in ((self._led, leads), (self._deposed, not leads)):
+            event.set() if on else event.clear()
+
+    # -- audits ----------------------------------------------------------------------------------
+
+    async def _audits(self) -> None:
+        loop = asyncio.get_running_loop()
+        unwatch = [
+            self._services.directory.watch(self._changed.set),
+            self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
+        ]
+        seen: object = None  # what the last audit was about; None: it did not end
+        due_at = loop.time()
+        try:
+            while True:
+                self._changed.clear()
+                try:
+                    await self._look()
+                    if seen != self._subject() or loop.time() >= due_at:
+                        seen = self._subject()
+                        due_at = loop.time() + self._config.audit_period_s
+                        await self._audit()
+                        continue
+                except MetadataError as error:
+                    log.warning("audit failed", error=str(error))
+                    seen = None
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                timer_at = self._absences.timer_at()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(due_at, timer_at or due_at)):
+                        await self._changed.wait()
+        finally:
+            for end in unwatch:
+                end()
+
+    def _subject(self) -> object:
+        """What an audit's findings depend on, besides the ledgers."""
+        directory = self._services.directory
+        enough = len(directory.writable) >= self._services.config.write_quorum
+        return dict(self._known), self._absences.given_up, directory.decommissioned, enough
+
+    async def _look(self) -> None:
+        """Who there is and who serves, as of now."""
+        await self._store.sync(paths.BOOKIE_COOKIES)
+        known: dict[BookieId, str] = {}
+        for name in await self._store.children(paths.BOOKIE_COOKIES):
+            stored = await self._store.get(f"{paths.BOOKIE_COOKIES}/{name}")
+            if stored is not None:
+                cookie = decode_bookie_cookie(stored.value)
+                known[cookie.bookie] = cookie.incarnation
+        directory = self._services.directory
+        before, held = self._absences.given_up, self._absences.held
+        self._known = known
+        now = asyncio.get_running_loop().time()
+        self._absences.on_bookies(known, directory.listed, directory.decommissioned, now)
+        self._absences.check()
+        for member in self._absences.given_up - before:
+            log.warning("bookie given up", bookie=member.bookie, incarnation=member.incarnation)
+        if self._absences.held and not held:
+            missing_now = sorted(member.bookie for member in self._absences.awaited)
+            log.error("so many bookies are missing that none is given up", missing=missing_now)
+
+    async def _audit(self) -> None:
+        """Look at every ledger once. Raises MetadataError: then not at all of them."""
+        if not self._services.directory.listed:
+            return  # nobody to copy from or to: whatever this is, it is not a lost disk
+        findings, ledgers, unreadable = self.findings, 0, 0
+        self._strangers.clear()
+        async for batch in all_ledgers(self._store, self._scan_pace):
+            if self._changed.is_set():
+                self._changed.clear()
+                await self._look()  # what it changes is the subject of the next audit
+            for ledger, metadata in batch:
+                ledgers += 1
+                if metadata is None:
+                    unreadable += 1
+                else:
+                    await self._mark(ledger, metadata)
+        findings.ledgers, findings.unreadable = ledgers, unreadable
+        findings.audits += 1
+        findings.audited_ms = self._clock.now_ms()
+        self._audited.set()
+        log.info("ledgers audited", ledgers=ledgers, unreadable=unreadable, marked=findings.marked)
+
+    async def _mark(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
+        members = {member for segment in metadata.segments for member in segment.members}
+        unknown = {who for who in members if self._absences.presence(who) is Presence.UNKNOWN}
+        if unknown - self._strangers:
+            await self._look()  # they may be new
+            self._strangers |= unknown
+        leaving = self._services.directory.decommissioned
+        lost = {
+            member
+            for member in members
+            if self._absences.presence(member) in (Presence.LOST, Presence.UNKNOWN)
+            or member.bookie in leaving
+        }
+        if lost and await self._marks.mark_lost(ledger, lost):
+            self.findings.marked += 1
+        if is_narrow(metadata, self._services.config.write_quorum):
+            enough = len(self._services.directory.writable) > metadata.write_quorum
+            if enough and await self._marks.mark_narrow(ledger):
+                self.findings.marked += 1
+
+    # -- comparisons -----------------------------------------------------------------------------
+
+    async def _rounds(self) -> None:
+        await self._audited.wait()  # which tells how many ledgers there are
+        while True:
+            try:
+                await self._round()
+            except MetadataError as error:
+                log.warning("comparison interrupted", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _round(self) -> None:
+        """From the place where the rota stands to its end. Raises MetadataError."""
+        loop = asyncio.get_running_loop()
+        stored = await self._store.get(paths.CHECKED)
+        if stored is None:
+            progress, version = CheckProgress(self._clock.now_ms()), ABSENT
+        else:
+            progress, version = self._progress(stored.value), stored.version
+        self.findings.compared_ms = progress.finished_ms
+        pace = Pace(max(1, self.findings.ledgers) / self._config.check_period_s)
+        saved_at = loop.time()
+        async for ledger in ledger_ids(self._store, paths.LEDGERS, after=progress.after):
+            await asyncio.sleep(pace.delay_s(1, loop.time()))
+            for _, metadata in await read_ledgers(self._store, [ledger]):
+                if metadata is not None:
+                    await self._compare(metadata)
+            progress = CheckProgress(progress.began_ms, ledger, progress.finished_ms)
+            if loop.time() - saved_at >= PROGRESS_S:
+                version = await self._save(progress, version)
+                saved_at = loop.time()
+        now_ms = self._clock.now_ms()
+        await self._save(CheckProgress(now_ms, finished_ms=now_ms), version)
+        self.findings.compared_ms = now_ms
+        log.info("all copies compared", compared=self.findings.compared)
+        # The last ledger's turn, or that of the one that is not there, lasts as long as any other.
+        await asyncio.sleep(pace.delay_s(1, loop.time()))
+
+    def _progress(self, value: bytes) -> CheckProgress:
+        try:
+            return decode_check_progress(value)
+        except CorruptRecord as error:
+            log.error("place on the rota unreadable: beginning anew", error=str(error))
+            return CheckProgress(self._clock.now_ms())
+
+    async def _save(self, progress: CheckProgress, version: int) -> int:
+        """Raises BadVersion when another auditor did: then its place counts."""
+        value = encode_check_progress(progress)
+        return await self._store.put(paths.CHECKED, value, expected=version)
+
+    async def _compare(self, metadata: LedgerMetadata) -> None:
+        """Mark what the members of sealed segments lack."""
+        listed = self._services.directory.listed
+        bad: list[BadCopy] = []
+        for first, last, segment in sealed(metadata):
+            for seat, member in enumerate(segment.members):
+                if first <= last and member in listed:
+                    bad += await self._lacking(metadata, seat, member, first, last)
+        self.findings.compared += 1
+        if bad:
+            log.warning("copies are missing", ledger=metadata.ledger, ranges=len(bad))
+            if await self._marks.mark_copies(metadata.ledger, bad):
+                self.findings.marked += 1
+
+    async def _lacking(
+        self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
+    ) -> list[BadCopy]:
+        """What `member` certainly does not have of what is striped to its seat; what it did not
+        say is not held against it."""
+        bad: list[BadCopy] = []
+        at = first
+        while at <= last:
+            try:
+                async with asyncio.timeout(self._services.config.read_timeout_s):
+                    page = await self._services.pool.peer(member).list_entries(metadata.ledger, at)
+            except (BookieUnavailable, StreamClosed, TimeoutError):
+                break
+            if page.code is BookieCode.NO_SUCH_LEDGER:
+                held, end = [], last
+            elif page.code is BookieCode.OK:
+                held = [range(run.first, run.first + run.count) for run in page.runs]
+                end = min(last, held[-1].stop - 1) if page.more and held else last
+            else:
+                break
+            for run in missing(striped(metadata, seat, at, end), held):
+                self.findings.missing_entries += len(run)
+                bad.append(BadCopy(member, EntryId(run.start), EntryId(run.stop - 1)))
+            at = end + 1
+        return bad

@@ -1,0 +1,148 @@
+"""Copying entries of sealed segments to one bookie.
+
+Each entry is read from whichever other replica gives it soundly, and sent on as it is stored there,
+byte for byte, so that all copies of an entry stay equal. An add that is marked as a copy is taken
+by a bookie that was fenced for the ledger, and fences nothing. Reading goes on while what was sent
+is on its way; how much may be, and how much per second, is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.handle import LedgerReader
+from magnetar.bookie.ledger.services import quorum_of
+from magnetar.bookie.repair.errors import CopyFailed
+from magnetar.protos.envelope import ADD, COPY, BookieCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from magnetar.bookie.ledger.add_stream import AddStream
+    from magnetar.bookie.ledger.quorum import Quorum
+    from magnetar.bookie.ledger.reader import LedgerEntry
+    from magnetar.bookie.ledger.services import Services
+    from magnetar.bookie.repair.pace import Pace
+    from magnetar.metadata.model import LedgerMetadata, Member
+
+READ_BYTES_MAX: Final = 2 << 20
+"""Of one read: a sixtieth of a second at the full rate."""
+
+UNANSWERED_BYTES_MAX: Final = 1 << 20
+"""What may be on its way to the bookie, of one ledger. A disk that syncs in 5 ms stores 200 MB/s of
+that; more would only stand in front of what writers append there (measured with 8 MiB: their median
+latency rose from 4 to 50 ms, now to 9)."""
+
+
+async def copy_entries(
+    metadata: LedgerMetadata,
+    seat: int,
+    first: int,
+    last: int,
+    target: Member,
+    services: Services,
+    pace: Pace,
+) -> int:
+    """Have `target` store, durably, what is striped to `seat` of the entries first..last, which are
+    of one segment. Returns the bytes of what was copied.
+
+    Raises EntryUnreadable for one that no replica gives, and CopyFailed; then some may be stored.
+    """
+    stream = services.pool.copies(target)
+    if not await stream.connect(services.config.connect_timeout_s):
+        raise CopyFailed(metadata.ledger, target.bookie, BookieCode.CONNECTION_LOST)
+    reader = LedgerReader(metadata, services)
+    sending = _Sending(metadata.ledger, stream, silence_max_s=2 * services.config.add_timeout_s)
+    loop = asyncio.get_running_loop()
+    copied = 0
+    try:
+        async for entries in _read(reader, quorum_of(metadata), seat, first, last):
+            size = sum(len(entry.envelope) for entry in entries)
+            await asyncio.sleep(pace.delay_s(size, loop.time()))
+            for entry in entries:
+                await sending.wait_room()
+                head = ADD.pack(COPY, len(entry.envelope), metadata.master_key)
+                sending.put(entry.entry, head, entry.envelope)
+            copied += size
+        await sending.wait_stored()
+    finally:
+        sending.end()
+    return copied
+
+
+async def _read(
+    reader: LedgerReader, quorum: Quorum, seat: int, first: int, last: int
+) -> AsyncIterator[list[LedgerEntry]]:
+    """In pieces. What lies between the seat's entries is read along with them, and dropped: the
+    gaps of a stripe are shorter than its runs, and one long read is cheaper than many short ones.
+    That such an entry cannot be read does no harm: the next read begins behind it."""
+    at = quorum.run_of(seat, first).start
+    while at <= last:
+        found = await reader.read(at, last, bytes_max=READ_BYTES_MAX)
+        yield [each for each in found if quorum.write_set(each.entry) >> seat & 1]
+        at = quorum.run_of(seat, at + len(found)).start
+
+
+class _Sending:
+    """An AddSink: adds of one ledger to one bookie, and what is not answered yet."""
+
+    def __init__(self, ledger: int, stream: AddStream, *, silence_max_s: float) -> None:
+        self._ledger = ledger
+        self._stream = stream
+        self._silence_max_s = silence_max_s
+        self._sizes: dict[int, int] = {}  # of the entries that are not answered
+        self._unanswered_bytes = 0
+        self._failure: CopyFailed | None = None
+        self._moved = asyncio.Event()
+        stream.attach(ledger, self)
+
+    def put(self, entry: int, head: bytes, envelope: bytes) -> None:
+        """Raises CopyFailed."""
+        if self._stream.put is None:
+            self._fail(BookieCode.CONNECTION_LOST)
+        if self._failure is not None:
+            raise self._failure
+        assert self._stream.put is not None
+        self._sizes[entry] = len(envelope)
+        self._unanswered_bytes += len(envelope)
+        self._stream.put(head, envelope)
+
+    async def wait_room(self) -> None:
+        """Raises CopyFailed."""
+        await self._wait(UNANSWERED_BYTES_MAX)
+
+    async def wait_stored(self) -> None:
+        """Until all of it is on disk there. Raises CopyFailed."""
+        await self._wait(1)
+
+    def end(self) -> None:
+        self._stream.detach(self._ledger)
+
+    async def _wait(self, bytes_below: int) -> None:
+        while self._failure is None and self._unanswered_bytes >= bytes_below:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(self._silence_max_s):
+                    await self._moved.wait()
+            except TimeoutError:
+                self._fail(BookieCode.TIMEOUT)
+        if self._failure is not None:
+            raise self._failure
+
+    # -- what the bookie says (AddSink) ------------------------------------------------------------
+
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        for entry in entries:
+            self._unanswered_bytes -= self._sizes.pop(entry, 0)
+        self._moved.set()
+
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
+        self._fail(code)
+
+    def on_stream(self, stream: AddStream) -> None:
+        self._fail(BookieCode.CONNECTION_LOST)  # what was in flight may be lost, whatever follows
+
+    def _fail(self, code: BookieCode) -> None:
+        self._failure = self._failure or CopyFailed(self._ledger, self._stream.member.bookie, code)
+        self._moved.set()

@@ -1,0 +1,196 @@
+"""Draining bookies, and removing them for good.
+
+A bookie that is drained goes on serving and gets nothing new. One that is decommissioned has its
+ledgers marked as well, so that replicators move them; it is the best source for that, so it stays
+up until nothing is on it. What it still holds in ledgers that are being written is up to their
+writers: they leave when they begin a new ledger, or at once when the bookie is stopped. In the end
+its cookie is removed: the cluster then knows no bookie of that name, and the directory cannot come
+back by mistake. Everything may be broken off and done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.repair.census import READS_AT_ONCE, all_ledgers, read_ledgers
+from magnetar.bookie.repair.errors import NoSuchBookie, StillNeeded
+from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.repair.survey import SCAN_LEDGERS_PER_S, read_cluster
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain
+from magnetar.metadata.model import LedgerId, LedgerState
+from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+from magnetar.metadata.under_replication import BookieDrain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from magnetar.bookie.repair.census import Found
+    from magnetar.metadata.model import BookieId, LedgerMetadata
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.clock import Clock
+
+LOOK_S: Final = 2.0
+"""Between looks at the ledgers that are left."""
+
+CHANGE_S: Final = 10.0
+"""For one change of metadata."""
+
+
+class Stage(Enum):
+    MOVING = auto()  # ledgers are on it
+    SERVING = auto()  # nothing is on it, and it is running still: the operator is to stop it
+    REMOVED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    stage: Stage
+    blockers: Mapping[int, str]  # the ledgers that are on it, each with what it waits for
+
+
+async def drain(
+    store: MetadataStore, clock: Clock, bookie: BookieId, *, decommission: bool
+) -> None:
+    """Give the bookie nothing new; with `decommission`, have what it holds moved away as well.
+    Raises NoSuchBookie, NoSuchCluster, and what the metadata store raises."""
+    await _check_known(store, bookie)
+
+    def change(value: bytes | None) -> bytes | Verdict:
+        before = None if value is None else decode_bookie_drain(value)
+        if before is not None and before.decommission >= decommission:
+            return KEEP
+        return encode_bookie_drain(BookieDrain(bookie, clock.now_ms(), decommission=decommission))
+
+    await update(store, paths.bookie_draining(bookie), change, deadline=_deadline())
+
+
+async def undrain(store: MetadataStore, bookie: BookieId) -> None:
+    """Let the bookie get new ledgers again. What was moved away stays where it is. Raises as
+    `drain`."""
+    await _check_known(store, bookie)
+    await update(store, paths.bookie_draining(bookie), lambda _: DELETE, deadline=_deadline())
+
+
+async def decommission(
+    store: MetadataStore,
+    clock: Clock,
+    bookie: BookieId,
+    *,
+    timeout_s: float,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Move everything away from the bookie and remove it from the cluster.
+
+    `on_progress` is called whenever something has changed. Raises StillNeeded after `timeout_s`,
+    and as `drain`; then the bookie goes on being emptied.
+    """
+    await drain(store, clock, bookie, decommission=True)
+    leaving = _Leaving(store, Marks(store, clock), bookie, on_progress)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await leaving.run()
+    except TimeoutError:
+        raise StillNeeded(bookie, leaving.blockers) from None
+
+
+class _Leaving:
+    def __init__(
+        self,
+        store: MetadataStore,
+        marks: Marks,
+        bookie: BookieId,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self.blockers: dict[int, str] = {}  # ledgers
+        self._store = store
+        self._marks = marks
+        self._bookie = bookie
+        self._on_progress = on_progress
+        self._told: Progress | None = None
+
+    async def run(self) -> None:
+        while True:
+            await self._move_all()
+            if not await self._serves():
+                break
+            self._tell(Stage.SERVING)
+            await asyncio.sleep(LOOK_S)
+        # It is down and was empty: a ledger may have got it just before the writer learnt that it
+        # drains, so all are looked at once more.
+        await self._move_all()
+        for path in (paths.bookie_cookie(self._bookie), paths.bookie_draining(self._bookie)):
+            await update(self._store, path, lambda _: DELETE, deadline=_deadline())
+        self._tell(Stage.REMOVED)
+
+    async def _move_all(self) -> None:
+        """Until no ledger names the bookie."""
+        while True:
+            found: dict[int, str] = {}
+            async for batch in all_ledgers(self._store, Pace(SCAN_LEDGERS_PER_S)):
+                found |= await self._blockers_of(batch)
+            self.blockers = found
+            if not found:
+                return
+            while self.blockers:
+                self._tell(Stage.MOVING)
+                await asyncio.sleep(LOOK_S)
+                left, found = list(map(LedgerId, self.blockers)), {}
+                for at in range(0, len(left), READS_AT_ONCE):
+                    batch = await read_ledgers(self._store, left[at : at + READS_AT_ONCE])
+                    found |= await self._blockers_of(batch)
+                self.blockers = found
+
+    async def _blockers_of(self, batch: Sequence[Found]) -> dict[int, str]:
+        """Have those moved that are on the bookie; what each of them waits for."""
+        blockers: dict[int, str] = {}
+        for ledger, metadata in batch:
+            if metadata is None:
+                blockers[ledger] = "its metadata cannot be read"
+            elif self._is_on(metadata):
+                blockers[ledger] = await self._mark(metadata)
+        return blockers
+
+    async def _mark(self, metadata: LedgerMetadata) -> str:
+        ledger = metadata.ledger
+        members = {who for part in metadata.segments for who in part.members}
+        await self._marks.mark_lost(ledger, {who for who in members if who.bookie == self._bookie})
+        if any(who.bookie == self._bookie for who in metadata.last_segment.members):
+            if metadata.state is LedgerState.OPEN:
+                return "it is being written, and leaves when its writer moves on"
+            if metadata.state is LedgerState.IN_RECOVERY:
+                return "its recovery is not finished"
+        if await self._marks.locked(ledger):
+            return "it is being copied"
+        mark = await self._marks.get(ledger)
+        failure = "" if mark is None else mark.what.failure
+        return failure or "it waits for a replicator"
+
+    def _is_on(self, metadata: LedgerMetadata) -> bool:
+        return any(who.bookie == self._bookie for part in metadata.segments for who in part.members)
+
+    async def _serves(self) -> bool:
+        path = paths.bookie_available(self._bookie)
+        await self._store.sync(path)
+        return await self._store.get(path) is not None
+
+    def _tell(self, stage: Stage) -> None:
+        progress = Progress(stage, dict(self.blockers))
+        if progress != self._told:
+            self._told = progress
+            self._on_progress(progress)
+
+
+async def _check_known(store: MetadataStore, bookie: BookieId) -> None:
+    cluster = await read_cluster(store)
+    known = {*cluster.cookies, *(member.bookie for member in cluster.listed)}
+    if bookie not in known:
+        raise NoSuchBookie(bookie, known)
+
+
+def _deadline() -> float:
+    return asyncio.get_running_loop().time() + CHANGE_S

@@ -1,0 +1,218 @@
+"""The process that repairs: an auditor that stands for election, and a replicator.
+
+It keeps nothing and may be killed at any time; any number of them share the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random as chance
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.ledgers import Ledgers
+from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.bookie.repair.auditor import Auditor
+from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.replicator import Replicator
+from magnetar.bookie.repair.reporting import report_bad_copies
+from magnetar.metadata.ids import LedgerIds
+from magnetar.metadata.store import SessionState
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.http import BaseApp, Health, serve_http
+from magnetar.runtime.listener import bind_port, is_loopback, port_of
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.metrics import counter, gauge, measure_process
+from magnetar.runtime.process import settle_gc
+from magnetar.runtime.supervise import Backoff, supervise
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from magnetar.bookie.ledger.peer import OpenPeer
+    from magnetar.bookie.repair.settings import AutorecoveryConfig
+    from magnetar.metadata.store import MetadataStore
+
+log = get_logger(__name__)
+
+RESTART_S_FIRST: Final = 0.5
+RESTART_S_MAX: Final = 30.0
+
+
+async def run_autorecovery(config: AutorecoveryConfig, stop: asyncio.Event) -> None:
+    """Repair until `stop` is set. Raises PortInUse, AddressUnusable, or what the metadata store
+    raises."""
+    from magnetar.bookie.ledger.connection import GrpcBookiePeer
+    from magnetar.metadata.zookeeper import ZooKeeperStore
+
+    store = await ZooKeeperStore.connect_url(
+        config.metadata_url, session_timeout_s=config.session_timeout_s
+    )
+    try:
+        await serve_autorecovery(
+            config,
+            stop,
+            store=store,
+            open_peer=GrpcBookiePeer,
+            random=chance.SystemRandom(),
+            on_ready=lambda _: None,
+        )
+    finally:
+        await store.close()
+
+
+async def serve_autorecovery(
+    config: AutorecoveryConfig,
+    stop: asyncio.Event,
+    *,
+    store: MetadataStore,
+    open_peer: OpenPeer,
+    random: random.Random,
+    on_ready: Callable[[int], None],
+) -> None:
+    """`run_autorecovery` on a metadata store that is there already. `on_ready` is called with the
+    HTTP port once the bookies are known; the caller closes the store, which ends the election."""
+    registry = CollectorRegistry()
+    name = f"{config.id} {random.getrandbits(128):032x}"
+    async with AsyncExitStack() as stack:
+        listener = bind_port(config.host, config.http_port)
+        stack.callback(listener.close)
+        ledgers = _ledgers(config, store, open_peer, name, random)
+        marks = Marks(store, SystemClock())
+        auditor = Auditor(store, marks, ledgers.services, config.repair, SystemClock(), name=name)
+        replicator = Replicator(
+            store,
+            marks,
+            ledgers.services,
+            config.repair,
+            SystemClock(),
+            random,
+            name=name,
+            recover=ledgers.recover,
+        )
+        _export(registry, auditor, replicator)
+        app = BaseApp(lambda: _health(config, store, auditor, replicator), registry)
+        backoff = Backoff(RESTART_S_FIRST, RESTART_S_MAX, random)
+        async with asyncio.TaskGroup() as group:
+            tasks: list[asyncio.Task[None]] = [
+                group.create_task(supervise("ledgers", ledgers.run, backoff=backoff))
+            ]
+            await ledgers.wait_ready()
+            tasks += [
+                group.create_task(serve_http(app, listener)),
+                group.create_task(measure_process(registry)),
+                group.create_task(supervise("auditor", auditor.run, backoff=backoff)),
+                group.create_task(supervise("replicator", replicator.run, backoff=backoff)),
+                group.create_task(report_bad_copies(ledgers.bad_copies, marks)),
+            ]
+            settle_gc()
+            _say_ready(config, port_of(listener))
+            on_ready(port_of(listener))
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+
+
+def _ledgers(
+    config: AutorecoveryConfig,
+    store: MetadataStore,
+    open_peer: OpenPeer,
+    name: str,
+    random: random.Random,
+) -> Ledgers:
+    ledger_config = LedgerConfig(
+        ensemble_size=config.write_quorum,
+        write_quorum=config.write_quorum,
+        ack_quorum=config.write_quorum // 2 + 1,
+    )
+    directory = BookieDirectory(store)
+    peers = PeerPool(
+        directory,
+        open_peer,
+        client_name=name,
+        random=random,
+        connect_timeout_s=ledger_config.connect_timeout_s,
+    )
+    return Ledgers(store, directory, peers, LedgerIds(store), ledger_config, SystemClock(), random)
+
+
+def _health(
+    config: AutorecoveryConfig, store: MetadataStore, auditor: Auditor, replicator: Replicator
+) -> Health:
+    connected = store.session_state is SessionState.CONNECTED
+    return Health(
+        role="autorecovery",
+        id=config.id,
+        state="serving" if connected else "disconnected",
+        ready=connected,
+        details={
+            "auditor": auditor.is_leader,
+            "held": auditor.held,
+            "under_replicated": replicator.marked,
+        },
+    )
+
+
+def _say_ready(config: AutorecoveryConfig, http_port: int) -> None:
+    log.info("autorecovery runs", id=config.id, host=config.host, http_port=http_port)
+    if is_loopback(config.host):
+        log.info(
+            "listening on loopback only: reachable from this machine alone; set host to change it",
+            host=config.host,
+        )
+    else:
+        log.warning(
+            "listening without TLS or authentication: whoever reaches the port can see the metrics",
+            host=config.host,
+        )
+
+
+def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicator) -> None:
+    findings, counts = auditor.findings, replicator.counts
+    for name, text, read in (
+        ("audits", "Looks at every ledger's metadata.", lambda: findings.audits),
+        ("marked", "Marks set or extended by audits and comparisons.", lambda: findings.marked),
+        ("compared", "Ledgers whose copies were compared.", lambda: findings.compared),
+        (
+            "missing_entries",
+            "Copies that should have been there and were not.",
+            lambda: findings.missing_entries,
+        ),
+        ("repaired", "Ledgers repaired: marks removed.", lambda: counts.ledgers_repaired),
+        ("failed", "Attempts to repair a ledger that failed.", lambda: counts.repairs_failed),
+        ("copied_bytes", "Bytes of entries that were copied.", lambda: counts.copied_bytes),
+        ("replaced", "Members of segments that were replaced.", lambda: counts.members_replaced),
+        ("recovered", "Ledgers taken from their writers.", lambda: counts.ledgers_recovered),
+    ):
+        counter(registry, f"magnetar_autorecovery_{name}_total", text, read)
+    for name, text, value in (
+        ("leads", "1 while this process audits.", lambda: auditor.is_leader),
+        (
+            "held",
+            "1 while so many bookies are missing at once that none is given up.",
+            lambda: auditor.held,
+        ),
+        ("under_replicated", "Ledgers marked for repair.", lambda: replicator.marked),
+        ("ledgers", "Ledgers in the last audit.", lambda: findings.ledgers),
+        (
+            "unreadable",
+            "Ledgers in the last audit whose metadata cannot be read.",
+            lambda: findings.unreadable,
+        ),
+        (
+            "audited_timestamp_seconds",
+            "When the last complete audit ended; 0: not in this process.",
+            lambda: findings.audited_ms / 1000,
+        ),
+        (
+            "compared_timestamp_seconds",
+            "When the last complete comparison of all copies ended; 0: not known here.",
+            lambda: findings.compared_ms / 1000,
+        ),
+    ):
+        gauge(registry, f"magnetar_autorecovery_{name}", text, value)

@@ -1,0 +1,19 @@
+"""Pace: so much per second, evenly. Pure."""
+
+from __future__ import annotations
+
+
+class Pace:
+    """`now` is in seconds of any clock that does not go backwards. Nothing is saved up while idle:
+    a burst would be what the limit is there to prevent."""
+
+    def __init__(self, per_s: float) -> None:
+        assert per_s > 0, per_s
+        self._per_s = per_s
+        self._free_at = 0.0
+
+    def delay_s(self, amount: float, now: float) -> float:
+        """Take `amount`; how long to wait before going on with it."""
+        begin = max(self._free_at, now)
+        self._free_at = begin + amount / self._per_s
+        return begin - now

@@ -1,0 +1,145 @@
+"""What there is to do for a ledger, from its metadata and its mark. Pure.
+
+Only sealed segments are touched: all of a closed ledger's, and all but the last of any other. What
+they hold is confirmed and does not change any more, so copies of it can be made at leisure, and a
+member be replaced without asking anyone. The segment that is being written is its writer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.metadata.model import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magnetar.metadata.model import LedgerMetadata, Member, Segment
+    from magnetar.metadata.under_replication import UnderReplication
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy what is striped to `seat` of the entries first..last to another bookie, which then takes
+    the seat of `lost`. The segment may be empty: then `last` is `first - 1`."""
+
+    first: int  # also the segment's name
+    last: int
+    seat: int
+    lost: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Write these entries to `member` once more, which should have those striped to its seat."""
+
+    first: int
+    last: int
+    seat: int
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """Let one more bookie hold everything."""
+
+    copies: int  # so many there are now
+
+
+Step = Move | Rewrite | Widen
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    steps: tuple[Step, ...]
+    unwritable: tuple[Member, ...]  # lost members, and bad ones, of the segment being written
+
+    @property
+    def empty(self) -> bool:
+        return not self.steps and not self.unwritable
+
+
+def plan_repair(
+    metadata: LedgerMetadata, mark: UnderReplication, gone: frozenset[Member], *, copies_wanted: int
+) -> Plan:
+    """`gone`: the members to be replaced. Moves come first: they are what losing another bookie
+    would make impossible."""
+    moves = [
+        Move(first, last, seat, member)
+        for first, last, segment in sealed(metadata)
+        for seat, member in enumerate(segment.members)
+        if member in gone
+    ]
+    rewrites = [
+        Rewrite(max(first, bad.first_entry), min(last, bad.last_entry), seat, member)
+        for bad in mark.bad
+        for first, last, segment in sealed(metadata)
+        for seat, member in enumerate(segment.members)
+        if member == bad.member and member not in gone
+        if bad.first_entry <= last and first <= bad.last_entry
+    ]
+    widen = [Widen(metadata.write_quorum)] if is_narrow(metadata, copies_wanted) else []
+    unwritable: set[Member] = set()
+    if metadata.state is not LedgerState.CLOSED:
+        tail = metadata.last_segment
+        unwritable = {member for member in tail.members if member in gone} | {
+            bad.member
+            for bad in mark.bad
+            if bad.member in tail.members and bad.last_entry >= tail.first_entry
+        }
+    return Plan(
+        (*moves, *rewrites, *widen), tuple(sorted(unwritable, key=lambda each: each.bookie))
+    )
+
+
+def is_narrow(metadata: LedgerMetadata, copies_wanted: int) -> bool:
+    """Whether the ledger was made with too few bookies, and can be given more copies now."""
+    return (
+        metadata.under_replicated
+        and metadata.state is LedgerState.CLOSED
+        and metadata.write_quorum < copies_wanted
+        and metadata.ensemble_size == metadata.write_quorum
+    )
+
+
+def sealed(metadata: LedgerMetadata) -> Iterator[tuple[int, int, Segment]]:
+    """The sealed segments: first entry, last entry (first - 1 if it is empty), and who holds it."""
+    starts = [segment.first_entry for segment in metadata.segments]
+    for segment, following in zip(metadata.segments, starts[1:], strict=False):
+        yield segment.first_entry, following - 1, segment
+    if metadata.state is LedgerState.CLOSED:
+        assert metadata.last_entry is not None
+        yield metadata.last_segment.first_entry, metadata.last_entry, metadata.last_segment
+
+
+def striped(metadata: LedgerMetadata, seat: int, first: int, last: int) -> Iterator[range]:
+    """The runs of entries among first..last that `seat` holds, ascending."""
+    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+    at = first
+    while at <= last:
+        run = quorum.run_of(seat, at)
+        if run.start > last:
+            return
+        yield range(run.start, min(run.stop, last + 1))
+        at = run.stop
+
+
+def missing(expected: Iterator[range], held: list[range]) -> list[range]:
+    """The expected entries that are not among those held; both ascending, without overlaps."""
+    found: list[range] = []
+    at = 0
+    for run in expected:
+        first = run.start
+        while at < len(held) and held[at].stop <= first:
+            at += 1
+        for part in held[at:]:
+            if part.start >= run.stop:
+                break
+            if part.start > first:
+                found.append(range(first, part.start))
+            first = max(first, part.stop)
+        if first < run.stop:
+            found.append(range(first, run.stop))
+    return found

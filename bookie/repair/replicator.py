@@ -1,0 +1,398 @@
+"""Replicator: works off marks, one ledger at a time under its lock, several side by side.
+
+For each lost member of a sealed segment: another bookie is chosen by placement, what is striped to
+the seat is copied there, durably, and only then does the metadata name it (`replace_member`, with
+the predicate that the lost member still sits there). Reading never opens a ledger in a way that
+would disturb its writer. The lost member may be alive after all, or another replicator may do the
+same at the same time: the worst that comes of it is a copy too many, which its bookie collects.
+
+A ledger whose last segment is being written is its writer's; a writer that lives replaces a lost
+bookie by itself. Only when nothing has happened for a long while, and there is a bookie to replace
+the lost one, is the ledger taken from its writer as from a dead one: fenced, recovered, closed.
+
+A ledger that was made with too few bookies is widened once it is closed: where each bookie holds
+everything (and it does, in a ledger made that way) one more bookie that holds everything changes
+nothing for a reader, not even for one with the old metadata. Copying it into a new ledger would
+change the positions of its messages.
+
+What fails is tried again, with growing pauses, and the reason stands in the mark for whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, assert_never
+
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.bookie.repair.copying import copy_entries
+from magnetar.bookie.repair.errors import NoTarget, Overtaken, RepairError, StillWritten
+from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.repair.plan import Move, Rewrite, Widen, plan_repair
+from magnetar.metadata import paths
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
+from magnetar.metadata.store import SessionState
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from random import Random
+
+    from magnetar.bookie.ledger.services import Services
+    from magnetar.bookie.repair.config import RepairConfig
+    from magnetar.bookie.repair.marks import Mark, Marks
+    from magnetar.bookie.repair.plan import Plan, Step
+    from magnetar.metadata.model import LedgerMetadata, Segment
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.metadata.under_replication import UnderReplication
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+# Marks are looked for when the first one appears, when bookies come or go, and this often: the
+# store tells of changes in a folder, not below it. A look costs one request when there are none.
+POLL_S: Final = 5.0
+MARKS_KEPT_MAX: Final = 10_000
+"""Drawn by lot from however many there are: replicators then seldom want the same."""
+
+RETRY_S_FIRST: Final = 5.0
+RETRY_S_MAX: Final = 300.0
+WRITTEN_RECHECK_S: Final = 10.0
+UNLOCK_S: Final = 2.0
+
+_NOBODY: Final = Member(BookieId("?"), "0" * 32)
+"""Sits on the seat that a widened segment is to get, until somebody is found for it."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was done since the start."""
+
+    ledgers_repaired: int = 0  # marks removed
+    repairs_failed: int = 0
+    copied_bytes: int = 0
+    members_replaced: int = 0
+    ledgers_recovered: int = 0  # taken from their writers
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A ledger that could not be repaired."""
+
+    retry_at: float
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """A segment that is being written though a member of it is lost."""
+
+    segment: Segment
+    state: LedgerState
+    since: float
+
+
+class Replicator:
+    """`run` must be running, and so must the ledgers that `services` and `recover` are of."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        marks: Marks,
+        services: Services,
+        config: RepairConfig,
+        clock: Clock,
+        random: Random,
+        *,
+        name: str,
+        recover: Callable[[LedgerId], Awaitable[LedgerMetadata]],
+    ) -> None:
+        """`name` is told to whoever looks at a lock."""
+        self.counts = Counts()
+        self.marked = 0  # ledgers, when they were looked for last
+        self._store = store
+        self._marks = marks
+        self._services = services
+        self._config = config
+        self._clock = clock
+        self._random = random
+        self._name = name
+        self._recover = recover
+        self._pace = Pace(config.copy_bytes_per_s)
+        self._wake = asyncio.Event()
+        self._working: set[LedgerId] = set()
+        self._troubles: dict[LedgerId, _Trouble] = {}  # of ledgers that are marked
+        self._tails: dict[LedgerId, _Tail] = {}  # as above
+
+    async def run(self) -> None:
+        """Work off marks, until cancelled."""
+        unwatch = [
+            self._store.watch(paths.UNDER_REPLICATED, self._wake.set),
+            self._services.directory.watch(self._on_bookies_changed),
+        ]
+        slots = asyncio.Semaphore(self._config.ledgers_at_once)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._wake.clear()
+                    for ledger in await self._due():
+                        await slots.acquire()
+                        self._working.add(ledger)
+                        group.create_task(self._work(ledger, slots))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(POLL_S):
+                            await self._wake.wait()
+        finally:
+            for end in unwatch:
+                end()
+
+    async def _due(self) -> Sequence[LedgerId]:
+        """Marked ledgers, by lot, without those that have to wait."""
+        sample: list[LedgerId] = []
+        marked = 0
+        try:
+            async for ledger in self._marks.list():
+                marked += 1
+                if len(sample) < MARKS_KEPT_MAX:
+                    sample.append(ledger)
+                elif (place := self._random.randrange(marked)) < MARKS_KEPT_MAX:
+                    sample[place] = ledger
+        except MetadataError as error:
+            log.warning("marks not read", error=str(error))
+            return ()
+        self.marked = marked
+        self._forget_all_but(sample)
+        now = self._now()
+        due = [each for each in sample if each not in self._working and self._may_try(each, now)]
+        self._random.shuffle(due)
+        return due
+
+    async def _work(self, ledger: LedgerId, slots: asyncio.Semaphore) -> None:
+        try:
+            session = self._store.session_id
+            async with self._locked(ledger) as ours:
+                if ours:
+                    await self._repair(ledger, lambda: self._holds(session))
+        except MetadataError as error:
+            log.warning("repair put off", ledger=ledger, error=str(error))
+            self._put_off(ledger)
+        finally:
+            self._working.discard(ledger)
+            slots.release()
+
+    @asynccontextmanager
+    async def _locked(self, ledger: LedgerId) -> AsyncIterator[bool]:
+        ours = await self._marks.lock(ledger, self._name)
+        try:
+            yield ours
+        finally:
+            if ours:
+                with suppress(MetadataError, TimeoutError):
+                    async with asyncio.timeout(UNLOCK_S):
+                        await self._marks.unlock(ledger)
+
+    def _holds(self, session: int) -> bool:
+        """Whether locks that were taken in this session are held still, as far as can be told."""
+        connected = self._store.session_state is SessionState.CONNECTED
+        return connected and self._store.session_id == session
+
+    # -- one ledger ------------------------------------------------------------------------------
+
+    async def _repair(self, ledger: LedgerId, locked: Callable[[], bool]) -> None:
+        """Do what can be done for the ledger. Raises what the metadata store raises.
+
+        Without the lock no member is named any more: a bookie that is not named yet may have been
+        collecting the copies it got, under the lock.
+        """
+        mark = await self._marks.get(ledger)
+        if mark is None:
+            return
+        done: set[Rewrite] = set()
+        failed: dict[Step, RepairError | LedgerError] = {}
+        while True:
+            metadata = await self._services.records.get(ledger)
+            if metadata is None:
+                break  # it was deleted
+            plan = self._plan(metadata, mark.what)
+            step = next((s for s in plan.steps if s not in done and s not in failed), None)
+            if step is None:
+                break
+            try:
+                await self._do(step, metadata, locked)
+            except (RepairError, LedgerError) as error:
+                failed[step] = error
+            else:
+                if isinstance(step, Rewrite):
+                    done.add(step)
+        if metadata is not None and not failed and plan.unwritable:
+            why_not = await self._maybe_recover(metadata, plan)
+            if why_not is None:
+                self._wake.set()  # it is closed now: the next look does the rest
+                return
+            await self._note(mark, why_not)
+            self._put_off(ledger, WRITTEN_RECHECK_S)
+        elif failed:
+            await self._note(mark, next(iter(failed.values())))
+            self.counts.repairs_failed += 1
+            self._put_off(ledger)
+        elif await self._marks.clear(mark):
+            log.info("ledger repaired", ledger=ledger, deleted=metadata is None)
+            self.counts.ledgers_repaired += 1
+            self._forget(ledger)
+
+    def _plan(self, metadata: LedgerMetadata, what: UnderReplication) -> Plan:
+        """A member that was marked as lost, and is listed again, is not to be replaced."""
+        directory = self._services.directory
+        leaving = directory.decommissioned
+        gone = frozenset(
+            member
+            for member in what.lost
+            if member not in directory.listed or member.bookie in leaving
+        )
+        return plan_repair(metadata, what, gone, copies_wanted=self._services.config.write_quorum)
+
+    async def _do(self, step: Step, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
+        match step:
+            case Move():
+                await self._move(step, metadata, locked)
+            case Rewrite():
+                await self._copy(metadata, step.seat, step.first, step.last, step.member)
+                log.info(
+                    "entries written again",
+                    ledger=metadata.ledger,
+                    first=step.first,
+                    last=step.last,
+                    bookie=step.member.bookie,
+                )
+            case Widen():
+                await self._widen(metadata, locked)
+            case _:
+                assert_never(step)
+
+    async def _move(self, move: Move, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
+        """Raises NoTarget, CopyFailed, EntryUnreadable, Overtaken, or what the store raises."""
+        quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        segment = next(part for part in metadata.segments if part.first_entry == move.first)
+        target = await self._target(metadata.ledger, quorum, segment, move.seat)
+        copied = await self._copy(metadata, move.seat, move.first, move.last, target)
+        stored = await self._services.records.replace_member(
+            metadata.ledger, move.first, move.lost, target, wanted=locked
+        )
+        if stored is None:
+            raise Overtaken(metadata.ledger)
+        self.counts.members_replaced += 1
+        log.info(
+            "member replaced",
+            ledger=metadata.ledger,
+            first=move.first,
+            last=move.last,
+            lost=move.lost.bookie,
+            by=target.bookie,
+            bytes=copied,
+        )
+
+    async def _widen(self, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
+        """Raises as `_move`."""
+        copies = metadata.write_quorum + 1
+        quorum = Quorum(copies, copies, metadata.ack_quorum)
+        added = []
+        assert metadata.last_entry is not None
+        ends = [part.first_entry - 1 for part in metadata.segments[1:]] + [metadata.last_entry]
+        for segment, last in zip(metadata.segments, ends, strict=True):
+            target = await self._target(metadata.ledger, quorum, segment, copies - 1)
+            # Each bookie holds everything, so any seat will do.
+            await self._copy(metadata, 0, segment.first_entry, last, target)
+            added.append(target)
+        stored = await self._services.records.widen(
+            metadata, added, write_quorum=self._services.config.write_quorum, wanted=locked
+        )
+        if stored is None:
+            raise Overtaken(metadata.ledger)
+        log.info("ledger widened", ledger=metadata.ledger, copies=copies)
+
+    async def _target(
+        self, ledger: LedgerId, quorum: Quorum, segment: Segment, seat: int
+    ) -> Member:
+        """Who is to take the seat. Raises NoTarget."""
+        seated = list(segment.members)
+        seated += [_NOBODY] * (quorum.ensemble_size - len(seated))
+        spares = await self._services.ensembles.spares(quorum, seated, [seat])
+        if seat not in spares:
+            raise NoTarget(ledger, segment.first_entry)
+        return spares[seat]
+
+    async def _copy(
+        self, metadata: LedgerMetadata, seat: int, first: int, last: int, target: Member
+    ) -> int:
+        copied = await copy_entries(metadata, seat, first, last, target, self._services, self._pace)
+        self.counts.copied_bytes += copied
+        return copied
+
+    # -- what is being written -------------------------------------------------------------------
+
+    async def _maybe_recover(
+        self, metadata: LedgerMetadata, plan: Plan
+    ) -> RepairError | LedgerError | None:
+        """None: the ledger was recovered, and is closed. Else why not, or not yet."""
+        ledger, tail = metadata.ledger, metadata.last_segment
+        listed = self._services.directory.listed
+        seen = self._tails.get(ledger)
+        if seen is None or (seen.segment, seen.state) != (tail, metadata.state):
+            seen = self._tails[ledger] = _Tail(tail, metadata.state, self._now())
+        waited_s = self._now() - seen.since
+        hopeful = metadata.state is LedgerState.IN_RECOVERY or self._services.ensembles.has_spare(
+            tail.members
+        )
+        dead = any(member not in listed for member in plan.unwritable)
+        if waited_s < self._config.open_grace_s or not hopeful or not dead:
+            return StillWritten(ledger, ", ".join(member.bookie for member in plan.unwritable))
+        log.warning(
+            "ledger taken from its writer", ledger=ledger, state=metadata.state.name, s=waited_s
+        )
+        try:
+            await self._recover(ledger)
+        except LedgerError as error:
+            return error
+        self.counts.ledgers_recovered += 1
+        return None
+
+    # -- what waits ------------------------------------------------------------------------------
+
+    async def _note(self, mark: Mark, error: RepairError | LedgerError) -> None:
+        """Let the mark tell why; once, not with each attempt."""
+        log.warning("ledger not repaired", ledger=mark.ledger, error=str(error))
+        what = mark.what.failed(str(error), self._clock.now_ms())
+        if what.failure != mark.what.failure:
+            await self._marks.replace(mark, what)
+
+    def _put_off(self, ledger: LedgerId, pause_s: float | None = None) -> None:
+        trouble = self._troubles.get(ledger)
+        if pause_s is None:
+            before = RETRY_S_FIRST / 2 if trouble is None else trouble.pause_s
+            pause_s = min(2 * before, RETRY_S_MAX)
+        delay_s = pause_s * self._random.uniform(0.5, 1.0)
+        self._troubles[ledger] = _Trouble(self._now() + delay_s, pause_s)
+
+    def _may_try(self, ledger: LedgerId, now: float) -> bool:
+        trouble = self._troubles.get(ledger)
+        return trouble is None or trouble.retry_at <= now
+
+    def _on_bookies_changed(self) -> None:
+        """What failed may succeed now."""
+        for trouble in self._troubles.values():
+            trouble.retry_at = 0.0
+        self._wake.set()
+
+    def _forget_all_but(self, ledgers: Sequence[LedgerId]) -> None:
+        for each in {*self._troubles, *self._tails} - {*ledgers}:
+            self._forget(each)
+
+    def _forget(self, ledger: LedgerId) -> None:
+        self._troubles.pop(ledger, None)
+        self._tails.pop(ledger, None)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,319 @@
+"""What is to be repaired is found: lost bookies, holes, ledgers that were made narrow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.repairs import auditing, bake_cookies, drain, lose, metadata_of, replicating, written
+from fakes.virtual_loop import run_virtual
+from support import wait_until
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.repair.config import RepairConfig
+from magnetar.bookie.repair.marks import Marks
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_check_progress
+from magnetar.metadata.model import EntryId, LedgerId
+from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BadCopy
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.bookie.repair.auditor import Auditor
+    from magnetar.metadata.model import Member
+    from magnetar.metadata.under_replication import UnderReplication
+
+SOON = RepairConfig(lost_bookie_delay_s=600, check_period_s=1000, audit_period_s=100_000)
+
+
+async def marked(nodes: Cluster) -> dict[LedgerId, UnderReplication]:
+    marks = Marks(nodes.store, SystemClock())
+    found = {}
+    async for ledger in marks.list():
+        mark = await marks.get(ledger)
+        assert mark is not None
+        found[ledger] = mark.what
+    return found
+
+
+async def lost(nodes: Cluster) -> dict[LedgerId, frozenset[Member]]:
+    return {ledger: what.lost for ledger, what in (await marked(nodes)).items()}
+
+
+async def until(condition: Callable[[], bool], *, within_s: float = 1000.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+
+
+async def audited(auditor: Auditor, *, times: int = 1) -> None:
+    await until(lambda: auditor.findings.audits >= times)
+
+
+def test_t29_a_bookie_that_stays_away_is_marked_after_the_delay() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            made = [await written(ledgers, 3) for _ in range(12)]
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                assert auditor.findings.ledgers == 12
+                dead = nodes.bookies[1]
+                await lose(nodes, dead)
+                await asyncio.sleep(590)
+                assert await marked(nodes) == {}
+                await audited(auditor, times=auditor.findings.audits + 1)
+                touched = [e.ledger for e in made if dead.member in e.segments[0].members]
+                assert await lost(nodes) == dict.fromkeys(touched, frozenset({dead.member}))
+
+    run_virtual(main())
+
+
+def test_t29_a_bookie_that_returns_in_time_is_not_marked() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            await written(ledgers, 3)
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                for _ in range(3):
+                    await lose(nodes, nodes.bookies[1])
+                    await asyncio.sleep(500)
+                    nodes.bookies[1].restart()
+                    await nodes.register(nodes.bookies[1])
+                    await asyncio.sleep(500)
+                assert await marked(nodes) == {}
+
+    run_virtual(main())
+
+
+def test_t29_mass_loss_marks_nothing_until_it_is_over() -> None:
+    async def main() -> None:
+        async with cluster(6) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            for _ in range(6):
+                await written(ledgers, 3)
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                for each in nodes.bookies[:2]:
+                    await lose(nodes, each)
+                await until(lambda: auditor.held)
+                await asyncio.sleep(2000)
+                assert await marked(nodes) == {}
+                nodes.bookies[0].restart()
+                await nodes.register(nodes.bookies[0])
+                await until(lambda: not auditor.held)
+                await asyncio.sleep(5)
+                members = {each for lost_ones in (await lost(nodes)).values() for each in lost_ones}
+                assert members == {nodes.bookies[1].member}
+
+    run_virtual(main())
+
+
+def test_a_former_incarnation_is_marked_at_once() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes, nodes.process() as ledgers, asyncio.TaskGroup() as group:
+            await bake_cookies(nodes)
+            made = await written(ledgers, 3)
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                old = nodes.bookies.pop(1)
+                await lose(nodes, old)
+                reborn = FakeBookie("b1", incarnation=2, group=group)
+                nodes.bookies.append(reborn)
+                await bake_cookies(nodes)
+                await nodes.register(reborn)
+                await audited(auditor, times=auditor.findings.audits + 1)
+                assert await lost(nodes) == {made.ledger: frozenset({old.member})}
+            nodes.bookies.append(old)
+            async with replicating(nodes):
+                await asyncio.sleep(20)
+            assert await marked(nodes) == {}
+            after = await metadata_of(nodes, made.ledger)
+            assert reborn.member in after.segments[0].members
+            reborn.kill()
+
+    run_virtual(main())
+
+
+def test_a_bookie_that_nobody_knows_any_more_is_lost_and_one_that_just_joined_is_not() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            made = await written(ledgers, 3)
+            gone = nodes.bookie(made.segments[0].members[0])
+            await lose(nodes, gone)
+            await nodes.store.delete(paths.bookie_cookie(gone.member.bookie), expected=0)
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                assert await lost(nodes) == {made.ledger: frozenset({gone.member})}
+                await nodes.add_bookie()
+                await bake_cookies(nodes)
+                new = await written(ledgers, 3)
+                await asyncio.sleep(100)
+                assert new.ledger not in await lost(nodes)
+
+    run_virtual(main())
+
+
+def test_what_an_operator_decommissions_is_marked_though_it_serves() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            made = await written(ledgers, 3)
+            leaving = made.segments[0].members[0]
+            async with auditing(nodes, SOON) as auditor, replicating(nodes) as replicator:
+                await audited(auditor)
+                await drain(nodes, leaving.bookie, decommission=True)
+                await until(lambda: replicator.counts.ledgers_repaired == 1)
+            after = await metadata_of(nodes, made.ledger)
+            assert leaving not in after.segments[0].members
+
+    run_virtual(main())
+
+
+def test_holes_are_found_in_the_midst_of_a_segment_and_filled() -> None:
+    async def main() -> None:
+        striped = LedgerConfig(ensemble_size=4, write_quorum=3, ack_quorum=2)
+        async with cluster(4) as nodes, nodes.process(striped) as ledgers:
+            await bake_cookies(nodes)
+            made = [await written(ledgers, 30) for _ in range(3)]
+            member, other = made[1].segments[0].members[2], made[2].segments[0].members[0]
+            bookie = nodes.bookie(member)
+            bookie.entries_page = 4
+            stored = bookie.ledgers[made[1].ledger].entries
+            for entry in (12, 13, 24):
+                del stored[entry]
+            del nodes.bookie(other).ledgers[made[2].ledger]
+            async with auditing(nodes, SOON) as auditor:
+                await until(lambda: auditor.findings.compared_ms > 0, within_s=3000)
+                found = await marked(nodes)
+                assert found.keys() == {made[1].ledger, made[2].ledger}
+                assert found[made[1].ledger].bad == (
+                    BadCopy(member, EntryId(12), EntryId(13)),
+                    BadCopy(member, EntryId(24), EntryId(24)),
+                )
+                assert found[made[2].ledger].bad[0].member == other
+                assert auditor.findings.missing_entries >= 3
+                async with replicating(nodes) as replicator:
+                    await until(lambda: replicator.counts.ledgers_repaired == 2)
+            assert {12, 13, 24} <= set(stored)
+            assert await marked(nodes) == {}
+
+    run_virtual(main())
+
+
+def test_a_bookie_that_is_busy_or_away_is_not_suspected() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            await written(ledgers, 5)
+            nodes.bookies[0].kill()  # and is listed still
+            nodes.bookies[1].may_read.clear()
+            async with auditing(nodes, SOON) as auditor:
+                await until(lambda: auditor.findings.compared_ms > 0, within_s=3000)
+                assert await marked(nodes) == {}
+
+    run_virtual(main())
+
+
+def test_the_rota_goes_on_where_the_last_auditor_was() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            made = [await written(ledgers, 1) for _ in range(10)]
+            await nodes.store.put(paths.CHECKED, b"what is this", expected=ABSENT)
+            async with auditing(nodes, SOON) as first:
+                await until(lambda: first.findings.compared >= 6)
+            stored = await nodes.store.get(paths.CHECKED)
+            assert stored is not None
+            progress = decode_check_progress(stored.value)
+            assert made[0].ledger < progress.after < made[-1].ledger
+            async with auditing(nodes, SOON, seed=10) as second:
+                await until(lambda: second.findings.compared_ms > 0, within_s=3000)
+                rest = sum(each.ledger > progress.after for each in made)
+                assert second.findings.compared == rest
+
+    run_virtual(main())
+
+
+def test_a_narrow_ledger_is_marked_once_there_are_bookies_for_it() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            await lose(nodes, nodes.bookies[2])
+            await wait_until(lambda: not ledgers.full_ensemble_possible())
+            made = await written(ledgers, 5)
+            assert made.under_replicated
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                assert await marked(nodes) == {}
+                nodes.bookies[2].restart()
+                await nodes.register(nodes.bookies[2])
+                await audited(auditor, times=auditor.findings.audits + 1)
+                assert (await marked(nodes))[made.ledger].narrow
+                async with replicating(nodes) as replicator:
+                    await until(lambda: replicator.counts.ledgers_repaired == 1)
+            assert (await metadata_of(nodes, made.ledger)).write_quorum == 3
+
+    run_virtual(main())
+
+
+def test_one_of_several_audits_and_another_takes_over() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            await written(ledgers, 1)
+            async with (
+                auditing(nodes, SOON, seed=10) as second,
+                auditing(nodes, SOON, seed=11) as third,
+            ):
+                await until(lambda: second.is_leader or third.is_leader)
+                assert not (second.is_leader and third.is_leader)
+                leader, other = (second, third) if second.is_leader else (third, second)
+                await audited(leader)
+                assert other.findings.audits == 0
+                leader._store.expire()  # type: ignore[attr-defined]
+                await audited(other)
+
+    run_virtual(main())
+
+
+def test_an_unreadable_record_stops_nothing() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            made = await written(ledgers, 3)
+            await nodes.store.put(paths.ledger(LedgerId(7)), b"what is this", expected=ABSENT)
+            dead = nodes.bookie(made.segments[0].members[0])
+            await lose(nodes, dead)
+            async with auditing(nodes, RepairConfig(lost_bookie_delay_s=0)) as auditor:
+                await audited(auditor)
+                assert auditor.findings.unreadable == 1
+                assert made.ledger in await lost(nodes)
+
+    run_virtual(main())
+
+
+def test_the_store_going_away_puts_an_audit_off() -> None:
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            made = await written(ledgers, 3)
+            async with auditing(nodes, RepairConfig(lost_bookie_delay_s=30)) as auditor:
+                await audited(auditor)
+                dead = nodes.bookie(made.segments[0].members[0])
+                await lose(nodes, dead)
+                await asyncio.sleep(20)
+                store = auditor._store
+                store.suspend()  # type: ignore[attr-defined]
+                await asyncio.sleep(60)
+                assert await marked(nodes) == {}
+                store.reconnect()  # type: ignore[attr-defined]
+                await until(lambda: auditor.findings.marked > 0)
+
+    run_virtual(main())

@@ -5,6 +5,12 @@ the read that fenced. Both hold because neither `admit` nor `fence` contains an 
 the ledger's state, decides, and writes to the store (which makes it visible) before anything else
 can run. Durability comes afterwards, for both through the same log and so in the same order.
 
+The first ordinary add of a ledger is not let in before the metadata has said that this bookie is to
+take it: else a writer that is out of date could bring back a ledger that was deleted, or write to a
+bookie that knows nothing of a fence. That takes an await, so it is not done here: such adds are
+handed back (`Admitted.unverified`) and offered again later, when a fence may have come before them.
+Recoverers' and replicators' adds need no such leave, and give none.
+
 What is kept in memory per ledger is its record and the highest entry id stored. A higher id
 cannot be a duplicate; only for one at or below it is the store asked. The states are a cache of
 the store, bounded by count, oldest out first; one that has left is read again when it is needed.
@@ -12,15 +18,20 @@ the store, bounded by count, oldest out first; one that has left is read again w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import (
+    ID_MAX,
     FormatDamaged,
     LedgerRecord,
+    Tombstone,
     decode_ledger_record,
+    decode_tombstone,
     encode_ledger_record,
+    encode_tombstone,
     entry_key,
     ledger_key,
 )
@@ -48,13 +59,22 @@ log = get_logger(__name__)
 LEDGERS_CACHED_MAX: Final = 100_000
 
 
+class Intake(Enum):
+    """Which adds are let in. Fences always are."""
+
+    ALL = "all"
+    REPAIRS = "repairs"  # of recoverers and replicators alone: the disk is nearly full
+    NONE = "none"  # what is left of the disk is for fences and deletions
+
+
 @dataclass(slots=True)
 class LedgerState:
     """A ledger as the store has it, durable or not."""
 
     record: LedgerRecord | None  # None: the store knows nothing of the ledger
-    highest: int  # highest id of a stored entry; -1: none
+    highest: int  # no entry with a higher id is stored; -1: none is
     fence_durable: bool = False  # False: also when nobody remembers
+    deleted: bool = False  # there is a tombstone, and so no record
     alarmed: bool = False  # a conflict of this ledger was logged: one line, not one per add
 
 
@@ -63,17 +83,44 @@ class Admitted:
     """Acks of one frame of adds."""
 
     stored: list[bytes]  # to be sent once everything written so far is durable
-    refused: list[bytes]  # to be sent at once
+    refused: list[bytes]  # to be sent at once, each of one entry
+    unverified: list[Add] = field(default_factory=list)  # neither: the metadata is to be asked
+    entries_stored: int = 0
 
 
-def refusal(add: Add, record: LedgerRecord | None) -> BookieCode | None:
-    """Why `add` must not be stored, by what is known of its ledger. None: it may."""
+@dataclass(slots=True)
+class _Stretch:
+    """Entries first, first + 1, … of one ledger, all of them let in."""
+
+    state: LedgerState
+    ledger: int
+    master_key: int
+    first: int
+    following: int
+
+    def end(self, admitted: Admitted) -> None:
+        count = self.following - self.first
+        if count:
+            self.state.highest = max(self.state.highest, self.following - 1)
+            admitted.stored.append(encode_ack(self.ledger, self.first, BookieCode.OK, count=count))
+            admitted.entries_stored += count
+
+
+_NOTHING: Final = _Stretch(LedgerState(None, -1), -1, -1, -1, -1)
+
+
+def refusal(add: Add, state: LedgerState, intake: Intake) -> BookieCode | None:
+    """Why `add` must not be stored, by what is known here. None: it may."""
+    record = state.record
     if record is None:
-        return None
-    if record.master_key != add.master_key:
+        if state.deleted:
+            return BookieCode.DELETED
+    elif record.master_key != add.master_key:
         return BookieCode.UNAUTHORIZED
-    if record.fenced and not add.flags & (RECOVERY | COPY):
+    elif record.fenced and not add.flags & (RECOVERY | COPY):
         return BookieCode.FENCED
+    if intake is not Intake.ALL and (intake is Intake.NONE or not add.flags & (RECOVERY | COPY)):
+        return BookieCode.READ_ONLY
     return None
 
 
@@ -98,12 +145,16 @@ class Admission:
         storage: Storage,
         *,
         write: Callable[[Sequence[Put]], None],
+        delete: Callable[[int, bytes | None], None],
         clock: Clock,
         ledgers_cached_max: int = LEDGERS_CACHED_MAX,
     ) -> None:
-        """`write` makes puts visible in `storage` before it returns; it may raise StorageFailed."""
+        """`write` and `delete` (`Storage.delete_ledger`) show in `storage` before they return; they
+        may raise StorageFailed."""
+        self.intake = Intake.ALL
         self._storage = storage
         self._write = write
+        self._delete = delete
         self._clock = clock
         self._ledgers_cached_max = ledgers_cached_max
         self._states: dict[int, LedgerState] = {}
@@ -114,24 +165,54 @@ class Admission:
         state = self._states.get(ledger)
         return self._load(ledger) if state is None else state
 
-    def admit(self, adds: Iterable[Add]) -> Admitted:
-        """Store what may be stored. Raises StorageFailed when writing failed: nothing is known
-        then."""
+    def admit(self, adds: Iterable[Add], *, verified: bool = False) -> Admitted:
+        """Store what may be stored. `verified`: the metadata allows the ordinary ones among them.
+        Raises StorageFailed when writing failed: nothing is known then.
+
+        Most adds are ordinary ones, each the next of the ledger of the one before: nothing that
+        would let in the first stops the others, so they are a `_Stretch`, and have one ack.
+        """
         admitted = Admitted([], [])
         puts: list[Put] = []
+        stretch = _NOTHING
         for add in adds:
-            code = add.fault if add.fault is not None else self._admit_one(add, puts)
-            acks = admitted.stored if code is BookieCode.OK else admitted.refused
-            acks.append(encode_ack(add.ledger, add.entry, code))
+            ledger, entry, flags, master_key, envelope, fault = add
+            if (
+                entry == stretch.following
+                and ledger == stretch.ledger
+                and master_key == stretch.master_key
+                and not flags
+                and fault is None
+            ):
+                puts.append((entry_key(ledger, entry), envelope))
+                stretch.following = entry + 1
+                continue
+            stretch.end(admitted)
+            stretch = _NOTHING
+            code = fault
+            if code is None:
+                code = self._admit_one(add, puts, verified=verified)
+            if code is None:
+                admitted.unverified.append(add)
+            elif code is not BookieCode.OK:
+                admitted.refused.append(encode_ack(ledger, entry, code))
+            else:
+                stretch = _Stretch(self._states[ledger], ledger, master_key, entry, entry + 1)
+                if flags or entry != stretch.state.highest:
+                    stretch.end(admitted)
+                    stretch = _NOTHING
+        stretch.end(admitted)
         self._write_out(puts)
         return admitted
 
     def fence(self, ledger: int, master_key: int) -> BookieCode:
         """Fence the ledger, also one that nobody has heard of. OK: fenced, durable only later.
 
-        UNAUTHORIZED: not fenced. Raises StorageFailed.
+        UNAUTHORIZED, DELETED: not fenced. Raises StorageFailed.
         """
         state = self.state(ledger)
+        if state.deleted:
+            return BookieCode.DELETED
         if state.record is not None and state.record.master_key != master_key:
             return BookieCode.UNAUTHORIZED
         if state.record is None or not state.record.fenced:
@@ -141,8 +222,16 @@ class Admission:
             log.info("ledger fenced", ledger=ledger, highest=state.highest)
         return BookieCode.OK
 
-    def _admit_one(self, add: Add, puts: list[Put]) -> BookieCode:
-        """Append to `puts` what storing the add takes, or say why not."""
+    def delete(self, ledger: int, *, for_good: bool) -> None:
+        """Forget the ledger and all its entries. `for_good`: it is in no metadata any more, and
+        whoever adds to it or asks for it is told so. Raises StorageFailed."""
+        stone = encode_tombstone(Tombstone(self._clock.now_ms())) if for_good else None
+        self._delete(ledger, stone)
+        self._states.pop(ledger, None)
+
+    def _admit_one(self, add: Add, puts: list[Put], *, verified: bool) -> BookieCode | None:
+        """Append to `puts` what storing the add takes, or say why not. None: the metadata is to be
+        asked first."""
         state = self._states.get(add.ledger)
         if state is None:
             self._write_out(puts)  # the store must show all that is decided already
@@ -151,10 +240,17 @@ class Admission:
             except StorageFailed as error:
                 log.error("ledger unreadable", ledger=add.ledger, error=str(error))
                 return BookieCode.IO_ERROR
-        code = refusal(add, state.record)
+        code = refusal(add, state, self.intake)
         if code is not None:
             return code
-        if state.record is None or (add.flags & RECOVERY and not state.record.fenced):
+        before = state.record
+        if not add.flags:
+            if before is None or not before.verified:
+                if not verified:
+                    return None
+                record = self._recorded(state, add.master_key).verify()
+                self._record(add.ledger, state, record, puts)
+        elif before is None or (add.flags & RECOVERY and not before.fenced):
             record = self._recorded(state, add.master_key)
             fences = add.flags & RECOVERY
             self._record(add.ledger, state, record.fence() if fences else record, puts)
@@ -178,7 +274,10 @@ class Admission:
                 return BookieCode.OK
         except (StorageFailed, EnvelopeDamaged) as error:
             log.error("entry unreadable", ledger=add.ledger, entry=add.entry, error=str(error))
-            return BookieCode.IO_ERROR
+            # What cannot be read is replaced by what replicators and recoverers read soundly from
+            # other bookies: it is the same entry, since a ledger has one writer and an envelope
+            # names its id. Refused, a ledger with no spare bookie could never be recovered.
+            return None if add.flags & (COPY | RECOVERY) else BookieCode.IO_ERROR
         # Two writers of one ledger, or corruption: neither must ever happen.
         self.conflicts += 1
         if not state.alarmed:
@@ -189,15 +288,34 @@ class Admission:
     def _load(self, ledger: int) -> LedgerState:
         value = self._storage.ledger_record(ledger)
         if value is None:
-            return LedgerState(None, -1)
+            return self._load_absent(ledger)
         try:
             record = decode_ledger_record(value)
         except FormatDamaged as damage:
             raise StorageFailed(f"read the record of ledger {ledger}", damage.reason) from damage
-        last = self._storage.last_entry(ledger)
-        state = LedgerState(record, -1 if last is None else last[0])
+        state = LedgerState(record, self._highest(ledger))
         self._keep(ledger, state)
         return state
+
+    def _highest(self, ledger: int) -> int:
+        """Damage at a ledger's end must not keep its repair out: then any id may be taken, and each
+        is looked up."""
+        try:
+            last = self._storage.last_entry(ledger)
+        except StorageFailed as error:
+            log.error("a ledger's last entry is unreadable", ledger=ledger, error=str(error))
+            return ID_MAX
+        return -1 if last is None else last[0]
+
+    def _load_absent(self, ledger: int) -> LedgerState:
+        stone = self._storage.tombstone(ledger)
+        if stone is None:
+            return LedgerState(None, -1)
+        try:
+            decode_tombstone(stone)
+        except FormatDamaged as damage:
+            raise StorageFailed(f"read the tombstone of ledger {ledger}", damage.reason) from damage
+        return LedgerState(None, -1, deleted=True)
 
     def _keep(self, ledger: int, state: LedgerState) -> None:
         if len(self._states) >= self._ledgers_cached_max:

@@ -10,25 +10,31 @@ import asyncio
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from magnetar.bookie.admission import Admission
+from magnetar.bookie.disk import release_if_short
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.newcomers import FirstAddCheck
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.storage.commit import GroupCommit
-from magnetar.bookie.storage.directory import OPEN_DEADLINE_S, open_directory
-from magnetar.metadata.model import BookieId, BookieRegistration
+from magnetar.bookie.storage.directory import open_directory
+from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
+from magnetar.bookie.upkeep import Upkeep, UpkeepConfig
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
+from magnetar.metadata.model import BookieId, BookieRegistration, Member
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, histogram
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
 
-    from magnetar.bookie.errors import StorageFailed
     from magnetar.bookie.storage.directory import DataDirectory
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
@@ -40,6 +46,11 @@ log = get_logger(__name__)
 PENDING_BYTES_MAX: Final = 32 << 20
 STOP_GRACE_S: Final = 5.0
 EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
+# An image of the disk that is older than this, and restored, is known as such at the next start.
+EPOCH_S: Final = 3600.0
+# How long RocksDB may have flushed on an idle bookie before the watermark says so; 2 us if not.
+FOLLOW_MANIFEST_S: Final = 5.0
+UPKEEP: Final = UpkeepConfig()
 
 
 def die(error: StorageFailed) -> NoReturn:
@@ -62,19 +73,28 @@ async def open_bookie(
     pending_bytes_max: int = PENDING_BYTES_MAX,
     open_deadline_s: float = OPEN_DEADLINE_S,
     stop_grace_s: float = STOP_GRACE_S,
+    new_incarnation: bool = False,
+    epoch_s: float = EPOCH_S,
+    upkeep_config: UpkeepConfig = UPKEEP,
     die: Callable[[StorageFailed], None] = die,
 ) -> AsyncIterator[BookieService]:
-    """A bookie that serves while inside. Raises StartRefused, or what the metadata store raises.
+    """A bookie that serves while inside. Raises StartRefused, or what the metadata store raises;
+    later WrongIncarnation when another process took the bookie's name.
+
+    `new_incarnation` lets it begin anew on an empty directory; every `epoch_s` it begins another
+    boot epoch.
 
     On leaving, whatever was written is made durable and acknowledged if that takes no longer than
     `stop_grace_s`; then the store is closed in good order.
     """
+    release_if_short(data_dir, upkeep_config.disk)
     directory = await open_directory(
         data_dir,
         bookie=bookie,
         metadata=metadata,
         chance=chance,
         open_deadline_s=open_deadline_s,
+        new_incarnation=new_incarnation,
     )
     log.info(
         "store opened",
@@ -83,29 +103,124 @@ async def open_bookie(
         boot_epoch=directory.identity.boot_epoch,
         directory=str(data_dir),
     )
-    sync_thread = ThreadPoolExecutor(1, thread_name_prefix="bookie-sync")
-    read_thread = ThreadPoolExecutor(1, thread_name_prefix="bookie-read")
+    threads = _Threads()
+    sync = threads.sync
     try:
-        syncs = histogram(registry, "magnetar_bookie_sync_seconds", "How long a group's sync took.")
-        commit = GroupCommit(
-            directory.storage,
-            note_durable=directory.watermark.advance,
-            thread=sync_thread,
-            die=die,
+        service, upkeep = _assemble(
+            directory,
+            threads,
+            metadata=metadata,
+            clock=clock,
+            chance=chance,
+            registry=registry,
             pending_bytes_max=pending_bytes_max,
-            observe_sync=syncs.observe,
+            upkeep_config=upkeep_config,
+            die=die,
         )
-        service = _service(directory, commit, read_thread, clock)
-        _export(registry, service, commit)
+        await upkeep.disk.check()
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(service.run())
+            lasting = [
+                group.create_task(service.run()),
+                group.create_task(upkeep.run()),
+                group.create_task(_count_epochs(directory, metadata, chance, sync, epoch_s)),
+                group.create_task(_follow_manifest(directory, sync, die)),
+            ]
             yield service
             await service.stop(grace_s=stop_grace_s)
-            running.cancel()
+            for task in lasting:
+                task.cancel()
     finally:
-        for thread in (sync_thread, read_thread):
-            thread.shutdown(cancel_futures=True)
+        threads.end(directory)
         directory.close()
+
+
+class _Threads:
+    """Of one worker each."""
+
+    def __init__(self) -> None:
+        self.sync = ThreadPoolExecutor(1, thread_name_prefix="bookie-sync")
+        self.read = ThreadPoolExecutor(1, thread_name_prefix="bookie-read")
+        self.compaction = ThreadPoolExecutor(1, thread_name_prefix="bookie-compaction")
+
+    def end(self, directory: DataDirectory) -> None:
+        for thread in (self.sync, self.read):
+            thread.shutdown(cancel_futures=True)
+        with suppress(StorageFailed):
+            directory.storage.flush()  # so that the next start has nothing to replay
+        with suppress(StorageFailed):
+            directory.storage.interrupt()
+        self.compaction.shutdown(cancel_futures=True)
+
+
+def _assemble(
+    directory: DataDirectory,
+    threads: _Threads,
+    *,
+    metadata: MetadataStore,
+    clock: Clock,
+    chance: random.Random,
+    registry: CollectorRegistry,
+    pending_bytes_max: int,
+    upkeep_config: UpkeepConfig,
+    die: Callable[[StorageFailed], None],
+) -> tuple[BookieService, Upkeep]:
+    syncs = histogram(registry, "magnetar_bookie_sync_seconds", "How long a group's sync took.")
+    commit = GroupCommit(
+        directory.storage,
+        note_durable=directory.watermark.advance,
+        thread=threads.sync,
+        die=die,
+        pending_bytes_max=pending_bytes_max,
+        observe_sync=syncs.observe,
+    )
+    admission = Admission(
+        directory.storage, write=commit.write, delete=commit.delete_ledger, clock=clock
+    )
+    service = _service(directory, commit, admission, metadata, threads.read)
+    upkeep = Upkeep(
+        directory=directory,
+        service=service,
+        admission=admission,
+        commit=commit,
+        metadata=metadata,
+        clock=clock,
+        chance=chance,
+        read_thread=threads.read,
+        compaction_thread=threads.compaction,
+        config=upkeep_config,
+    )
+    _export(registry, service, commit, directory.formers)
+    upkeep.export(registry)
+    return service, upkeep
+
+
+async def _count_epochs(
+    directory: DataDirectory,
+    metadata: MetadataStore,
+    chance: random.Random,
+    sync_thread: Executor,
+    epoch_s: float,
+) -> None:
+    """Raises WrongIncarnation."""
+    while True:
+        await asyncio.sleep(epoch_s)
+        try:
+            await directory.count_up(metadata, chance=chance, thread=sync_thread)
+        except (Unavailable, OutcomeUnknown) as error:
+            log.warning("boot epoch not counted up; next time", error=str(error))
+
+
+async def _follow_manifest(
+    directory: DataDirectory, sync_thread: Executor, die: Callable[[StorageFailed], None]
+) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(FOLLOW_MANIFEST_S)
+        try:
+            await loop.run_in_executor(sync_thread, directory.watermark.follow_manifest)
+        except StorageFailed as error:
+            die(error)
+            raise
 
 
 def registration(
@@ -120,24 +235,38 @@ def registration(
         address=address,
         http_address=http_address,
         zone=zone,
-        read_only=False,
+        read_only=service.read_only,
     )
 
 
 def _service(
-    directory: DataDirectory, commit: GroupCommit, read_thread: ThreadPoolExecutor, clock: Clock
+    directory: DataDirectory,
+    commit: GroupCommit,
+    admission: Admission,
+    metadata: MetadataStore,
+    read_thread: ThreadPoolExecutor,
 ) -> BookieService:
+    identity = directory.identity
     return BookieService(
-        identity=directory.identity,
+        identity=identity,
         data_dir=directory.path,
         storage=directory.storage,
         commit=commit,
-        admission=Admission(directory.storage, write=commit.write, clock=clock),
+        admission=admission,
         read_thread=read_thread,
+        check_first_add=FirstAddCheck(
+            metadata, Member(BookieId(identity.bookie), identity.incarnation)
+        ),
+        formers=directory.formers,
     )
 
 
-def _export(registry: CollectorRegistry, service: BookieService, commit: GroupCommit) -> None:
+def _export(
+    registry: CollectorRegistry,
+    service: BookieService,
+    commit: GroupCommit,
+    formers: Mapping[str, object],
+) -> None:
     counts = service.counts
     for name, text, read in (
         ("adds_stored", "Adds that were stored, duplicates included.", lambda: counts.adds_stored),
@@ -162,6 +291,12 @@ def _export(registry: CollectorRegistry, service: BookieService, commit: GroupCo
         "magnetar_bookie_pending_bytes",
         "Bytes written and not yet synced.",
         lambda: commit.pending_bytes,
+    )
+    gauge(
+        registry,
+        "magnetar_bookie_formers",
+        "Damaged stores of former incarnations that are kept.",
+        lambda: len(formers),
     )
     gauge(
         registry,

@@ -8,8 +8,12 @@ from typing import ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from magnetar.bookie.bookie import PENDING_BYTES_MAX, STOP_GRACE_S
-from magnetar.bookie.storage.directory import OPEN_DEADLINE_S
+from magnetar.bookie.collector import CollectorConfig
+from magnetar.bookie.disk import DiskLimits
+from magnetar.bookie.scrub import ScrubConfig
 from magnetar.bookie.storage.format import is_name
+from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
+from magnetar.bookie.upkeep import UpkeepConfig
 from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
 
@@ -34,6 +38,39 @@ class BookieConfig(RoleConfig):
     open_deadline_s: float = Field(
         OPEN_DEADLINE_S, gt=0, description="for opening the store after an unclean end"
     )
+    new_incarnation: bool = Field(
+        False,
+        description="begin anew on an empty directory, although the cluster knows this bookie: its "
+        "data is lost, and is restored from the other bookies",
+    )
+    disk_full: float = Field(
+        DiskLimits().full, gt=0, le=1, description="used share of the disk that ends ordinary adds"
+    )
+    disk_warn: float = Field(
+        DiskLimits().warn, gt=0, le=1, description="used share of the disk that is warned of"
+    )
+    disk_resume: float = Field(
+        DiskLimits().resume, gt=0, le=1, description="used share at which adds are taken again"
+    )
+    disk_reserve_bytes: int = Field(
+        DiskLimits().reserve_bytes,
+        ge=0,
+        description="kept for fences, deletions and starts on a full disk; 1 % of it at most",
+    )
+    collect_interval_s: float = Field(
+        CollectorConfig().interval_s, gt=0, description="between looks for deleted ledgers"
+    )
+    collect_grace_s: float = Field(
+        CollectorConfig().grace_s, ge=0, description="before a copy that was replaced is deleted"
+    )
+    tombstones_kept_s: float = Field(
+        CollectorConfig().tombstones_kept_s,
+        gt=0,
+        description="how long it is remembered that a ledger was deleted",
+    )
+    scrub_bytes_per_s: float = Field(
+        ScrubConfig().bytes_per_s, gt=0, description="looked through for damage"
+    )
     stop_grace_s: float = Field(STOP_GRACE_S, ge=0, description="for what is under way at a stop")
 
     @field_validator("id")
@@ -51,6 +88,37 @@ class BookieConfig(RoleConfig):
                 "which one brokers are to use"
             )
         return self
+
+    @model_validator(mode="after")
+    def disk_limits_are_ordered(self) -> Self:
+        if self.disk_resume > self.disk_full:
+            raise ValueError(
+                f"disk_resume {self.disk_resume:g} is above disk_full {self.disk_full:g}: adds "
+                "would be taken again on a disk that is full"
+            )
+        if self.disk_warn > self.disk_full:
+            raise ValueError(
+                f"disk_warn {self.disk_warn:g} is above disk_full {self.disk_full:g}: the warning "
+                "would come too late"
+            )
+        return self
+
+    @property
+    def upkeep(self) -> UpkeepConfig:
+        return UpkeepConfig(
+            disk=DiskLimits(
+                full=self.disk_full,
+                warn=self.disk_warn,
+                resume=self.disk_resume,
+                reserve_bytes=self.disk_reserve_bytes,
+            ),
+            collector=CollectorConfig(
+                interval_s=self.collect_interval_s,
+                grace_s=self.collect_grace_s,
+                tombstones_kept_s=self.tombstones_kept_s,
+            ),
+            scrub=ScrubConfig(bytes_per_s=self.scrub_bytes_per_s),
+        )
 
     @property
     def advertised(self) -> str:

@@ -1,16 +1,22 @@
 """The calls of the bookie contract as values: what protos/bookie.proto says, for both ends.
 
 The Write stream and the answers of a read are bytes: magnetar.protos.envelope. Incarnations are 32
-hex digits; a call whose incarnation is not the bookie's own is answered WRONG_INCARNATION, unknown.
+hex digits. A call that names a former incarnation of the bookie is answered LIMBO, but for reads of
+entries that are still there; one that names any other is answered WRONG_INCARNATION. Both are
+unknown.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from magnetar.protos.envelope import BookieCode
+
+
+STRIDE_MAX: Final = 32
+"""The largest ensemble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,14 @@ class ReadRequest:
     bytes_max: int | None = None  # None: the bookie's own limit
     entries_max: int | None = None  # None: the bookie's own limit
     fence: bool = False  # no answer before the ledger is fenced, durably
+    # Only the first `run` entries of each `stride`, counted from `first`. 0 and 0: all.
+    run: int = 0
+    stride: int = 0
+
+    @property
+    def well_formed(self) -> bool:
+        striped = 0 < self.run <= self.stride <= STRIDE_MAX
+        return 0 <= self.first <= self.last and (striped or self.run == self.stride == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

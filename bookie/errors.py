@@ -37,6 +37,12 @@ class ReadsOverloaded(BookieError):
         self.waiting_max = waiting_max
 
 
+class CollectionAborted(BookieError):
+    """A round of the collector ended early, because what it is told cannot be trusted."""
+
+    definite = True
+
+
 class StartRefused(BookieError):
     """The bookie does not start on this directory. The message says what was found, what was
     expected, and what to do."""
@@ -92,12 +98,28 @@ class DirectoryRolledBack(StartRefused):
     """The cluster has seen a later state of this directory: an older image was restored."""
 
 
+class DirectoryCloned(StartRefused):
+    """A copy of this directory was started as this bookie."""
+
+
 class MetadataRolledBack(StartRefused):
     """The directory has seen a later state of the cluster's metadata."""
 
 
-class DamagedStore(StartRefused):
+class TooManyFormers(StartRefused):
+    """The store is damaged, and the stores of so many former incarnations are still needed that the
+    disk is to blame."""
+
+
+class DamagedStore(BookieError):
     """The store does not open, hangs while opening, or has lost what was on disk already.
 
-    What it would answer for a missing entry is "unknown", never "no", so it does not answer at all.
+    What is missing from it is unknown, never "no": it is kept for a former incarnation.
     """
+
+    definite = False
+
+    def __init__(self, directory: Path, reason: str) -> None:
+        super().__init__(f"{directory}: {reason}")
+        self.directory = directory
+        self.reason = reason

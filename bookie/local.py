@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
-from magnetar.metadata.model import BookieId, Member
 from magnetar.protos.envelope import BookieCode, decode_hello_reply, encode_hello
 from magnetar.runtime.memory_stream import MemoryStream, memory_stream_pair, serve_memory_stream
 
@@ -16,11 +15,13 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.contract import (
         BookieInfo,
+        EntryPage,
         LastConfirmed,
         LastConfirmedRequest,
         ReadRequest,
     )
     from magnetar.bookie.service import BookieService
+    from magnetar.metadata.model import Member
     from magnetar.runtime.frames import Buffer, FrameStream
 
 # What gathers while the bookie is busy is 4 MiB at most; more waits at the writer.
@@ -28,17 +29,21 @@ _FRAMES_MAX: Final = 16
 
 
 class LocalBookiePeer:
-    """A `BookiePeer`. The streams' serving ends run in `group`, which must outlive this."""
+    """A `BookiePeer`. The streams' serving ends run in `group`, which must outlive this.
 
-    def __init__(self, service: BookieService, *, group: asyncio.TaskGroup) -> None:
+    `member` may be a former incarnation of the bookie: each request names it, and the bookie says
+    what it knows of it.
+    """
+
+    def __init__(self, member: Member, service: BookieService, *, group: asyncio.TaskGroup) -> None:
+        self._member = member
         self._service = service
         self._group = group
         self._streams: list[MemoryStream] = []
 
     @property
     def member(self) -> Member:
-        identity = self._service.identity
-        return Member(BookieId(identity.bookie), identity.incarnation)
+        return self._member
 
     async def open_write(self, client_name: str) -> FrameStream:
         here, there = memory_stream_pair(client_name, self.member.bookie, frames_max=_FRAMES_MAX)
@@ -59,6 +64,11 @@ class LocalBookiePeer:
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         return await self._service.last_confirmed(request)
+
+    async def list_entries(self, ledger: int, first: int) -> EntryPage:
+        return await self._service.list_entries(
+            self.member.incarnation, ledger=ledger, first=first, entries_max=0
+        )
 
     async def info(self) -> BookieInfo:
         return self._service.info()

@@ -84,6 +84,8 @@ async def serve_bookie(
                 pending_bytes_max=config.pending_bytes_max,
                 open_deadline_s=config.open_deadline_s,
                 stop_grace_s=config.stop_grace_s,
+                new_incarnation=config.new_incarnation,
+                upkeep_config=config.upkeep,
             )
         )
         grpc_port = await stack.enter_async_context(
@@ -98,6 +100,7 @@ async def serve_bookie(
                 zone=config.zone,
             ),
         )
+        service.watch_read_only(entry.set_read_only)
         app = BaseApp(lambda: _health(service, entry), registry)
         gauge(registry, "magnetar_bookie_registered", "1 while registered.", lambda: entry.held)
 

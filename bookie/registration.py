@@ -8,6 +8,7 @@ that know it need no metadata to reach it, and safety never rests on this list.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from magnetar.metadata import paths
@@ -48,14 +49,22 @@ class Registration:
         incarnation, so this one must end."""
         await self._lease.run()
 
+    def set_read_only(self, read_only: bool) -> None:
+        """Tell brokers, soon, by another value of the same node."""
+        self._registration = replace(self._registration, read_only=read_only)
+        self._lease.set_value(encode_bookie_registration(self._registration))
+
     def _is_leftover(self, value: bytes) -> bool:
-        """Whether an earlier start of this directory left it; its session has not expired yet."""
+        """Whether an earlier start of this bookie left it; its session has not expired yet.
+
+        Also one of a former incarnation: epochs count on over incarnations, and who has the later
+        one has the cookie."""
         try:
             stored = decode_bookie_registration(value)
         except InvalidRecord:
             return False
         ours = self._registration
-        return stored.member == ours.member and stored.boot_epoch < ours.boot_epoch
+        return stored.bookie == ours.bookie and stored.boot_epoch < ours.boot_epoch
 
     def _on_change(self, held: bool) -> None:
         if held:

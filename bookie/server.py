@@ -54,6 +54,8 @@ class _Edge:
             bytes_max=message.max_bytes or None,
             entries_max=message.max_entries or None,
             fence=message.fence,
+            run=message.run,
+            stride=message.stride,
         )
         async for parts in self._service.read(request):
             yield parts

@@ -8,8 +8,8 @@ durable.
 
 Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). No is said
 only when the store, which opened undamaged and without gaps (storage/directory.py), does not have
-the thing. An error, a full queue, another incarnation, a bookie that is going down: all of these
-are unknown.
+the thing. An error, a full queue, a bookie that is going down: all of these are unknown. So is
+whatever a former incarnation of the bookie does not have any more (limbo.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from magnetar.bookie.admission import Intake
 from magnetar.bookie.contract import (
     BookieInfo,
     EntryPage,
@@ -32,6 +34,9 @@ from magnetar.bookie.contract import (
     ReadRequest,
 )
 from magnetar.bookie.errors import ReadsOverloaded, StorageFailed
+from magnetar.bookie.limbo import Limbo
+from magnetar.bookie.newcomers import Newcomers
+from magnetar.bookie.stripes import read_stripes
 from magnetar.protos.envelope import (
     BookieCode,
     EnvelopeDamaged,
@@ -42,25 +47,29 @@ from magnetar.protos.envelope import (
     encode_ack,
     encode_hello_reply,
     encode_read_answer,
+    encode_run,
 )
-from magnetar.runtime.frames import FRAME_BYTES_MAX, Outbox
+from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from magnetar.bookie.admission import Admission
+    from magnetar.bookie.admission import Admission, Admitted, LedgerState
     from magnetar.bookie.storage.commit import GroupCommit
     from magnetar.bookie.storage.format import Identity
     from magnetar.bookie.storage.store import Storage
+    from magnetar.protos.envelope import Add
     from magnetar.runtime.frames import Buffer, FrameStream
+
+    _Run = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
 
 log = get_logger(__name__)
 T = TypeVar("T")
 
-# A client that sends adds and does not take its acks: 1 MiB is 60,000 of them.
+# A client that sends adds and does not take its acks: 1 MiB is 50,000 of them.
 ACKS_PENDING_BYTES_MAX: Final = 1 << 20
 # Each holds a frame of up to 16 MiB while it waits for room: a cluster has some dozens of brokers.
 STREAMS_MAX: Final = 256
@@ -69,6 +78,9 @@ READS_WAITING_MAX: Final = 256
 # The answer to one request when it names no limit, and the most it may name.
 READ_BYTES_MAX: Final = 8 << 20
 READ_ENTRIES_MAX: Final = 10_000
+# Where a frame of a read's answer ends: half of the thread hops and of gRPC's calls that 256 KiB
+# would take. Reading as much holds the interpreter's lock for 0.6 ms.
+READ_FRAME_BYTES: Final = 512 << 10
 LEDGERS_PAGE_MAX: Final = 10_000
 ENTRIES_PAGE_MAX: Final = 1_000  # listing costs a read of each entry
 
@@ -103,9 +115,13 @@ class BookieService:
         commit: GroupCommit,
         admission: Admission,
         read_thread: Executor,
+        check_first_add: Callable[[int], Awaitable[BookieCode]],
+        formers: Mapping[str, Storage | None] = MappingProxyType({}),
     ) -> None:
         """`data_dir` is asked for free space (None: nothing is on a disk). `read_thread` has one
-        worker. `admission` writes through `commit`."""
+        worker. `admission` writes through `commit`. `check_first_add`: see newcomers.py. `formers`
+        are the stores of the bookie's former incarnations by incarnation, None where nothing can be
+        read; it may change."""
         self.identity = identity
         self.state = State.SERVING
         self.counts = Counts()
@@ -113,13 +129,38 @@ class BookieService:
         self._storage = storage
         self._commit = commit
         self._admission = admission
+        self._newcomers = Newcomers(check_first_add, self._settle)
         self._read_thread = read_thread
+        self._limbo = Limbo(formers)
+        self._read_only_watchers: list[Callable[[bool], None]] = []
         self._reads_waiting = 0
         self._streams: dict[FrameStream, Outbox] = {}
 
     async def run(self) -> None:
-        """Commit, until cancelled."""
-        await self._commit.run()
+        """Commit, until cancelled. Raises StorageFailed."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._commit.run())
+                group.create_task(self._newcomers.run())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def set_intake(self, intake: Intake) -> None:
+        """Let in this kind of adds from now on."""
+        was = self.read_only
+        self._admission.intake = intake
+        if self.read_only != was:
+            for tell in self._read_only_watchers:
+                tell(self.read_only)
+
+    @property
+    def read_only(self) -> bool:
+        return self._admission.intake is not Intake.ALL
+
+    def watch_read_only(self, tell: Callable[[bool], None]) -> None:
+        """Call `tell` now, and with each change."""
+        self._read_only_watchers.append(tell)
+        tell(self.read_only)
 
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new work; what was written becomes durable and is acknowledged if that takes no
@@ -179,13 +220,33 @@ class BookieService:
             await outbox.wait_room()
 
     def _take_frame(self, frame: Buffer, outbox: Outbox) -> None:
-        adds = list(decode_adds(frame))  # a frame that is damaged anywhere has no effect at all
+        adds = decode_adds(frame)  # a frame that is damaged anywhere has no effect at all
         if self.state is not State.SERVING:
-            outbox.put(*(encode_ack(a.ledger, a.entry, BookieCode.STOPPING) for a in adds))
+            outbox.put(*_acks(adds, BookieCode.STOPPING))
             return
-        admitted = self._admission.admit(adds)
+        if self._commit.overloaded:
+            self.counts.adds_refused += len(adds)
+            outbox.put(*_acks(adds, BookieCode.OVERLOADED))
+            return
         self.counts.add_bytes += len(frame)
-        self.counts.adds_stored += len(admitted.stored)
+        admitted = self._admission.admit(adds)
+        if admitted.unverified:
+            beyond = self._newcomers.take(admitted.unverified, outbox)
+            admitted.refused += _acks(beyond, BookieCode.OVERLOADED)
+        self._answer(admitted, outbox)
+
+    def _settle(self, code: BookieCode, adds: Sequence[Add], outbox: Outbox) -> None:
+        """The metadata has spoken, about adds of one ledger."""
+        if self.state is not State.SERVING:
+            code = BookieCode.STOPPING
+        if code is not BookieCode.OK:
+            outbox.put(b"".join(_acks(adds, code)))
+            return
+        with suppress(StorageFailed):  # `run` ends with it
+            self._answer(self._admission.admit(adds, verified=True), outbox)
+
+    def _answer(self, admitted: Admitted, outbox: Outbox) -> None:
+        self.counts.adds_stored += admitted.entries_stored
         self.counts.adds_refused += len(admitted.refused)
         if admitted.refused:
             outbox.put(b"".join(admitted.refused))
@@ -201,53 +262,104 @@ class BookieService:
         code = await self._open(
             request.incarnation, request.ledger, request.master_key, fence=request.fence
         )
-        if not 0 <= request.first <= request.last:
+        if not request.well_formed:
             code = BookieCode.BAD_REQUEST
-        if code is not BookieCode.OK:
+        limbo = code is BookieCode.LIMBO and not request.fence
+        if code is not BookieCode.OK and not limbo:
             yield encode_read_answer(max(request.first, -1), code)
             return
+        run = partial(self._run_of_former, request) if limbo else partial(self._run, request.ledger)
+        if request.stride:
+            async for parts in self._read_striped(request, run):
+                yield parts
+            return
+        rest = _Rest(
+            at=request.first,
+            last=request.last,
+            entries_left=min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX),
+            bytes_left=min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
+        )
+        reading = self._begin_run(run, rest)
+        try:
+            while not rest.given:
+                try:
+                    found, why = await reading
+                except ReadsOverloaded as error:
+                    found, why = [], _unknown(error)
+                parts, short = encode_run(rest.at, found), rest.take(found)
+                self.counts.entries_read += len(found)
+                if short:
+                    yield [*parts, *encode_read_answer(rest.at, why)]
+                    return
+                if not rest.given:  # the next frame is read while this one is being sent
+                    reading = self._begin_run(run, rest)
+                yield parts
+        finally:
+            reading.cancel()
+
+    async def _read_striped(
+        self, request: ReadRequest, run: _Run
+    ) -> AsyncGenerator[Sequence[Buffer], None]:
+        """As `read`, across gaps."""
         bytes_left = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
         entries_left = min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX)
-        at = request.first
-        while at <= request.last and entries_left > 0 and bytes_left > 0:
-            limit = min(bytes_left, FRAME_BYTES_MAX)
-            found, refused = await self._read_run(
-                request.ledger, at, request.last, bytes_max=limit, entries_max=entries_left
-            )
+        at, why = request.first, None
+        while why is None and at <= request.last and entries_left > 0 and bytes_left > 0:
+            frame_bytes = min(bytes_left, READ_FRAME_BYTES)
+            limits = {"bytes_max": frame_bytes, "entries_max": entries_left}
             parts: list[Buffer] = []
-            for envelope in found:
-                parts += encode_read_answer(at, BookieCode.OK, envelope)
-                at += 1
-            if refused is not None:
-                parts += encode_read_answer(at, refused)
-            yield parts
-            if refused is not None:
-                return
-            self.counts.entries_read += len(found)
-            entries_left -= len(found)
-            bytes_left -= sum(map(len, found))
-
-    async def _read_run(
-        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
-    ) -> tuple[list[bytes], BookieCode | None]:
-        """Entries from `first` on, and why the run ends (None: at a limit or at `last`)."""
-        try:
-            found = await self._on_read_thread(
-                partial(
-                    self._storage.run,
-                    ledger,
-                    first,
-                    last,
-                    bytes_max=bytes_max,
-                    entries_max=entries_max,
+            try:
+                pieces, at, why = await self._on_read_thread(
+                    partial(read_stripes, run, request, at, **limits)
                 )
-            )
-        except (StorageFailed, ReadsOverloaded) as error:
-            return [], _unknown(error)
-        full = sum(map(len, found)) >= bytes_max or len(found) == entries_max
-        if full or first + len(found) > last:
-            return found, None
-        return found, BookieCode.NO_SUCH_ENTRY
+            except ReadsOverloaded as error:
+                pieces, why = [], _unknown(error)
+            for first, found in pieces:
+                parts += encode_run(first, found)
+                self.counts.entries_read += len(found)
+                entries_left -= len(found)
+                bytes_left -= sum(map(len, found))
+            if why is not None:
+                parts += encode_read_answer(at, why)
+            yield parts
+
+    def _begin_run(self, run: _Run, rest: _Rest) -> asyncio.Future[tuple[list[bytes], BookieCode]]:
+        limits = {"bytes_max": rest.frame_bytes, "entries_max": rest.entries_left}
+        return self._on_read_thread(partial(run, rest.at, rest.last, **limits))
+
+    def _run(
+        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> tuple[list[bytes], BookieCode]:
+        """`Storage.run`, which fails as a whole: the entries before the one that cannot be read.
+        And what is to be said if they are too few."""
+        run, absent = self._storage.run, BookieCode.NO_SUCH_ENTRY
+        with suppress(StorageFailed):
+            return run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max), absent
+        found: list[bytes] = []
+        for entry in range(first, min(last, first + entries_max - 1) + 1):
+            try:
+                one = run(ledger, entry, entry, bytes_max=bytes_max, entries_max=1)
+            except StorageFailed as error:
+                return found, _unknown(error)
+            found += one
+            if not one or sum(map(len, found)) >= bytes_max:
+                break
+        return found, absent
+
+    def _run_of_former(
+        self, request: ReadRequest, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> tuple[list[bytes], BookieCode]:
+        """As `_run`, of a former incarnation."""
+        found = self._limbo.run(
+            request.incarnation,
+            request.ledger,
+            request.master_key,
+            first,
+            last,
+            bytes_max=bytes_max,
+            entries_max=entries_max,
+        )
+        return found, BookieCode.LIMBO
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         """The last stored entry, and what it says is confirmed."""
@@ -296,8 +408,9 @@ class BookieService:
         limit = min(entries_max or ENTRIES_PAGE_MAX, ENTRIES_PAGE_MAX)
         read = partial(self._storage.entry_ids, ledger, first, entries_max=limit + 1)
         try:
-            if self._admission.state(ledger).record is None:
-                return EntryPage(BookieCode.NO_SUCH_LEDGER)
+            state = self._admission.state(ledger)
+            if state.record is None:
+                return EntryPage(_absent(state))
             found = await self._on_read_thread(read)
         except (StorageFailed, ReadsOverloaded) as error:
             return EntryPage(_unknown(error))
@@ -315,7 +428,7 @@ class BookieService:
             boot_epoch=self.identity.boot_epoch,
             cluster=self.identity.cluster,
             state=self.state,
-            read_only=False,
+            read_only=self.read_only,
             disk_total_bytes=0 if usage is None else usage.total,
             disk_free_bytes=0 if usage is None else usage.free,
         )
@@ -334,11 +447,12 @@ class BookieService:
         try:
             if fence:
                 return await self._fence(ledger, master_key)
-            record = self._admission.state(ledger).record
+            state = self._admission.state(ledger)
         except StorageFailed as error:
             return _unknown(error)
+        record = state.record
         if record is None:
-            return BookieCode.NO_SUCH_LEDGER
+            return _absent(state)
         return BookieCode.OK if record.master_key == master_key else BookieCode.UNAUTHORIZED
 
     async def _fence(self, ledger: int, master_key: int) -> BookieCode:
@@ -352,21 +466,64 @@ class BookieService:
         return code
 
     def _refusal(self, incarnation: str) -> BookieCode | None:
-        if incarnation != self.identity.incarnation:
-            return BookieCode.WRONG_INCARNATION
         if self.state is not State.SERVING:
             return BookieCode.STOPPING
+        if incarnation != self.identity.incarnation:
+            return self._limbo.code(incarnation)
         return None
 
-    async def _on_read_thread(self, read: Callable[[], T]) -> T:
-        """Raises ReadsOverloaded, or what `read` raises."""
+    def _on_read_thread(self, read: Callable[[], T]) -> asyncio.Future[T]:
+        """Begins at once. The future raises ReadsOverloaded, or what `read` raises."""
+        loop = asyncio.get_running_loop()
         if self._reads_waiting >= READS_WAITING_MAX:
-            raise ReadsOverloaded(READS_WAITING_MAX)
+            refused: asyncio.Future[T] = loop.create_future()
+            refused.set_exception(ReadsOverloaded(READS_WAITING_MAX))
+            refused.exception()  # nobody may come to ask
+            return refused
         self._reads_waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._read_thread, read)
-        finally:
-            self._reads_waiting -= 1
+        reading = loop.run_in_executor(self._read_thread, read)
+        reading.add_done_callback(self._on_read_done)
+        return reading
+
+    def _on_read_done(self, reading: asyncio.Future[T]) -> None:
+        self._reads_waiting -= 1
+        if not reading.cancelled():
+            reading.exception()  # whoever asked may be gone
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What is still to be given of a read."""
+
+    at: int
+    last: int
+    entries_left: int
+    bytes_left: int  # but for the last entry
+
+    @property
+    def frame_bytes(self) -> int:
+        return min(self.bytes_left, READ_FRAME_BYTES)
+
+    @property
+    def given(self) -> bool:
+        return self.at > self.last or self.entries_left <= 0 or self.bytes_left <= 0
+
+    def take(self, found: Sequence[bytes]) -> bool:
+        """These come next. True: there should have been more in this frame."""
+        size = sum(map(len, found))
+        full = size >= self.frame_bytes or len(found) == self.entries_left
+        self.at += len(found)
+        self.entries_left -= len(found)
+        self.bytes_left -= size
+        return not full and self.at <= self.last
+
+
+def _absent(state: LedgerState) -> BookieCode:
+    return BookieCode.DELETED if state.deleted else BookieCode.NO_SUCH_LEDGER
+
+
+def _acks(adds: Sequence[Add], code: BookieCode) -> list[bytes]:
+    return [encode_ack(add.ledger, add.entry, code) for add in adds]
 
 
 def _unknown(error: StorageFailed | ReadsOverloaded | EnvelopeDamaged) -> BookieCode:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support import skip_without_zookeeper
 
-from magnetar.zookeeper_server import (
-    JavaMissing,
-    ZooKeeperEnsemble,
-    ZooKeeperJarsMissing,
-)
+from magnetar.zookeeper_server import ZooKeeperEnsemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +17,7 @@ if TYPE_CHECKING:
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
     """A standalone server that acknowledges before its disk does: nothing here cuts the power."""
     directory = tmp_path_factory.mktemp("zookeeper")
-    try:
-        server = ZooKeeperEnsemble(directory, force_sync=False)
-    except (JavaMissing, ZooKeeperJarsMissing) as missing:
-        pytest.skip(str(missing))
+    skip_without_zookeeper()
+    server = ZooKeeperEnsemble(directory, force_sync=False)
     with server:
         yield server

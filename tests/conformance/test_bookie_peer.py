@@ -10,12 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
-from fakes.bookies import KEY, Writer, add, envelope, running_bookie
-from fakes.ledger_bookies import FakeBookie
+from fakes.bookies import INCARNATION, KEY, OTHER, Writer, add, envelope, running_bookie
+from fakes.ledger_bookies import FakeBookie, FormerIncarnation
 from support import run
 
-from magnetar.bookie.contract import LastConfirmed, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.contract import (
+    EntryPage,
+    EntryRun,
+    LastConfirmed,
+    LastConfirmedRequest,
+    ReadRequest,
+)
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.peer import BookiePeer
 from magnetar.bookie.local import LocalBookiePeer
 from magnetar.bookie.server import SERVICE, handlers
@@ -25,23 +32,23 @@ from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.grpc_frames import grpc_server
 
 OK, NO_ENTRY, NO_LEDGER = BookieCode.OK, BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER
-Open = Callable[[], AbstractAsyncContextManager[BookiePeer]]
+Open = Callable[..., AbstractAsyncContextManager[BookiePeer]]
 
 
 @asynccontextmanager
-async def local_peer() -> AsyncIterator[BookiePeer]:
+async def local_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer]:
     async with running_bookie() as bookie, asyncio.TaskGroup() as group:
-        peer = LocalBookiePeer(bookie.service, group=group)
+        member = Member(BookieId("b1"), incarnation)
+        peer = LocalBookiePeer(member, bookie.service, group=group)
         yield peer
         await peer.close()
 
 
 @asynccontextmanager
-async def grpc_peer() -> AsyncIterator[BookiePeer]:
+async def grpc_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer]:
     async with running_bookie() as bookie:
         services = {SERVICE: handlers(bookie.service)}
-        identity = bookie.service.identity
-        member = Member(BookieId(identity.bookie), identity.incarnation)
+        member = Member(BookieId("b1"), incarnation)
         async with grpc_server(services, host="127.0.0.1", port=0, grace_s=0.2) as port:
             peer = GrpcBookiePeer(member, f"127.0.0.1:{port}")
             yield peer
@@ -49,7 +56,10 @@ async def grpc_peer() -> AsyncIterator[BookiePeer]:
 
 
 @asynccontextmanager
-async def fake_peer() -> AsyncIterator[BookiePeer]:
+async def fake_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer]:
+    if incarnation != INCARNATION:
+        yield FormerIncarnation(Member(BookieId("b1"), incarnation))
+        return
     async with asyncio.TaskGroup() as group:
         bookie = FakeBookie("b1", group=group)
         yield bookie
@@ -101,6 +111,22 @@ def test_adds_are_acked_and_read_back_as_they_were_sent(opened: Open) -> None:
     run(main())
 
 
+def test_stored_entries_are_listed_as_runs(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            assert (await peer.list_entries(1, 0)).code is NO_LEDGER
+            writer = Writer(await peer.open_write("test/adds"))
+            await writer.add(add(1, 0), add(1, 1), add(1, 3))
+            assert await peer.list_entries(1, 0) == EntryPage(
+                OK, (EntryRun(0, 2), EntryRun(3, 1)), more=False
+            )
+            assert await peer.list_entries(1, 1) == EntryPage(OK, (EntryRun(1, 1), EntryRun(3, 1)))
+            assert await peer.list_entries(1, 4) == EntryPage(OK)
+            await writer.stream.close()
+
+    run(main())
+
+
 def test_the_answer_is_the_run_that_is_there_and_then_why_it_ends(opened: Open) -> None:
     async def main() -> None:
         async with opened() as peer:
@@ -114,6 +140,39 @@ def test_the_answer_is_the_run_that_is_there_and_then_why_it_ends(opened: Open) 
             ]
             assert [(a.entry, a.code) for a in await read(peer, 3, 3)] == [(3, OK)]
             assert [a.entry for a in await read(peer, 0, 1, bytes_max=1)] == [0]
+            await writer.stream.close()
+
+    run(main())
+
+
+def test_stripes_are_read_across_their_gaps(opened: Open) -> None:
+    async def main() -> None:
+        async with opened() as peer:
+            writer = Writer(await peer.open_write("test/adds"))
+            await writer.add(*(add(1, n) for n in (1, 2, 5, 6, 9)))
+
+            async def stripes(first: int, last: int, run: int, stride: int) -> list[ReadAnswer]:
+                request = ReadRequest(
+                    incarnation=peer.member.incarnation,
+                    ledger=1,
+                    master_key=KEY,
+                    first=first,
+                    last=last,
+                    run=run,
+                    stride=stride,
+                )
+                frames = peer.read(request)
+                return [answer async for frame in frames for answer in decode_read_answers(frame)]
+
+            def found(*entries: int) -> list[ReadAnswer]:
+                return [ReadAnswer(n, OK, envelope(1, n)) for n in entries]
+
+            assert await stripes(1, 9, 2, 4) == found(1, 2, 5, 6, 9)
+            assert await stripes(1, 8, 2, 4) == found(1, 2, 5, 6)
+            assert await stripes(2, 6, 1, 4) == found(2, 6)
+            missing = ReadAnswer(10, NO_ENTRY, b"")
+            assert await stripes(5, 20, 2, 4) == [*found(5, 6, 9), missing]
+            assert await stripes(3, 9, 2, 4) == [ReadAnswer(3, NO_ENTRY, b"")]
             await writer.stream.close()
 
     run(main())
@@ -148,6 +207,26 @@ def test_a_ledger_that_the_bookie_never_heard_of_can_be_fenced(opened: Open, by_
             writer = Writer(await peer.open_write("test/adds"))
             assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
             await writer.stream.close()
+
+    run(main())
+
+
+def test_another_incarnation_is_refused_everything_and_nothing_counts_as_fenced(
+    opened: Open,
+) -> None:
+    """A bookie that lost its disk does not speak for what it was before."""
+
+    async def main() -> None:
+        async with opened(OTHER) as peer:
+            assert peer.member.incarnation == OTHER
+            with pytest.raises(BookieUnavailable) as refused:
+                await peer.open_write("test/adds")
+            assert refused.value.code is BookieCode.WRONG_INCARNATION
+            assert not refused.value.definite
+            wrong = BookieCode.WRONG_INCARNATION
+            assert await read(peer, 0, 0, fence=True) == [ReadAnswer(0, wrong, b"")]
+            assert (await last_confirmed(peer, fence=True)).code is wrong
+            assert (await peer.list_entries(1, 0)).code is wrong
 
     run(main())
 

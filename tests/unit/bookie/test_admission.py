@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ManualClock
 
-from magnetar.bookie.admission import Admission, Admitted, refusal, same_entry
+from magnetar.bookie.admission import Admission, Admitted, Intake, LedgerState, refusal, same_entry
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import (
     LedgerRecord,
     decode_ledger_record,
     encode_ledger_record,
+    entry_key,
     ledger_key,
 )
 from magnetar.protos.envelope import (
@@ -38,7 +39,11 @@ OK, FENCED, UNAUTHORIZED, CONFLICT, IO_ERROR = (
 
 def make(storage: FaultyStorage, *, ledgers_cached_max: int = 100) -> Admission:
     return Admission(
-        storage, write=storage.write, clock=ManualClock(), ledgers_cached_max=ledgers_cached_max
+        storage,
+        write=storage.write,
+        delete=storage.delete_ledger,
+        clock=ManualClock(),
+        ledgers_cached_max=ledgers_cached_max,
     )
 
 
@@ -57,7 +62,7 @@ def codes(admitted: Admitted) -> dict[tuple[int, int], BookieCode]:
 def admit(admission: Admission, *adds: bytes) -> list[BookieCode]:
     """The code of each, admitted as one frame; the ids must differ."""
     frame = b"".join(adds)
-    found = codes(admission.admit(decode_adds(frame)))
+    found = codes(admission.admit(decode_adds(frame), verified=True))
     return [found[a.ledger, a.entry] for a in decode_adds(frame)]
 
 
@@ -70,7 +75,10 @@ def record_of(storage: FaultyStorage, ledger: int) -> LedgerRecord | None:
 @pytest.mark.parametrize("fenced", [False, True])
 @pytest.mark.parametrize("right_key", [False, True])
 @pytest.mark.parametrize("flags", [0, RECOVERY, COPY, RECOVERY | COPY])
-def test_who_is_refused(*, known: bool, fenced: bool, right_key: bool, flags: int) -> None:
+@pytest.mark.parametrize("intake", Intake)
+def test_who_is_refused(
+    *, known: bool, fenced: bool, right_key: bool, flags: int, intake: Intake
+) -> None:
     (offered,) = decode_adds(add(1, 0, flags=flags, master_key=KEY if right_key else KEY + 1))
     record = LedgerRecord(KEY, fenced=fenced, created_ms=0) if known else None
     expected = None
@@ -78,7 +86,11 @@ def test_who_is_refused(*, known: bool, fenced: bool, right_key: bool, flags: in
         expected = UNAUTHORIZED
     elif known and fenced and not flags:
         expected = FENCED
-    assert refusal(offered, record) is expected
+    elif intake is Intake.NONE or (intake is Intake.REPAIRS and not flags):
+        expected = BookieCode.READ_ONLY
+    assert refusal(offered, LedgerState(record, -1), intake) is expected
+    deleted = LedgerState(None, -1, deleted=True)
+    assert refusal(offered, deleted, intake) is BookieCode.DELETED
 
 
 def test_the_first_add_makes_the_record_before_the_entry() -> None:
@@ -202,7 +214,9 @@ def test_another_length_under_the_same_id_is_a_conflict() -> None:
 
 def test_twice_in_one_frame() -> None:
     storage = FaultyStorage()
-    admitted = make(storage).admit(decode_adds(add(1, 0) + add(1, 0) + add(1, 0, b"PAYLOAD")))
+    admitted = make(storage).admit(
+        decode_adds(add(1, 0) + add(1, 0) + add(1, 0, b"PAYLOAD")), verified=True
+    )
     assert len(admitted.stored) == 2
     assert [code for ack in admitted.refused for _, _, code in decode_acks(ack)] == [CONFLICT]
     assert storage.entry(1, 0) == envelope(1, 0)
@@ -230,6 +244,43 @@ def test_a_damaged_stored_copy_is_unknown_and_not_a_conflict() -> None:
     ((key, value),) = [put for batch in storage.batches for put in batch if put[0][:1] == b"E"]
     storage.write([(key, value[:-1] + b"?")])
     assert admit(admission, add(1, 0)) == [IO_ERROR]
+
+
+@pytest.mark.parametrize("flags", [RECOVERY, COPY])
+def test_a_copy_from_elsewhere_replaces_what_is_damaged_and_nothing_else(flags: int) -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 0), add(1, 1))
+    key = entry_key(1, 0)
+    storage.write([(key, envelope(1, 0)[:-1] + b"?")])
+    assert admit(admission, add(1, 0)) == [IO_ERROR]
+    assert admit(admission, add(1, 0, flags=flags)) == [OK]
+    assert storage.entry(1, 0) == envelope(1, 0)
+    assert admit(admission, add(1, 1, b"PAYLOAD", flags=flags)) == [CONFLICT]
+    assert storage.entry(1, 1) == envelope(1, 1)
+
+
+@pytest.mark.parametrize("flags", [RECOVERY, COPY])
+def test_damage_at_the_end_of_a_ledger_does_not_keep_its_repair_out(flags: int) -> None:
+    class EndUnreadable(FaultyStorage):
+        def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
+            raise StorageFailed("read the last entry", "block checksum mismatch")
+
+        def entry(self, ledger: int, entry: int) -> bytes | None:
+            if entry == 1:
+                raise StorageFailed("read an entry", "block checksum mismatch")
+            return super().entry(ledger, entry)
+
+    storage = EndUnreadable()
+    admit(make(storage), add(1, 0), add(1, 1))
+    reopened = make(storage)
+    assert admit(reopened, add(1, 1)) == [IO_ERROR]
+    assert admit(reopened, add(1, 1, flags=flags)) == [OK]
+    ordinary = 0 if flags == COPY else flags  # a recoverer's add has fenced the ledger
+    rest = [add(1, entry, flags=ordinary) for entry in (2, 3)]
+    assert admit(reopened, add(1, 0, b"PAYLOAD", flags=ordinary), *rest) == [CONFLICT, OK, OK]
+    assert admit(reopened, add(1, 3, flags=ordinary)) == [OK]
+    assert admit(reopened, add(1, 3, b"other", flags=ordinary)) == [CONFLICT]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +384,7 @@ def test_as_the_twin(steps: list[tuple], cached: int) -> None:
                     add(ledger, entry, payload, master_key=key, flags=flags)
                     for ledger, entry, payload, key, flags in adds
                 )
-                admitted = admission.admit(decode_adds(frame))
+                admitted = admission.admit(decode_adds(frame), verified=True)
                 got = sorted(
                     ack
                     for acks in (admitted.stored, admitted.refused)

@@ -62,3 +62,23 @@ def test_loopback(host: str) -> None:
 @pytest.mark.parametrize("host", ["10.0.0.1", "b1.example", "::"])
 def test_no_loopback(host: str) -> None:
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"disk_full": 0.8}, "disk_resume 0.9 is above disk_full 0.8"),
+        ({"disk_full": 0.8, "disk_resume": 0.7}, "disk_warn 0.9 is above disk_full 0.8"),
+        ({"disk_full": 1.5}, "disk-full"),
+        ({"collect_interval_s": 0}, "collect-interval-s"),
+    ],
+)
+def test_limits_that_contradict_are_named(flags: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(**flags)
+
+
+def test_upkeep_is_as_configured() -> None:
+    upkeep = load(disk_full=0.99, collect_interval_s=5, tombstones_kept_s=60).upkeep
+    assert (upkeep.disk.full, upkeep.disk.warn) == (0.99, 0.9)
+    assert (upkeep.collector.interval_s, upkeep.collector.tombstones_kept_s) == (5, 60)

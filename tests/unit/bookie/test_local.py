@@ -17,11 +17,13 @@ from magnetar.runtime.errors import StreamClosed
 if TYPE_CHECKING:
     from magnetar.bookie.ledger.peer import BookiePeer
 
+MEMBER = Member(BookieId("b1"), INCARNATION)
+
 
 def test_it_is_the_bookie() -> None:
     async def main() -> None:
         async with running_bookie() as bookie, asyncio.TaskGroup() as group:
-            peer: BookiePeer = LocalBookiePeer(bookie.service, group=group)
+            peer: BookiePeer = LocalBookiePeer(MEMBER, bookie.service, group=group)
             assert peer.member == Member(BookieId("b1"), INCARNATION)
             writer = Writer(await peer.open_write("broker"))
             assert await writer.add(add(1, 0), add(1, 1)) == [BookieCode.OK, BookieCode.OK]
@@ -45,7 +47,7 @@ def test_it_is_the_bookie() -> None:
 def test_a_bookie_that_stops_refuses_the_stream() -> None:
     async def main() -> None:
         async with running_bookie() as bookie, asyncio.TaskGroup() as group:
-            peer = LocalBookiePeer(bookie.service, group=group)
+            peer = LocalBookiePeer(MEMBER, bookie.service, group=group)
             await bookie.service.stop(grace_s=1)
             with pytest.raises(BookieUnavailable) as refused:
                 await peer.open_write("broker")

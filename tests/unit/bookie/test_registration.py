@@ -95,11 +95,12 @@ def test_a_suspended_session_is_not_a_lost_one() -> None:
     run(main())
 
 
-def test_what_an_earlier_start_left_behind_is_replaced() -> None:
+@pytest.mark.parametrize("former", [OURS.incarnation, "b" * 32])
+def test_what_an_earlier_start_left_behind_is_replaced(former: str) -> None:
     async def main() -> None:
         tree = MemoryTree()
         before, now = MemoryStore(tree), MemoryStore(tree)
-        async with registered(before, replace(OURS, boot_epoch=4)) as entry:
+        async with registered(before, replace(OURS, incarnation=former, boot_epoch=4)) as entry:
             await entry.wait_held()
         async with registered(now) as entry:
             await entry.wait_held()
@@ -108,7 +109,7 @@ def test_what_an_earlier_start_left_behind_is_replaced() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("other", [{"incarnation": "b" * 32}, {"boot_epoch": 6}])
+@pytest.mark.parametrize("other", [{"incarnation": "b" * 32, "boot_epoch": 5}, {"boot_epoch": 6}])
 def test_somebody_elses_entry_is_waited_for(other: dict[str, object]) -> None:
     async def main() -> None:
         tree = MemoryTree()
@@ -144,3 +145,32 @@ def test_a_later_start_of_the_same_directory_ends_this_one() -> None:
         assert failed.group_contains(LeaseTaken)
 
     run(main())
+
+
+def test_read_only_is_told_by_the_same_node_and_survives_a_lost_session() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store, other = MemoryStore(tree), MemoryStore(tree)
+        async with registered(store) as entry:
+            await entry.wait_held()
+            before = await other.get(PATH)
+            entry.set_read_only(True)
+            await until_told(other, read_only=True)
+            after = await other.get(PATH)
+            assert before is not None
+            assert after is not None
+            assert after.ephemeral_session == before.ephemeral_session
+            entry.set_read_only(False)
+            await until_told(other, read_only=False)
+            assert entry.held
+
+    run(main())
+
+
+async def until_told(store: MemoryStore, *, read_only: bool) -> None:
+    changed = asyncio.Event()
+    store.watch(PATH, changed.set)
+    async with asyncio.timeout(5):
+        while (entry := await stored(store)) is None or entry.read_only is not read_only:
+            await changed.wait()
+            changed.clear()

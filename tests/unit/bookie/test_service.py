@@ -275,8 +275,9 @@ def test_a_failed_sync_acknowledges_nothing() -> None:
 def test_a_failed_write_acknowledges_nothing_and_ends_the_stream() -> None:
     async def test(bookie: Bookie) -> None:
         writer = await bookie.connect()
+        await writer.add(add(1, 0))
         bookie.storage.failing["write"] = StorageFailed("write", "No space left on device")
-        await writer.send(add(1, 0))
+        await writer.send(add(1, 1))
         with pytest.raises(StreamClosed, match="No space left on device"):
             await writer.stream.receive()
         assert len(bookie.deaths) == 1

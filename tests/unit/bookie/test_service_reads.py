@@ -21,12 +21,11 @@ from fakes.bookies import (
 from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.service import READS_WAITING_MAX
+from magnetar.bookie.service import READ_FRAME_BYTES, READS_WAITING_MAX
 from magnetar.protos.envelope import (
     RECOVERY,
     BookieCode,
 )
-from magnetar.runtime.frames import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from magnetar.bookie.contract import ReadRequest
@@ -58,10 +57,10 @@ def test_a_long_read_comes_in_several_frames() -> None:
     async def test(bookie: Bookie) -> None:
         writer = await bookie.connect()
         payload = bytes(50_000)
-        await writer.add(*(add(1, entry, payload) for entry in range(20)))
-        sizes = [sum(map(len, parts)) async for parts in bookie.service.read(read_request(0, 19))]
+        await writer.add(*(add(1, entry, payload) for entry in range(40)))
+        sizes = [sum(map(len, parts)) async for parts in bookie.service.read(read_request(0, 39))]
         assert len(sizes) == 4
-        assert all(size < FRAME_BYTES_MAX + 51_000 for size in sizes)
+        assert all(size < READ_FRAME_BYTES + 51_000 for size in sizes)
 
     with_bookie(test)
 

@@ -1,0 +1,401 @@
+"""Collects what nobody needs any more: deleted ledgers, copies that were replaced, old tombstones.
+
+Theory. A bookie is not told of deletions; it compares. What makes deleting safe:
+
+    1. The ledgers stored here are listed *first*, the metadata afterwards. A ledger is in the
+       metadata before its first entry is anywhere, so one that was stored here before and is in the
+       metadata nowhere was deleted.
+    2. A listing only proposes. Each candidate is looked up again, behind a `sync`, right before it
+       goes. Ids are never used twice, so one that is absent stays absent.
+    3. A metadata store that is empty where it must not be, is of another cluster, or has not handed
+       out the id of a ledger that is stored here, is the wrong one or an old image: the round ends
+       without having deleted anything. Any error ends it as well.
+    4. Together with the entries goes a tombstone, in one write: a writer that lives on is told that
+       its ledger was deleted, by this bookie at least for as long as tombstones are kept.
+
+A copy is *left over* when its ledger is closed and names this member in no ensemble: another bookie
+took its place. It goes at the second look, `grace_s` after the first, under the lock that whoever
+repairs the ledger would hold; without tombstone, for the bookie may get a copy again.
+
+Deleting is cheap and gives nothing back; that takes a compaction (`Reclaimer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from magnetar.bookie.errors import CollectionAborted, StorageFailed
+from magnetar.bookie.ledger.records import LedgerRecords
+from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.storage.format import (
+    FormatDamaged,
+    Tombstone,
+    decode_tombstone,
+    encode_tombstone,
+    tombstone_key,
+)
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_cluster, decode_ledger, decode_ledger_counter
+from magnetar.metadata.errors import InvalidRecord, MetadataError
+from magnetar.metadata.ledger_tree import ledger_ids
+from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
+from magnetar.metadata.store import SessionState
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from concurrent.futures import Executor
+    from random import Random
+
+    from magnetar.bookie.admission import Admission
+    from magnetar.bookie.reclaimer import Reclaimer
+    from magnetar.bookie.repair.marks import Marks
+    from magnetar.bookie.storage.commit import GroupCommit
+    from magnetar.bookie.storage.format import Identity
+    from magnetar.bookie.storage.store import Storage
+    from magnetar.metadata.model import LedgerMetadata
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+T = TypeVar("T")
+
+PAGE: Final = 10_000  # of a listing of the store: a few milliseconds on the read thread
+LOOK_TIMEOUT_S: Final = 10.0
+UNLOCK_S: Final = 2.0  # a stop waits for it; the lock goes with the session at the latest
+LISTING_TIMEOUT_S: Final = 600.0
+# Left-over copies are looked for on a rota, at 200 looks/s 50 s of each round.
+LOOKS_FOR_COPIES_MAX: Final = 10_000
+LEFT_OVER_MAX: Final = 100_000  # noted at a first look; what is beyond waits for another round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorConfig:
+    """Times in seconds."""
+
+    interval_s: float = 600.0
+    grace_s: float = 600.0  # between the two looks at a left-over copy
+    tombstones_kept_s: float = 7 * 86_400.0
+    looks_per_s: float = 200.0  # into the metadata; a look is up to three requests
+
+
+@dataclass(slots=True)
+class CollectorCounts:
+    """Since the start."""
+
+    rounds: int = 0  # that came to their end
+    aborted: int = 0
+    candidates: int = 0  # ledgers that a listing did not have
+    ledgers_deleted: int = 0
+    copies_deleted: int = 0
+    tombstones_deleted: int = 0
+    formers_removed: int = 0
+    finished_s: float = 0.0  # when the last round came to its end, in loop time; 0: none yet
+
+
+class Collector:
+    """`run` is called once; everything happens on the loop, but for listings (`read_thread`)."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        storage: Storage,
+        commit: GroupCommit,
+        admission: Admission,
+        metadata: MetadataStore,
+        marks: Marks,
+        reclaimer: Reclaimer,
+        clock: Clock,
+        chance: Random,
+        read_thread: Executor,
+        formers: Collection[str] = (),
+        remove_former: Callable[[str], None] = lambda _: None,
+        config: CollectorConfig,
+    ) -> None:
+        """`formers` are the bookie's former incarnations of which a store is kept; `remove_former`
+        gives one up, on the read thread, and may raise OSError."""
+        self.counts = CollectorCounts()
+        self._identity = identity
+        self._member = Member(BookieId(identity.bookie), identity.incarnation)
+        self._storage = storage
+        self._commit = commit
+        self._admission = admission
+        self._metadata = metadata
+        self._records = LedgerRecords(metadata, timeout_s=LOOK_TIMEOUT_S)
+        self._marks = marks
+        self._reclaimer = reclaimer
+        self._clock = clock
+        self._chance = chance
+        self._read_thread = read_thread
+        self._formers = formers
+        self._remove_former = remove_former
+        self._config = config
+        self._pace = Pace(config.looks_per_s)
+        self._left_over: dict[int, float] = {}  # since when, in loop time
+        self._looked_at = -1  # the rota's place
+
+    async def run(self) -> None:
+        """A round every `interval_s`, until cancelled. Raises StorageFailed when a write failed."""
+        while True:
+            await asyncio.sleep(self._config.interval_s * self._chance.uniform(0.9, 1.1))
+            await self.maybe_round()
+
+    async def maybe_round(self) -> bool:
+        """False: it was given up, with a reason in the log. Raises StorageFailed when a write
+        failed."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._round()
+        except (MetadataError, CollectionAborted, TimeoutError) as error:
+            self.counts.aborted += 1
+            log.warning("collection given up", reason=str(error) or "the metadata does not answer")
+            return False
+        self.counts.rounds += 1
+        self.counts.finished_s = loop.time()
+        return True
+
+    async def _round(self) -> None:
+        await self._reclaim_unreclaimed()
+        stored = await self._stored()
+        handed_out = await self._check_metadata()
+        gone, there = await self._compare(stored)
+        if gone and gone[-1] >= handed_out:
+            raise CollectionAborted(
+                f"ledger {gone[-1]} is stored here, but the metadata has handed out no id beyond "
+                f"{handed_out - 1}: it is the wrong one, or an old image"
+            )
+        self.counts.candidates += len(gone)
+        deleted = [ledger for ledger in gone if await self._maybe_delete(ledger)]
+        deleted += await self._left_over_copies(there)
+        if deleted:
+            await self._commit.wait_durable()
+        await self._drop_tombstones()
+        await self._drop_formers()
+        await self._reclaimer.reclaim(sorted(deleted), there)
+        self._note_reclaimed()
+
+    # -- What is stored, and what should be ------------------------------------------------------
+
+    async def _stored(self) -> array[int]:
+        """Ascending; 8 bytes each."""
+        found: array[int] = array("q")
+        while True:
+            after = found[-1] if found else -1
+            page = await self._read(partial(self._storage.ledgers, after, ledgers_max=PAGE))
+            found.extend(page)
+            if len(page) < PAGE:
+                return found
+
+    async def _check_metadata(self) -> int:
+        """The least ledger id that was not handed out. Raises CollectionAborted."""
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            await self._metadata.sync(paths.CLUSTER)
+            cluster = await self._metadata.get(paths.CLUSTER)
+            counter = await self._metadata.get(paths.NEXT_LEDGER_ID)
+        found = None if cluster is None else decode_cluster(cluster.value)
+        if found != self._identity.cluster:
+            raise CollectionAborted(
+                f"the metadata is of cluster {found}, the bookie of {self._identity.cluster}"
+            )
+        return 0 if counter is None else int(decode_ledger_counter(counter.value))
+
+    async def _compare(self, stored: array[int]) -> tuple[list[int], array[int]]:
+        """Those of `stored` that the metadata does not list, and those that it lists."""
+        gone: list[int] = []
+        there: array[int] = array("q")
+        if not stored:
+            return gone, there
+        at = 0
+        async with asyncio.timeout(LISTING_TIMEOUT_S):
+            async for ledger in ledger_ids(self._metadata, paths.LEDGERS):
+                while at < len(stored) and stored[at] < ledger:
+                    gone.append(stored[at])
+                    at += 1
+                if at < len(stored) and stored[at] == ledger:
+                    there.append(ledger)
+                    at += 1
+        gone.extend(stored[at:])
+        if gone and not there and await self._folder_missing():
+            raise CollectionAborted("the metadata knows no ledger, nor ever knew one")
+        return gone, there
+
+    async def _folder_missing(self) -> bool:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            return await self._metadata.get(paths.LEDGERS) is None
+
+    # -- Ledgers that were deleted -----------------------------------------------------------------
+
+    async def _maybe_delete(self, ledger: int) -> bool:
+        await self._wait_turn()
+        if await self._records.get(LedgerId(ledger)) is not None:
+            log.error("a listing of the metadata lacked a ledger that exists", ledger=ledger)
+            return False
+        self._admission.delete(ledger, for_good=True)
+        self._reclaimer.note_dead([ledger])  # now: the round may be given up
+        self._left_over.pop(ledger, None)
+        self.counts.ledgers_deleted += 1
+        log.info("ledger deleted", ledger=ledger)
+        return True
+
+    # -- Copies that were replaced -----------------------------------------------------------------
+
+    async def _left_over_copies(self, there: array[int]) -> list[int]:
+        now_s = asyncio.get_running_loop().time()
+        ripe = [
+            ledger
+            for ledger, since_s in self._left_over.items()
+            if now_s - since_s >= self._config.grace_s
+        ]
+        deleted = [ledger for ledger in ripe if await self._maybe_delete_copy(ledger)]
+        rota = [ledger for ledger in there if ledger > self._looked_at]
+        for ledger in rota[:LOOKS_FOR_COPIES_MAX]:
+            await self._wait_turn()
+            try:
+                metadata = await self._records.get(LedgerId(ledger))
+            except InvalidRecord as error:
+                log.error("metadata unreadable: a copy is kept", ledger=ledger, error=str(error))
+                metadata = None
+            if not self._is_left_over(metadata):
+                self._left_over.pop(ledger, None)
+            elif len(self._left_over) < LEFT_OVER_MAX:
+                self._left_over.setdefault(ledger, now_s)
+        self._looked_at = rota[LOOKS_FOR_COPIES_MAX - 1] if len(rota) > LOOKS_FOR_COPIES_MAX else -1
+        for ledger in deleted:
+            self._left_over.pop(ledger, None)
+        return deleted
+
+    async def _maybe_delete_copy(self, ledger: int) -> bool:
+        """The second look. Whoever repairs the ledger may be making this very copy anew, unless the
+        lock is held still when the metadata is read."""
+        await self._wait_turn()
+        session = self._metadata.session_id
+        if not await self._marks.lock(LedgerId(ledger), f"bookie {self._member.bookie}"):
+            return False
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await self._metadata.sync(paths.ledger(LedgerId(ledger)))
+            metadata = await self._records.get(LedgerId(ledger))
+            if not self._holds(session):
+                return False
+            if not self._is_left_over(metadata):
+                del self._left_over[ledger]
+                return False
+            self._admission.delete(ledger, for_good=False)
+            self._reclaimer.note_dead([ledger])
+            await self._commit.wait_durable()
+        finally:
+            # Nothing that fails here may take the place of a cancellation that is under way.
+            with suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(UNLOCK_S):
+                    await self._marks.unlock(LedgerId(ledger))
+        self.counts.copies_deleted += 1
+        log.info("left-over copy deleted", ledger=ledger)
+        return True
+
+    def _holds(self, session: int) -> bool:
+        """Whether a lock that was taken in this session is held, as far as can be told."""
+        connected = self._metadata.session_state is SessionState.CONNECTED
+        return connected and self._metadata.session_id == session
+
+    def _is_left_over(self, metadata: LedgerMetadata | None) -> bool:
+        return (
+            metadata is not None
+            and metadata.state is LedgerState.CLOSED
+            and not _names(metadata, self._member)
+        )
+
+    # -- Tombstones, former incarnations, space ----------------------------------------------------
+
+    async def _tombstones(self) -> list[tuple[int, Tombstone]]:
+        found: list[tuple[int, Tombstone]] = []
+        after = -1
+        while True:
+            page = await self._read(partial(self._storage.tombstones, after, ledgers_max=PAGE))
+            for ledger, stone in page:
+                try:
+                    found.append((ledger, decode_tombstone(stone)))
+                except FormatDamaged as damage:
+                    log.error("tombstone unreadable", ledger=ledger, reason=damage.reason)
+            if len(page) < PAGE:
+                return found
+            after = page[-1][0]
+
+    async def _drop_tombstones(self) -> None:
+        """A clock that jumps may make them go too early: the check of first adds remains."""
+        oldest_ms = self._clock.now_ms() - self._config.tombstones_kept_s * 1000
+        old = [at for at, stone in await self._tombstones() if stone.deleted_ms < oldest_ms]
+        for begin in range(0, len(old), PAGE):
+            self._commit.delete_tombstones(old[begin : begin + PAGE])
+        self.counts.tombstones_deleted += len(old)
+
+    async def _drop_formers(self) -> None:
+        for incarnation in list(self._formers):
+            if await self.drained(Member(self._member.bookie, incarnation)):
+                try:
+                    await self._read(partial(self._remove_former, incarnation))
+                except OSError as error:
+                    log.error("former store not removed", incarnation=incarnation, error=str(error))
+                else:
+                    self.counts.formers_removed += 1
+                    log.info("former store removed", incarnation=incarnation)
+
+    async def drained(self, member: Member) -> bool:
+        """Whether no ledger names the member any more, as of now. Reads all ledgers' metadata;
+        raises what the store raises."""
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            await self._metadata.sync(paths.LEDGERS)
+        async for ledger in ledger_ids(self._metadata, paths.LEDGERS):
+            await self._wait_turn()
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                stored = await self._metadata.get(paths.ledger(ledger))
+            try:
+                if stored is not None and _names(decode_ledger(stored.value), member):
+                    return False
+            except InvalidRecord as error:
+                log.error(
+                    "metadata unreadable: it may name a member", ledger=ledger, error=str(error)
+                )
+                return False
+        return True
+
+    async def _reclaim_unreclaimed(self) -> None:
+        """What an earlier run deleted."""
+        if self.counts.rounds == 0:
+            stones = await self._tombstones()
+            self._reclaimer.note_dead(at for at, stone in stones if not stone.reclaimed)
+
+    def _note_reclaimed(self) -> None:
+        """So that nothing is rewritten for it again after the next start."""
+        for ledger in self._reclaimer.take_reclaimed():
+            try:
+                stone = self._storage.tombstone(ledger)
+                if stone is None:
+                    continue
+                reclaimed = replace(decode_tombstone(stone), reclaimed=True)
+            except (StorageFailed, FormatDamaged) as error:
+                log.error("tombstone unreadable", ledger=ledger, error=str(error))
+                continue
+            self._commit.write([(tombstone_key(ledger), encode_tombstone(reclaimed))])
+
+    async def _wait_turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        delay_s = self._pace.delay_s(1, loop.time())
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """Raises CollectionAborted when the store cannot be read."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._read_thread, read)
+        except StorageFailed as error:
+            raise CollectionAborted(str(error)) from error
+
+
+def _names(metadata: LedgerMetadata, member: Member) -> bool:
+    return any(member in segment.members for segment in metadata.segments)

@@ -1,0 +1,47 @@
+"""What a read of stripes gives: some entries, then a gap, again and again.
+
+A bookie of a ledger with E > Qw holds `run` neighbouring entries of each `stride`. A read that asks
+for just these goes on across the gaps, where an ordinary one would end at the first of them; what
+is missing of what was asked for ends both alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.bookie.contract import ReadRequest
+    from magnetar.protos.envelope import BookieCode
+
+    ReadRun = Callable[..., tuple[list[bytes], BookieCode]]
+
+Pieces = list[tuple[int, list[bytes]]]
+"""First entry and envelopes of each run, in order."""
+
+
+def read_stripes(
+    read_run: ReadRun, request: ReadRequest, at: int, *, bytes_max: int, entries_max: int
+) -> tuple[Pieces, int, BookieCode | None]:
+    """From `at` on: what is there, the entry at which it ends, and why (None: at a limit, or after
+    the last one).
+
+    `read_run(first, last, bytes_max=, entries_max=)` gives a run without gaps as far as it goes,
+    and what is to be said if that is too short.
+    """
+    pieces: Pieces = []
+    while at <= request.last and bytes_max > 0 and entries_max > 0:
+        begin = request.first + (at - request.first) // request.stride * request.stride
+        end = min(begin + request.run - 1, request.last)
+        if at <= end:
+            found, why = read_run(at, end, bytes_max=bytes_max, entries_max=entries_max)
+            pieces.append((at, found))
+            at += len(found)
+            bytes_max -= sum(map(len, found))
+            entries_max -= len(found)
+            if at <= end:
+                limited = bytes_max <= 0 or entries_max <= 0
+                return pieces, at, None if limited else why
+        at = begin + request.stride
+    return pieces, at, None

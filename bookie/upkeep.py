@@ -1,0 +1,135 @@
+"""What a bookie does of its own accord: it watches its disk, collects what nobody needs any more,
+and looks through what it has for damage."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from magnetar.bookie.collector import Collector, CollectorConfig
+from magnetar.bookie.disk import DiskLimits, DiskMonitor, Reserve, usage_of
+from magnetar.bookie.reclaimer import Reclaimer
+from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.scrub import Scrub, ScrubConfig
+from magnetar.bookie.storage.layout import RECLAIMING
+from magnetar.metadata.model import BookieId, LedgerId, Member
+from magnetar.runtime.metrics import counter, gauge
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from random import Random
+
+    from prometheus_client import CollectorRegistry
+
+    from magnetar.bookie.admission import Admission
+    from magnetar.bookie.service import BookieService
+    from magnetar.bookie.storage.commit import GroupCommit
+    from magnetar.bookie.storage.directory import DataDirectory
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.clock import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepConfig:
+    disk: DiskLimits = field(default_factory=DiskLimits)
+    collector: CollectorConfig = field(default_factory=CollectorConfig)
+    scrub: ScrubConfig = field(default_factory=ScrubConfig)
+
+
+class Upkeep:
+    def __init__(
+        self,
+        *,
+        directory: DataDirectory,
+        service: BookieService,
+        admission: Admission,
+        commit: GroupCommit,
+        metadata: MetadataStore,
+        clock: Clock,
+        chance: Random,
+        read_thread: Executor,
+        compaction_thread: Executor,
+        config: UpkeepConfig,
+    ) -> None:
+        identity = directory.identity
+        self._member = Member(BookieId(identity.bookie), identity.incarnation)
+        self._marks = Marks(metadata, clock)
+        self.disk = DiskMonitor(
+            usage=partial(usage_of, directory.path),
+            reserve=Reserve(directory.path),
+            thread=read_thread,
+            set_intake=service.set_intake,
+            limits=config.disk,
+        )
+        self.reclaimer = Reclaimer(
+            directory.storage, thread=compaction_thread, marker=directory.path / RECLAIMING
+        )
+        self.collector = Collector(
+            identity=identity,
+            storage=directory.storage,
+            commit=commit,
+            admission=admission,
+            metadata=metadata,
+            marks=self._marks,
+            reclaimer=self.reclaimer,
+            clock=clock,
+            chance=chance,
+            read_thread=read_thread,
+            formers=directory.formers,
+            remove_former=directory.remove_former,
+            config=config.collector,
+        )
+        self.scrub = Scrub(
+            directory.storage,
+            report=self._mark_bad,
+            on_sound=self.reclaimer.resume,
+            chance=chance,
+            read_thread=read_thread,
+            config=config.scrub,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StorageFailed when a write failed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.disk.run())
+            group.create_task(self.collector.run())
+            group.create_task(self.scrub.run())
+
+    async def _mark_bad(self, ledger: int, entry: int) -> None:
+        await self._marks.mark_bad(LedgerId(ledger), self._member, entry, entry)
+
+    def export(self, registry: CollectorRegistry) -> None:
+        collected, scrubbed = self.collector.counts, self.scrub.counts
+        for name, text, read in (
+            ("collections", "Rounds of the collector that ended.", lambda: collected.rounds),
+            ("collections_aborted", "Rounds that were given up.", lambda: collected.aborted),
+            ("candidates", "Ledgers that a listing lacked.", lambda: collected.candidates),
+            ("ledgers_deleted", "Ledgers deleted.", lambda: collected.ledgers_deleted),
+            ("copies_deleted", "Left-over copies deleted.", lambda: collected.copies_deleted),
+            ("compaction_seconds", "Spent giving back space.", lambda: self.reclaimer.busy_s),
+            ("scrub_entries", "Entries that were looked at.", lambda: scrubbed.entries),
+            ("scrub_bytes", "Bytes that were looked at.", lambda: scrubbed.bytes),
+            ("scrub_bad", "Damaged entries that were found.", lambda: scrubbed.bad),
+            ("scrubs", "Complete rounds of the scrub.", lambda: scrubbed.rounds),
+        ):
+            counter(registry, f"magnetar_bookie_{name}_total", text, read)
+        gauge(
+            registry,
+            "magnetar_bookie_ledgers_unreclaimed",
+            "Deleted ledgers whose space was not given back yet.",
+            lambda: self.reclaimer.dead,
+        )
+        gauge(
+            registry,
+            "magnetar_bookie_disk_used_ratio",
+            "Share of the disk that is used.",
+            lambda: 1 - self.disk.usage.free / (self.disk.usage.total or 1),
+        )
+        gauge(
+            registry,
+            "magnetar_bookie_collected_monotonic_seconds",
+            "When the last complete round of the collector ended; 0: none yet.",
+            lambda: collected.finished_s,
+        )

@@ -1,0 +1,479 @@
+"""The collector among metadata that lies, is away, lags, or changes under its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes import bookies
+from fakes.bookies import Bookie, add, running_bookie
+from fakes.virtual_loop import run_virtual
+from support import run
+
+from magnetar.bookie.collector import Collector, CollectorConfig
+from magnetar.bookie.reclaimer import Reclaimer
+from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.storage.format import tombstone_key
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_cluster, encode_ledger, encode_ledger_counter
+from magnetar.metadata.errors import Unavailable
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.metadata.model import (
+    BookieId,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Member,
+    Segment,
+)
+from magnetar.metadata.store import ABSENT
+from magnetar.protos.envelope import COPY, BookieCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from magnetar.metadata.node import Versioned
+
+IDENTITY = replace(bookies.IDENTITY, cluster="c" * 32)
+HERE = Member(BookieId(IDENTITY.bookie), IDENTITY.incarnation)
+FORMER = Member(HERE.bookie, "e" * 32)
+THERE = Member(BookieId("b2"), "b" * 32)
+CONFIG = CollectorConfig(interval_s=10, grace_s=60, tombstones_kept_s=1000, looks_per_s=1e6)
+
+
+class Metadata(MemoryStore):
+    """Can hide ledgers from listings, be away at a path, and tell when something is read."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.hidden: set[str] = set()
+        self.away_at = ""
+        self.on_get: Callable[[str], Awaitable[None]] | None = None
+
+    async def children(self, path: str) -> list[str]:
+        self._maybe_fail(path)
+        return [name for name in await super().children(path) if name not in self.hidden]
+
+    async def get(self, path: str) -> Versioned | None:
+        self._maybe_fail(path)
+        if self.on_get is not None:
+            await self.on_get(path)
+        return await super().get(path)
+
+    def _maybe_fail(self, path: str) -> None:
+        if self.away_at and path.startswith(self.away_at):
+            raise Unavailable("away")
+
+
+class World:
+    def __init__(self, bookie: Bookie) -> None:
+        self.bookie = bookie
+        self.tree = MemoryTree()
+        self.store = Metadata(self.tree)
+        self.elsewhere = MemoryStore(self.tree)
+        self.clock = bookie.service._admission._clock
+        self.formers = {FORMER.incarnation: None}
+        service = bookie.service
+        thread = service._read_thread
+        self.reclaimer = Reclaimer(bookie.storage, thread=thread)
+        self.collector = Collector(
+            identity=IDENTITY,
+            storage=bookie.storage,
+            commit=bookie.commit,
+            admission=service._admission,
+            metadata=self.store,
+            marks=Marks(self.store, self.clock),
+            reclaimer=self.reclaimer,
+            clock=self.clock,
+            chance=Random(1),
+            read_thread=thread,
+            formers=self.formers,
+            remove_former=self.formers.pop,
+            config=CONFIG,
+        )
+
+    async def begin(self, *stored: int, handed_out: int = 1000) -> None:
+        await self.elsewhere.put(paths.CLUSTER, encode_cluster(IDENTITY.cluster), expected=ABSENT)
+        counter = encode_ledger_counter(LedgerId(handed_out))
+        await self.elsewhere.put(paths.NEXT_LEDGER_ID, counter, expected=ABSENT)
+        writer = await self.bookie.connect()
+        for ledger in stored:
+            await self.keep(ledger)
+            assert await writer.add(add(ledger, 0), add(ledger, 1)) == [BookieCode.OK] * 2
+
+    async def keep(self, ledger: int, *members: Member, closed: bool = False) -> None:
+        metadata = LedgerMetadata(
+            ledger=LedgerId(ledger),
+            state=LedgerState.OPEN,
+            ensemble_size=1,
+            write_quorum=1,
+            ack_quorum=1,
+            segments=tuple(
+                Segment(EntryId(at), (member,)) for at, member in enumerate(members or (HERE,))
+            ),
+            master_key=1,
+            creator_token=1,
+            created_ms=1,
+        )
+        if closed:
+            end = EntryId(len(metadata.segments))
+            metadata = replace(metadata, state=LedgerState.CLOSED, last_entry=end, length=1)
+        path = paths.ledger(LedgerId(ledger))
+        stored = await self.elsewhere.get(path)
+        version = ABSENT if stored is None else stored.version
+        await self.elsewhere.put(path, encode_ledger(metadata), expected=version)
+
+    async def drop(self, *ledgers: int) -> None:
+        for ledger in ledgers:
+            path = paths.ledger(LedgerId(ledger))
+            stored = await self.elsewhere.get(path)
+            assert stored is not None
+            await self.elsewhere.delete(path, expected=stored.version)
+
+    @property
+    def stored(self) -> list[int]:
+        return self.bookie.storage.ledgers(-1, ledgers_max=1000)
+
+    @property
+    def tombstones(self) -> list[int]:
+        return [at for at, _ in self.bookie.storage.tombstones(-1, ledgers_max=1000)]
+
+
+def with_world(test: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with running_bookie() as bookie:
+            await test(World(bookie))
+
+    run(main())
+
+
+def test_deleted_ledgers_go_and_leave_tombstones() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3, 7)
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 2, 3, 7]
+        await world.drop(2, 7)
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 3]
+        assert world.tombstones == [2, 7]
+        assert world.bookie.storage.unsynced <= 2  # of the marks that space was given back
+        writer = await world.bookie.connect()
+        assert await writer.add(add(2, 2)) == [BookieCode.DELETED]
+        assert world.collector.counts.ledgers_deleted == 2
+
+    with_world(test)
+
+
+@pytest.mark.parametrize("away_at", [paths.CLUSTER, paths.LEDGERS, paths.ledger(LedgerId(2))])
+def test_a_store_that_is_away_deletes_nothing(away_at: str) -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3)
+        await world.drop(2)
+        world.store.away_at = away_at
+        assert not await world.collector.maybe_round()
+        assert world.stored == [1, 2, 3]
+        world.store.away_at = ""
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 3]
+
+    with_world(test)
+
+
+@pytest.mark.parametrize("hidden", [("2",), ("0000",)])
+def test_a_listing_that_lacks_ledgers_deletes_none_of_them(hidden: tuple[str, ...]) -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3)
+        await world.drop(3)
+        world.store.hidden.update(hidden)
+        await world.collector.maybe_round()
+        assert world.stored == [1, 2]
+
+    with_world(test)
+
+
+def test_another_clusters_metadata_deletes_nothing() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1)
+        await world.drop(1)
+        stored = await world.elsewhere.get(paths.CLUSTER)
+        assert stored is not None
+        await world.elsewhere.put(paths.CLUSTER, encode_cluster("d" * 32), expected=stored.version)
+        assert not await world.collector.maybe_round()
+        assert world.stored == [1]
+
+    with_world(test)
+
+
+def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, handed_out=2)
+        await world.drop(1, 2)
+        assert not await world.collector.maybe_round()
+        assert world.stored == [1, 2]
+
+    with_world(test)
+
+
+def test_metadata_without_any_trace_of_ledgers_deletes_nothing() -> None:
+    async def test(world: World) -> None:
+        await world.begin()
+        writer = await world.bookie.connect()
+        await writer.add(add(1, 0))
+        assert not await world.collector.maybe_round()
+        assert world.stored == [1]
+
+    with_world(test)
+
+
+def test_a_ledger_that_begins_during_the_round_stays() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1)
+        writer = await world.bookie.connect()
+
+        async def begin_another(path: str) -> None:
+            if path == paths.CLUSTER:  # the local listing is done, the other one is not
+                world.store.on_get = None
+                await world.keep(5)
+                await writer.add(add(5, 0))
+
+        world.store.on_get = begin_another
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 5]
+
+    with_world(test)
+
+
+def test_left_over_copies_go_at_the_second_look_without_tombstone() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3, 4)
+        await world.keep(1, THERE, closed=True)
+        await world.keep(2, THERE, HERE, closed=True)
+        await world.keep(3, THERE)  # open: its writer may take this bookie back
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 2, 3, 4]
+        await asyncio.sleep(CONFIG.grace_s - 1)
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 2, 3, 4]
+        await asyncio.sleep(2)
+        assert await world.collector.maybe_round()
+        assert world.stored == [2, 3, 4]
+        assert world.tombstones == []
+        assert not await Marks(world.store, world.clock).locked(LedgerId(1))
+
+    virtual(test)
+
+
+def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2)
+        for ledger in (1, 2):
+            await world.keep(ledger, THERE, closed=True)
+        assert await world.collector.maybe_round()
+        await asyncio.sleep(CONFIG.grace_s + 1)
+        repairing = Marks(world.elsewhere, world.clock)
+        await repairing.lock(LedgerId(1), "replicator")
+        await world.keep(2, HERE, closed=True)
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 2]
+        await repairing.unlock(LedgerId(1))
+        assert await world.collector.maybe_round()
+        assert world.stored == [2]
+
+    virtual(test)
+
+
+def test_tombstones_go_when_they_are_old() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2)
+        await world.drop(1)
+        assert await world.collector.maybe_round()
+        world.clock.advance_ms(900_000)
+        await world.drop(2)
+        assert await world.collector.maybe_round()
+        assert world.tombstones == [1, 2]
+        world.clock.advance_ms(200_000)
+        assert await world.collector.maybe_round()
+        assert world.tombstones == [2]
+        assert world.collector.counts.tombstones_deleted == 1
+
+    with_world(test)
+
+
+def test_a_former_store_goes_when_nobody_names_it() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1)
+        await world.keep(8, FORMER, THERE, closed=True)
+        await world.collector.maybe_round()
+        assert FORMER.incarnation in world.formers
+        assert not await world.collector.drained(FORMER)
+        await world.keep(8, THERE, THERE, closed=True)
+        await world.collector.maybe_round()
+        assert world.formers == {}
+        assert world.collector.counts.formers_removed == 1
+
+    with_world(test)
+
+
+def test_rounds_come_by_themselves_and_survive_trouble() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2)
+        await world.drop(1)
+        world.store.away_at = paths.LEDGERS
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(world.collector.run())
+            await asyncio.sleep(25)
+            assert world.collector.counts.aborted == 2
+            world.store.away_at = ""
+            await asyncio.sleep(12)
+            assert world.stored == [2]
+            running.cancel()
+
+    virtual(test)
+
+
+# -- Space ---------------------------------------------------------------------------------------
+
+
+def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
+    async def test(world: World) -> None:
+        await world.begin(*range(10))
+        asked: list[tuple[int, int]] = []
+        world.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
+        world.bookie.service._admission.delete(3, for_good=True)
+        await world.drop(3)
+        await world.collector.maybe_round()
+        assert (asked, world.reclaimer.dead) == ([], 1)  # a tenth: not worth it
+        await world.drop(5)
+        await world.collector.maybe_round()
+        assert asked == [(3, 5)]
+        world.collector.counts.rounds = 0  # as after a restart
+        await world.collector.maybe_round()
+        assert asked == [(3, 5)]
+
+    with_world(test)
+
+
+# -- Trouble -------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1)
+        await world.keep(1, THERE, closed=True)
+        assert await world.collector.maybe_round()
+        await asyncio.sleep(CONFIG.grace_s + 1)
+        writer = await world.bookie.connect()
+        repairing = Marks(world.elsewhere, world.clock)
+
+        async def lose_the_lock(path: str) -> None:
+            if path != paths.ledger(LedgerId(1)) or not await repairing.locked(LedgerId(1)):
+                return
+            world.store.on_get = None
+            world.store.expire()
+            world.store.reconnect()
+            assert await repairing.lock(LedgerId(1), "replicator")
+            assert await writer.add(add(1, 0, flags=COPY)) == [BookieCode.OK]
+
+        world.store.on_get = lose_the_lock
+        await world.collector.maybe_round()
+        await world.keep(1, HERE, closed=True)  # the replicator holds its lock
+        assert world.stored == [1]
+
+    virtual(test)
+
+
+def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_away() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1)
+        await world.keep(1, THERE, closed=True)
+        assert await world.collector.maybe_round()
+        await asyncio.sleep(CONFIG.grace_s + 1)
+        looking = asyncio.Event()
+        others = Marks(world.elsewhere, world.clock)
+
+        async def hang(path: str) -> None:
+            if path == paths.ledger(LedgerId(1)) and await others.locked(LedgerId(1)):
+                world.store.on_get = None
+                looking.set()
+                await asyncio.get_running_loop().create_future()
+
+        world.store.on_get = hang
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(world.collector.run())
+            await looking.wait()
+            world.store.suspend()
+            running.cancel()
+            await asyncio.wait({running}, timeout=5.0)
+            assert running.cancelled(), "the cancellation was forgotten"
+
+    virtual(test)
+
+
+def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3)
+        assert await world.collector.maybe_round()
+        await world.drop(2)
+        world.store.away_at = paths.ledger(LedgerId(3))  # it is looked at after 2 was deleted
+        assert not await world.collector.maybe_round()
+        assert world.stored == [1, 3]
+        asked: list[tuple[int, int]] = []
+        world.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
+        world.store.away_at = ""
+        assert await world.collector.maybe_round()
+        assert asked == [(2, 2)]
+
+    with_world(test)
+
+
+def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3)
+        await world.keep(3, THERE, closed=True)
+        path = paths.ledger(LedgerId(1))
+        stored = await world.elsewhere.get(path)
+        assert stored is not None
+        await world.elsewhere.put(path, b"\xff", expected=stored.version)
+        assert await world.collector.maybe_round()
+        await world.drop(2)
+        await asyncio.sleep(CONFIG.grace_s + 1)
+        assert await world.collector.maybe_round()
+        assert world.stored == [1]
+        assert FORMER.incarnation in world.formers  # that ledger may name it
+
+    virtual(test)
+
+
+def test_a_damaged_tombstone_does_not_end_the_bookie() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2)
+        assert await world.collector.maybe_round()
+        await world.drop(1)
+
+        def reclaim(first: int, last: int) -> None:
+            world.bookie.storage.write([(tombstone_key(1), b"x")])
+
+        world.bookie.storage.reclaim = reclaim  # type: ignore[method-assign]
+        assert await world.collector.maybe_round()
+
+    with_world(test)
+
+
+def virtual(test: Callable[[World], Awaitable[None]]) -> None:
+    """Minutes pass in no time; work on threads is done at once."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[World]:
+        async with running_bookie(inline=True) as bookie:
+            yield World(bookie)
+
+    async def main() -> None:
+        async with opened() as world:
+            await test(world)
+
+    run_virtual(main())

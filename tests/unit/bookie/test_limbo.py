@@ -1,0 +1,126 @@
+"""What a bookie answers for its former incarnations, and for entries that it cannot read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fakes.bookies import (
+    KEY,
+    OTHER,
+    Bookie,
+    FaultyStorage,
+    add,
+    envelope,
+    last_request,
+    none,
+    read_request,
+    some,
+    with_bookie,
+)
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.storage.format import LedgerRecord, encode_ledger_record, entry_key, ledger_key
+from magnetar.bookie.storage.memory import MemoryStorage
+from magnetar.protos.envelope import BookieCode
+
+if TYPE_CHECKING:
+    from magnetar.bookie.storage.store import Storage
+
+DEAD = "d" * 32  # a former incarnation of which nothing can be read
+NOBODY = "e" * 32
+
+
+def former_store() -> MemoryStorage:
+    """Ledger 1 with the entries 0, 1, 2 and 4; 5 is not intact, 6 is another one."""
+    storage = MemoryStorage()
+    torn = bytearray(envelope(1, 5))
+    torn[-1] ^= 1
+    storage.write(
+        [(ledger_key(1), encode_ledger_record(LedgerRecord(KEY, fenced=False, created_ms=0)))]
+        + [(entry_key(1, entry), envelope(1, entry)) for entry in (0, 1, 2, 4)]
+        + [(entry_key(1, 5), bytes(torn)), (entry_key(1, 6), envelope(1, 7))]
+    )
+    return storage
+
+
+FORMERS: dict[str, Storage | None] = {OTHER: former_store(), DEAD: None}
+
+
+def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
+    async def test(bookie: Bookie) -> None:
+        limbo = BookieCode.LIMBO
+        for first, last, answer in (
+            (0, 9, [*some(0, 1, 2), none(3, limbo)]),
+            (0, 2, some(0, 1, 2)),
+            (3, 9, [none(3, limbo)]),
+            (4, 9, [*some(4), none(5, limbo)]),
+            (6, 6, [none(6, limbo)]),
+        ):
+            assert await bookie.read(read_request(first, last, incarnation=OTHER)) == answer
+        one = read_request(0, 9, incarnation=OTHER, entries_max=2)
+        assert await bookie.read(one) == some(0, 1)
+        for request in (
+            read_request(0, 9, ledger=2, incarnation=OTHER),
+            read_request(0, 9, incarnation=OTHER, master_key=KEY + 1),
+            read_request(0, 9, incarnation=OTHER, fence=True),
+        ):
+            assert await bookie.read(request) == [none(0, limbo)]
+        assert bookie.service.counts.fences == 0
+
+    with_bookie(test, formers=FORMERS)
+
+
+def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
+    async def test(bookie: Bookie) -> None:
+        service = bookie.service
+        for incarnation, code in (
+            (OTHER, BookieCode.LIMBO),
+            (DEAD, BookieCode.WRONG_INCARNATION),
+            (NOBODY, BookieCode.WRONG_INCARNATION),
+        ):
+            assert not code.definite
+            for fence in (False, True):
+                request = last_request(incarnation=incarnation, fence=fence)
+                assert (await service.last_confirmed(request)).code is code
+            page = await service.list_ledgers(incarnation, after=-1, ledgers_max=0)
+            assert (page.code, page.ledgers) == (code, ())
+            runs = await service.list_entries(incarnation, ledger=1, first=0, entries_max=0)
+            assert (runs.code, runs.runs) == (code, ())
+            writer = await bookie.connect(incarnation=incarnation)
+            assert writer.reply is not None
+            assert writer.reply.code is code
+        assert await bookie.read(read_request(incarnation=DEAD)) == [
+            none(0, BookieCode.WRONG_INCARNATION)
+        ]
+        # The present incarnation knows nothing of all that.
+        assert await bookie.read(read_request()) == [none(0, BookieCode.NO_SUCH_LEDGER)]
+        writer = await bookie.connect()
+        assert await writer.add(add(1, 0)) == [BookieCode.OK]
+
+    with_bookie(test, formers=FORMERS)
+
+
+class Spotted(FaultyStorage):
+    """Entry 3 of ledger 1 cannot be read, and neither can a run that meets it."""
+
+    def run(
+        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> list[bytes]:
+        found = super().run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max)
+        if first <= 3 < first + len(found):
+            raise StorageFailed("read", "checksum mismatch")
+        return found
+
+
+def test_an_entry_that_cannot_be_read_is_unknown_and_takes_no_other_with_it() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(*(add(1, entry) for entry in range(6)))
+        bad = none(3, BookieCode.IO_ERROR)
+        assert await bookie.read(read_request(0, 9)) == [*some(0, 1, 2), bad]
+        assert await bookie.read(read_request(3, 9)) == [bad]
+        gap = none(6, BookieCode.NO_SUCH_ENTRY)
+        assert await bookie.read(read_request(4, 9)) == [*some(4, 5), gap]
+        assert await bookie.read(read_request(0, 9, entries_max=3)) == some(0, 1, 2)
+
+    with_bookie(test, storage=Spotted())

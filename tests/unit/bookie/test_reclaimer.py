@@ -1,0 +1,85 @@
+"""Space is given back, and a compaction that cannot go on does not end the bookie for ever."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import InlineThread
+from fakes.virtual_loop import run_virtual
+from support import run, wait_until
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.reclaimer import REGION_LEDGERS_MAX, Reclaimer, regions
+from magnetar.bookie.storage.format import entry_key
+from magnetar.bookie.storage.rocks import RocksStorage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_region_is_compacted_when_a_fifth_of_it_is_dead() -> None:
+    ids = range(10 * REGION_LEDGERS_MAX)
+    found = regions([at for at in ids if at % 20], [at for at in ids if at % 20 == 0])
+    assert len(found) == 10
+    assert all(region.worth_it for region in found)
+    assert [at for region in found for at in region.dead] == [at for at in ids if at % 20]
+    found = regions([at for at in ids if at % 20 == 0], [at for at in ids if at % 20])
+    assert not any(region.worth_it for region in found)
+    assert regions([], [1]) == [([], 1)]
+    assert not regions([], [1])[0].worth_it
+    assert regions([], []) == []
+
+
+def size_of(directory: Path) -> int:
+    total = 0
+    for file in directory.iterdir():
+        with suppress(FileNotFoundError):  # RocksDB may be removing it
+            total += file.stat().st_size
+    return total
+
+
+def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_clean(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, marker = tmp_path / "store", tmp_path / "reclaiming"
+    entries = [entry_key(ledger, entry) for ledger in range(10) for entry in range(10)]
+    storage = RocksStorage(path, create=True)
+    storage.write([(key, os.urandom(50_000)) for key in entries])
+    storage.flush()
+    storage.close()
+    (blobs,) = path.glob("*.blob")
+    with open(blobs, "r+b") as file:
+        file.seek(5 * blobs.stat().st_size // 100 + 25_000)  # ledger 0, entry 5
+        file.write(b"?")
+    full = size_of(path)
+    dead, alive = range(1, 10), [0]
+
+    storage = RocksStorage(path, create=False)
+    for ledger in dead:
+        storage.delete_ledger(ledger, None)
+    storage.sync()
+    first = Reclaimer(storage, thread=InlineThread(), marker=marker)
+    run_virtual(first.reclaim(dead, alive))
+    assert (first.failures, first.dead, marker.exists()) == (1, 9, True)
+    with pytest.raises(StorageFailed):
+        storage.write([(entry_key(20, 0), b"x")])  # here the process ends
+    with pytest.raises(StorageFailed):
+        storage.close()
+    del storage, first
+
+    storage = RocksStorage(path, create=False)
+    again = Reclaimer(storage, thread=InlineThread(), marker=marker)
+    assert again.suspended
+    run_virtual(again.reclaim(dead, alive))
+    assert "no space is given back before a scrub" in caplog.text
+    storage.write([(entry_key(0, 5), os.urandom(50_000))])  # a repair
+    again.resume()
+    run_virtual(again.reclaim([], alive))
+    assert (again.failures, again.dead, marker.exists()) == (0, 0, False)
+    # RocksDB removes files that nothing needs any more from a thread of its own.
+    run(wait_until(lambda: size_of(path) < 0.3 * full))
+    assert len(storage.entry_ids(0, 0, entries_max=100)) == 10
+    storage.close()

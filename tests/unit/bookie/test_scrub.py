@@ -1,0 +1,166 @@
+"""Damage of each kind is found where it is, and nothing else is called damaged."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import InlineThread, envelope
+from fakes.virtual_loop import run_virtual
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.scrub import Scrub, ScrubConfig
+from magnetar.bookie.storage.format import entry_key, ledger_key
+from magnetar.bookie.storage.memory import MemoryStorage
+from magnetar.bookie.storage.rocks import RocksStorage
+from magnetar.metadata.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from magnetar.bookie.storage.store import Storage
+
+
+class Rotten(MemoryStorage):
+    """Some entries cannot be read, and so no run that has one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable: set[tuple[int, int]] = set()
+
+    def entry(self, ledger: int, entry: int) -> bytes | None:
+        if (ledger, entry) in self.unreadable:
+            raise StorageFailed("read", "block checksum mismatch")
+        return super().entry(ledger, entry)
+
+    def run(
+        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> list[bytes]:
+        found = super().run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max)
+        if any((ledger, first + at) in self.unreadable for at in range(len(found))):
+            raise StorageFailed("read", "block checksum mismatch")
+        return found
+
+
+def filled(entries: set[tuple[int, int]]) -> Rotten:
+    storage = Rotten()
+    for ledger, entry in sorted(entries):
+        storage.write(
+            [(ledger_key(ledger), b"r"), (entry_key(ledger, entry), envelope(ledger, entry))]
+        )
+    return storage
+
+
+def scrub(
+    storage: Storage,
+    found: list[tuple[int, int]],
+    sound: list[bool] | None = None,
+    **config: float,
+) -> Scrub:
+    sound = [] if sound is None else sound
+
+    async def report(ledger: int, entry: int) -> None:
+        found.append((ledger, entry))
+
+    return Scrub(
+        storage,
+        report=report,
+        on_sound=lambda: sound.append(True),
+        chance=Random(1),
+        read_thread=InlineThread(),
+        config=ScrubConfig(**config),
+    )
+
+
+PLACES = st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=60)
+
+
+@given(entries=PLACES, unreadable=PLACES, flipped=PLACES, swapped=PLACES)
+@settings(max_examples=100, deadline=None)
+def test_all_damage_and_nothing_else_is_found(
+    entries: set[tuple[int, int]],
+    unreadable: set[tuple[int, int]],
+    flipped: set[tuple[int, int]],
+    swapped: set[tuple[int, int]],
+) -> None:
+    storage = filled(entries)
+    storage.unreadable = unreadable & entries
+    for ledger, entry in flipped & entries:
+        storage.write([(entry_key(ledger, entry), envelope(ledger, entry)[:-1] + b"?")])
+    for ledger, entry in swapped & entries:
+        storage.write([(entry_key(ledger, entry), envelope(ledger, entry + 1))])
+    found: list[tuple[int, int]] = []
+    sound: list[bool] = []
+    walk = scrub(storage, found, sound)
+    run_virtual(walk.round())
+    assert bool(sound) == (not found)
+    assert sorted(found) == sorted((unreadable | flipped | swapped) & entries)
+    assert walk.counts.entries == len(entries)
+    assert walk.counts.bad == len(found)
+
+
+def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
+    storage = RocksStorage(tmp_path / "store", create=True)
+    payload = bytes(50_000)
+    storage.write([(ledger_key(1), b"r")])
+    places = [*range(20), *range(30, 40)]
+    storage.write([(entry_key(1, at), envelope(1, at, payload)) for at in places])
+    storage.flush()
+    storage.close()
+    (blobs,) = (tmp_path / "store").glob("*.blob")
+    with open(blobs, "r+b") as file:
+        for at in (5, 12, 20, 25):  # of 30 values, one after the other
+            file.seek(at * blobs.stat().st_size // 30 + 25_000)
+            file.write(b"?")
+    storage = RocksStorage(tmp_path / "store", create=False)
+    found: list[tuple[int, int]] = []
+    walk = scrub(storage, found)
+    run_virtual(walk.round())
+    assert found == [(1, 5), (1, 12), (1, 30), (1, 35)]
+    assert walk.counts.entries == 30
+    storage.close()
+
+
+def test_it_takes_its_time() -> None:
+    async def main() -> None:
+        storage = filled({(1, entry) for entry in range(100)})
+        size = sum(len(envelope(1, entry)) for entry in range(100))
+        walk = scrub(storage, [], bytes_per_s=size / 50)
+        begun_s = asyncio.get_running_loop().time()
+        for _ in range(3):
+            await walk.round()
+        assert asyncio.get_running_loop().time() - begun_s >= 90
+
+    run_virtual(main())
+
+
+def test_a_report_that_fails_is_made_again_in_the_next_round() -> None:
+    async def main() -> None:
+        storage = filled({(1, 0), (1, 1)})
+        storage.unreadable = {(1, 0)}
+        told = 0
+
+        async def report(ledger: int, entry: int) -> None:
+            nonlocal told
+            told += 1
+            raise Unavailable("away")
+
+        walk = Scrub(
+            storage,
+            report=report,
+            on_sound=pytest.fail,
+            chance=Random(1),
+            read_thread=InlineThread(),
+            config=ScrubConfig(interval_s=100),
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(walk.run())
+            await asyncio.sleep(250)
+            running.cancel()
+        assert told == walk.counts.rounds >= 2
+
+    run_virtual(main())

@@ -26,9 +26,9 @@ from magnetar.runtime.supervise import Backoff, supervise
 if TYPE_CHECKING:
     import random
 
-    from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.cache import EntryCache
+    from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
@@ -53,7 +53,7 @@ class Broker:
         me: BrokerRegistration,
         *,
         store: MetadataStore,
-        ledgers: Ledgers,
+        ledgers: LedgerStore,
         cache: EntryCache,
         log_config: LogConfig,
         names: ProducerNames,

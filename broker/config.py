@@ -24,11 +24,17 @@ class BrokerConfig(RoleConfig):
     grpc_port: int = Field(default=6660, ge=0, le=65535)
     pulsar_port: int = Field(default=6650, ge=0, le=65535)
     http_port: int = Field(default=8080, ge=0, le=65535)
+    zone: str = Field(default="", description="where this broker is: replicas there are read first")
     session_timeout_s: float = Field(default=10.0, gt=0, description="of the metadata session")
     ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")
     write_quorum: int = Field(default=3, ge=1, description="copies of each entry (Qw)")
     ack_quorum: int = Field(
         default=2, ge=1, description="copies on disk before an entry is acknowledged (Qa)"
+    )
+    ensemble_change_delay_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="how long a bookie that is gone is waited for before another takes its place",
     )
     cache_bytes: int = Field(
         default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"

@@ -37,6 +37,7 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
 from magnetar.protos.errors import CommandError, EntryError, FrameError, MalformedCommand
 from magnetar.protos.names import Domain, NamespaceName, TopicName
+from magnetar.protos.sends import read_plain_sends
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
@@ -134,16 +135,22 @@ class Connection:
         """One transport frame: whole Pulsar frames, one after the other."""
         now = asyncio.get_running_loop().time()
         self._heard.set()
+        at = 0
         try:
-            for part in framing.split_frames(frame):
+            while at < len(frame) and not self._over:
+                run = read_plain_sends(frame, at)
+                if run is not None and self._session.takes_send(run.producer_id, now):
+                    self._published.add(run.producer_id)
+                    self._producers[run.producer_id].publish_plain(run.sequence_ids, run.entries)
+                    at = run.end
+                    continue
+                part, at = framing.first_frame(frame, at)
                 try:
                     command = framing.parse_command(part)
                 except CommandError as error:
                     self._refuse(error)
                 else:
                     self._obey(command, now)
-                if self._over:
-                    return
         except FrameError as error:
             self._end(str(error))
 
@@ -518,6 +525,11 @@ class Connection:
             if not self._paused:
                 self._end(f"no answer to a PING for {PROBE_TIMEOUT_S:.0f} s")
         return not self._over
+
+    @property
+    def wants_broker_metadata(self) -> bool:
+        """Whether deliveries begin with what the broker knows of the entry."""
+        return self._session.wants_broker_metadata
 
     def put(self, *parts: bytes | memoryview) -> None:
         """A delivery."""

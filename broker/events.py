@@ -8,6 +8,7 @@ from magnetar.broker import reply
 from magnetar.broker.refusal import code_of
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.receipts import send_receipt_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ class ProducerEvents:
     def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
         """Of entries of one ledger."""
         self._connection.put_control(
-            framing.send_receipt_frames(
+            send_receipt_frames(
                 producer_id=self._producer_id,
                 ledger_id=receipts[0][1].ledger,
                 receipts=[
@@ -74,8 +75,10 @@ class ConsumerEvents:
             self._deliver_stamped(entries, marks, epoch)
             return
         put, consumer_id = self._connection.put, self._consumer_id
+        wants_broker_metadata = self._connection.wants_broker_metadata
         for number, entry in enumerate(entries):
             data = entry.data
+            broker_metadata = entry.broker_metadata if wants_broker_metadata else b""
             ledger_id, entry_id = entry.position
             mark = marks.get(number)
             header = framing.message_header(
@@ -84,9 +87,9 @@ class ConsumerEvents:
                 entry_id=entry_id,
                 redelivery_count=mark.redelivery_count if mark is not None else 0,
                 ack_set=mark.ack_set if mark is not None else (),
-                entry_size=len(data),
+                entry_size=len(broker_metadata) + len(data),
             )
-            put(header, data)
+            put(header + broker_metadata, data)
 
     def _deliver_stamped(
         self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark], epoch: int
@@ -102,7 +105,10 @@ class ConsumerEvents:
             if mark is not None:
                 body.redelivery_count = mark.redelivery_count
                 body.ack_set.extend(mark.ack_set)
-            self._connection.put(*framing.encode_payload_command(body, [entry.data]))
+            wants_broker_metadata = self._connection.wants_broker_metadata
+            broker_metadata = entry.broker_metadata if wants_broker_metadata else b""
+            parts = framing.encode_payload_command(body, [broker_metadata, entry.data])
+            self._connection.put(*parts)
 
     def active_changed(self, active: bool) -> None:
         change = reply.active_consumer_change(self._consumer_id, is_active=active)

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.reporting import report_bad_copies
 from magnetar.broker.broker import Broker
 from magnetar.broker.connection import Connection, Transport
 from magnetar.broker.log.cache import EntryCache
@@ -68,6 +70,8 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
                 ensemble_size=config.ensemble_size,
                 write_quorum=config.write_quorum,
                 ack_quorum=config.ack_quorum,
+                zone=config.zone,
+                ensemble_change_delay_s=config.ensemble_change_delay_s,
             ),
             random=chance.SystemRandom(),
             registry=CollectorRegistry(),
@@ -133,6 +137,9 @@ class BrokerProcess:
                     group.create_task(serve_http(self._app(broker), http_socket)),
                     group.create_task(measure_process(self._registry)),
                     group.create_task(self._register()),
+                    group.create_task(
+                        report_bad_copies(ledgers.bad_copies, Marks(self._store, SystemClock()))
+                    ),
                 ]
                 await self._serve(broker, service, pulsar_socket, stop)
                 for task in lasting:

@@ -110,6 +110,21 @@ class ProducerHandle:
         else:
             self._accepted += 1
 
+    def publish_plain(self, sequence_ids: Sequence[int], entries: Sequence[bytes]) -> None:
+        """As `publish_nowait`, entries of one message each that `parse_entry` accepts."""
+        if self.state is not ProducerState.OPEN:
+            return
+        publishes = [
+            Publish(self, sequence_id, 0, 1, len(entry))
+            for sequence_id, entry in zip(sequence_ids, entries, strict=True)
+        ]
+        try:
+            self._log.append_plain(entries, publishes)
+        except LogError as error:
+            self._log_failed(error)
+        else:
+            self._accepted += len(publishes)
+
     def refuse(self, sequence_id: int, error: Exception) -> None:
         """Answer an entry that is not appended: in its turn, behind what was published before."""
         if self.state is not ProducerState.OPEN:

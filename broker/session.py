@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 PROTOCOL_VERSION: Final = 21
+BROKER_METADATA_SINCE: Final = 18  # of Pulsar's protocol versions
 KEEPALIVE_S: Final = (
     30.0  # Pulsar's keepAliveIntervalSeconds; a silent peer is closed after two of them
 )
@@ -124,6 +125,7 @@ class Session:
     max_message_bytes: int
     protocol_version: int = 0  # of both sides; 0: CONNECT has not come
     client_version: str = ""
+    wants_broker_metadata: bool = False  # in front of the entries that are delivered to it
     producers: dict[int, Phase] = field(default_factory=dict)
     consumers: dict[int, Phase] = field(default_factory=dict)
     requests: int = 0
@@ -214,6 +216,8 @@ class Session:
     def _connect(self, connect: pb.CommandConnect) -> list[Action]:
         self.client_version = connect.client_version or "unknown"
         self.protocol_version = min(PROTOCOL_VERSION, connect.protocol_version)
+        wants = connect.feature_flags.supports_broker_entry_metadata
+        self.wants_broker_metadata = wants and self.protocol_version >= BROKER_METADATA_SINCE
         return [
             Send(
                 reply.connected(self.server_version, self.protocol_version, self.max_message_bytes)

@@ -259,15 +259,19 @@ class CursorJournal:
             ledger = CursorLedger(await self._rolling.create(newer_than=newer_than))
             self._newest = ledger.appender.ledger
             begun_with = tuple(self._live)
-            for cursor in self._live.values():
-                ledger.put_snapshot(cursor)
-            failure = await ledger.wait_confirmed()
-            if failure is None:
-                break
+            try:
+                for cursor in self._live.values():
+                    ledger.put_snapshot(cursor)
+                failure = await ledger.wait_confirmed()
+                if failure is None:
+                    await self._record(ledger, begun_with)
+                    return
+            except BaseException:  # also cancelled: nobody else knows of the appender
+                ledger.appender.abandon()
+                raise
             await self._rolling.discard(ledger.appender)
             self._judge(ledger, failure)
             await asyncio.sleep(next(delays))
-        await self._record(ledger, begun_with)
 
     async def _record(self, ledger: CursorLedger, begun_with: tuple[int, ...]) -> None:
         """The ledger becomes the topic's; only now what is in it counts."""

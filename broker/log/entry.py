@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from magnetar.protos.entry import parse_stored_entry, strip_broker_metadata
+from magnetar.protos.entry import (
+    broker_metadata_prefix,
+    parse_stored_entry,
+    strip_broker_metadata,
+)
 from magnetar.protos.errors import MalformedEntry
 
 if TYPE_CHECKING:
@@ -28,8 +32,15 @@ class StoredEntry:
 
     @property
     def data(self) -> bytes | memoryview:
-        """What is delivered: byte for byte what the producer sent."""
+        """Byte for byte what the producer sent, and what is delivered."""
         return self.view.data
+
+    @property
+    def broker_metadata(self) -> bytes:
+        """What the broker put in front of `data`."""
+        return broker_metadata_prefix(
+            broker_timestamp_ms=self.broker_timestamp_ms, index=self.index
+        )
 
     @property
     def messages(self) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
@@ -33,6 +34,7 @@ from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
 from magnetar.broker.log.tenure import Tenure
 from magnetar.metadata.model import LedgerId, TopicLedger
+from magnetar.protos.entry import parse_stored_entry
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ log = get_logger(__name__)
 TAIL_ENTRIES_MAX: Final = 1000
 """A reader this near to the end is expected to read what is appended now, so it goes into the
 cache. Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
+
+
+QUEUE_RUN_ENTRIES: Final = 1000
+"""Queued entries that are handed to a new ledger in one go: what a frame or four hold at 1 KB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,15 +177,29 @@ class Log:
         The view's data must be memory of its own. Raises LogFenced, LogClosed, LogUnavailable (the
         log failed for good), EntryTooLarge: nothing was appended then, and nothing is reported.
         """
+        self._raise_if_ended()
+        pending = self._outstanding.take(view, context, now_ms=self._clock.now_ms())
+        self._dispatch([pending])
+
+    def append_plain(self, entries: Sequence[bytes], contexts: Sequence[object]) -> None:
+        """Append entries of one message each, which `parse_entry` accepts, all or none; each as
+        `append_nowait`."""
+        self._raise_if_ended()
+        self._dispatch(self._outstanding.take_plain(entries, contexts, now_ms=self._clock.now_ms()))
+
+    def _raise_if_ended(self) -> None:
         if self._ended is not None:
             raise self._ended
         if self._closing:
             raise LogClosed(str(self.name))
-        pending = self._outstanding.take(view, context, now_ms=self._clock.now_ms())
+
+    def _dispatch(self, taken: Sequence[Pending]) -> None:
+        """Send what was taken, or queue it."""
         if self._outstanding.bytes >= self.config.pending_bytes_max:
             self._room.clear()
-        if self._appender is None or not self._send(self._appender, pending):
-            self._outstanding.queue.append(pending)
+        sent = 0 if self._appender is None else self._send(self._appender, taken)
+        if sent < len(taken):
+            self._outstanding.queue.extend(taken[sent:])
             self._work.set()
 
     async def wait_room(self) -> None:
@@ -189,25 +209,41 @@ class Log:
         if self._appender is not None:
             await self._appender.wait_room()
 
-    def _send(self, appender: Appender, pending: Pending) -> bool:
-        """Returns False when the ledger has failed and takes nothing any more."""
+    def _send(self, appender: Appender, waiting: Sequence[Pending]) -> int:
+        """Returns how many the open ledger took before it was full, or had failed."""
+        fitting = waiting[: self._count_fitting(appender, waiting)]
         try:
-            appender.append_nowait((pending.prefix, pending.view.data), pending.size)
+            appender.append_many([(pending.prefix, pending.data) for pending in fitting])
         except LedgerError:
-            assert appender.failure is not None, "a healthy ledger refused an entry of legal size"
+            assert appender.failure is not None, "a healthy ledger refused entries of legal size"
             self._retire()
-            return False
-        self._outstanding.in_flight.append(pending)
-        self._ledger_bytes += pending.size
+            return 0
+        self._outstanding.in_flight.extend(fitting)
+        self._ledger_bytes += sum([pending.size for pending in fitting])
         if self._is_full(appender):
             self._retire()
-        return True
+        return len(fitting)
+
+    def _count_fitting(self, appender: Appender, waiting: Sequence[Pending]) -> int:
+        """How many go into the ledger until it is full, and the first in any case."""
+        entries = len(waiting)
+        spare = self.config.ledger_entries_max - (appender.appended + 1)
+        if entries > spare and self._is_of_age:
+            entries = max(spare, 1)
+        room = self.config.ledger_bytes_max - self._ledger_bytes
+        for count, pending in enumerate(waiting[:entries], 1):
+            room -= pending.size
+            if room <= 0:
+                return count
+        return entries
 
     def _is_full(self, appender: Appender) -> bool:
         if self._ledger_bytes >= self.config.ledger_bytes_max:
             return True
-        if appender.appended + 1 < self.config.ledger_entries_max:
-            return False
+        return appender.appended + 1 >= self.config.ledger_entries_max and self._is_of_age
+
+    @property
+    def _is_of_age(self) -> bool:
         return self._age_s >= self.config.ledger_age_s_min
 
     @property
@@ -234,7 +270,8 @@ class Log:
         confirmed = self._outstanding.confirm(len(positions))
         if self._is_tailed():
             for position, entry in zip(positions, confirmed, strict=True):
-                self._cache.put(StoredEntry(position, entry.index, entry.timestamp_ms, entry.view))
+                view = entry.view or parse_stored_entry(entry.data)
+                self._cache.put(StoredEntry(position, entry.index, entry.timestamp_ms, view))
         self._reported = through
         self.chain.grow(through + 1, next_index=confirmed[-1].index + 1)
         if self._outstanding.bytes < self.config.pending_bytes_max:
@@ -352,8 +389,9 @@ class Log:
         record = TopicLedger(appender.ledger, queue[0].first_index)
         try:
             await self._record((*self.chain.records, record))
-        except LogError:
-            if not self.tenure.may_be_recorded(appender.ledger):
+        except BaseException as error:  # also cancelled: nobody else knows of the appender
+            appender.abandon()
+            if isinstance(error, LogError) and not self.tenure.may_be_recorded(appender.ledger):
                 await self._rolling.discard(appender)
             raise
         self.chain.open_ledger(record)
@@ -363,9 +401,8 @@ class Log:
         self._opened_s = asyncio.get_running_loop().time()
         appender.progress = lambda: self._on_progress(appender)
         while queue and self._appender is appender:
-            pending = queue.popleft()
-            if not self._send(appender, pending):
-                queue.appendleft(pending)
+            for _ in range(self._send(appender, list(islice(queue, QUEUE_RUN_ENTRIES)))):
+                queue.popleft()
 
     async def _record(self, records: tuple[TopicLedger, ...]) -> None:
         await self._rolling.record(lambda record: with_data_ledgers(record, records))

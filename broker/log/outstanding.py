@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.broker.errors import EntryTooLarge
-from magnetar.protos.entry import ENTRY_BYTES_MAX, broker_metadata_prefix
+from magnetar.protos.entry import (
+    ENTRY_BYTES_MAX,
+    broker_metadata_prefix,
+    broker_metadata_prefixes,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magnetar.protos.entry import EntryView
 
 
@@ -28,15 +34,17 @@ class Pending:
     """An entry that is not confirmed yet."""
 
     context: object
-    view: EntryView
-    prefix: bytes  # the broker's part, in front of the view's data
+    data: bytes | memoryview  # what the producer sent
+    prefix: bytes  # the broker's part, in front of it
+    messages: int
     index: int  # of its last message
     timestamp_ms: int
     size: int  # of both parts
+    view: EntryView | None  # of `data`; None: it is still to be made
 
     @property
     def first_index(self) -> int:
-        return self.index - self.view.num_messages + 1
+        return self.index - self.messages + 1
 
 
 class Outstanding:
@@ -45,11 +53,10 @@ class Outstanding:
         self.in_flight: deque[Pending] = deque()  # in the ledger that is not closed
         self.bytes = 0
         self._next_index = next_index
-        self._timestamp_ms = 0
+        self._timestamp_ms = 0  # never goes backwards, so that a search by time finds something
 
     def take(self, view: EntryView, context: object, *, now_ms: int) -> Pending:
         """Accept an entry; the caller sends it or queues it. Raises EntryTooLarge."""
-        # Time never goes backwards, so that a search by time finds something sensible.
         timestamp_ms = max(now_ms, self._timestamp_ms)
         index = self._next_index + view.num_messages - 1
         prefix = broker_metadata_prefix(broker_timestamp_ms=timestamp_ms, index=index)
@@ -59,7 +66,28 @@ class Outstanding:
         self._timestamp_ms = timestamp_ms
         self._next_index = index + 1
         self.bytes += size
-        return Pending(context, view, prefix, index, timestamp_ms, size)
+        return Pending(
+            context, view.data, prefix, view.num_messages, index, timestamp_ms, size, view
+        )
+
+    def take_plain(
+        self, entries: Sequence[bytes], contexts: Sequence[object], *, now_ms: int
+    ) -> list[Pending]:
+        """Accept entries of one message each, of sizes that a producer may send."""
+        timestamp_ms = max(now_ms, self._timestamp_ms)
+        index = self._next_index
+        prefixes = broker_metadata_prefixes(
+            broker_timestamp_ms=timestamp_ms, first_index=index, count=len(entries)
+        )
+        taken: list[Pending] = []
+        for context, data, prefix in zip(contexts, entries, prefixes, strict=True):
+            size = len(prefix) + len(data)
+            taken.append(Pending(context, data, prefix, 1, index, timestamp_ms, size, None))
+            self.bytes += size
+            index += 1
+        self._timestamp_ms = timestamp_ms
+        self._next_index = index
+        return taken
 
     def confirm(self, count: int) -> list[Pending]:
         """The oldest so many of those in flight are in the log."""

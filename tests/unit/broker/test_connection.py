@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.broker import Cluster
-from fakes.entries import entry_of
+from fakes.entries import entry_of, texts_of
 from fakes.ledgers import FakeLedgers
 from fakes.virtual_loop import run_virtual
 from fakes.wire import StreamWire, WireClient
@@ -38,6 +38,7 @@ from magnetar.metadata.model import BrokerId, BrokerRegistration, TopicRecord
 from magnetar.metadata.store import ABSENT
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import strip_broker_metadata
 from magnetar.protos.names import Domain
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.memory_stream import memory_stream_pair
@@ -447,5 +448,72 @@ def test_the_entry_of_a_frame_does_not_pin_it() -> None:
             )
             owner = entry.data.obj if isinstance(entry.data, memoryview) else entry.data
             assert len(owner) < len(entry_of("small").data) + 100
+
+    run_virtual(main())
+
+
+def test_sends_of_one_frame_are_answered_in_order_good_and_bad_and_of_any_kind() -> None:
+    def send(producer_id: int, sequence_id: int, entry: bytes) -> bytes:
+        head = framing.send_header(
+            producer_id=producer_id, sequence_id=sequence_id, entry_size=len(entry)
+        )
+        return head + entry
+
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            await client.produce(TOPIC, producer_id=1)
+            await client.produce(TOPIC, producer_id=2)
+            await client.subscribe(TOPIC)
+            await client.flow(100)
+            plain = [bytes(entry_of(f"m{number}").data) for number in range(5)]
+            # entry_of numbers its only message 0: with other numbers its SEND is not plain.
+            sends = [send(1, 0, entry) for entry in plain[:3]]
+            sends += [send(1, 0, plain[3][:-1] + b"!"), send(1, 7, plain[3])]
+            sends += [send(1, 1, bytes(entry_of("a", "b").data)), send(2, 0, plain[4])]
+            await client.wire.send(b"".join(sends))
+            receipts, texts = [], []
+            while len(receipts) + len(texts) < 7 + 7:
+                command = await client.receive()
+                match command.body:
+                    case pb.CommandSendReceipt() as body:
+                        receipts.append((body.producer_id, body.sequence_id))
+                    case pb.CommandSendError() as body:
+                        assert body.error == pb.ChecksumError
+                        receipts.append((body.producer_id, "error"))
+                    case pb.CommandMessage():
+                        assert command.entry is not None
+                        texts += texts_of(command.entry)
+            ours = [number for producer, number in receipts if producer == 1]
+            assert ours == [0, 0, 0, "error", 7, 1]
+            assert texts == ["m0", "m1", "m2", "m3", "a", "b", "m4"]
+
+    run_virtual(main())
+
+
+def test_who_asks_gets_what_the_broker_knows_of_an_entry_in_front_of_it() -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client(connected=False)
+            flags = pb.FeatureFlags(supports_broker_entry_metadata=True)
+            await client.send(
+                pb.CommandConnect(client_version="w", protocol_version=20, feature_flags=flags)
+            )
+            await client.expect(pb.CommandConnected)
+            await client.produce(TOPIC)
+            for texts in (["a"], ["b", "c"], ["d"]):
+                entry = bytes(entry_of(*texts).data)
+                await client.publish(entry=entry)
+                await client.expect(pb.CommandSendReceipt)
+            await client.subscribe(TOPIC)
+            await client.flow(100)
+            found = []
+            for _ in range(3):
+                command = await client.receive()
+                assert command.entry is not None
+                broker, entry_sent = strip_broker_metadata(command.entry)
+                assert broker is not None
+                found.append((broker.index, texts_of(entry_sent)))
+            assert found == [(0, ["a"]), (2, ["b", "c"]), (3, ["d"])]
 
     run_virtual(main())

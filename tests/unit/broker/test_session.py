@@ -278,3 +278,15 @@ def test_no_order_of_events_breaks_the_invariants(events: list[tuple[str, int]])
 
 def _starts(actions: list[object]) -> bool:
     return any(isinstance(action, Start) for action in actions)
+
+
+@pytest.mark.parametrize(("version", "asks", "gets"), [(18, True, True), (17, True, False)])
+def test_broker_metadata_is_for_new_clients_that_ask(version: int, asks: bool, gets: bool) -> None:
+    for flags in (pb.FeatureFlags(supports_broker_entry_metadata=asks), pb.FeatureFlags(), None):
+        session = Session(0.0, "server", 5)
+        body = pb.CommandConnect(
+            client_version="test", protocol_version=version, feature_flags=flags
+        )
+        session.on_command(command(body), 0.0)
+        wanted = flags is not None and flags.supports_broker_entry_metadata
+        assert session.wants_broker_metadata == (gets and wanted)

@@ -16,7 +16,7 @@ from support import settle, wait_until
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
 from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavailable
 from magnetar.broker.log.cache import EntryCache
-from magnetar.broker.log.log import Log, LogState
+from magnetar.broker.log.log import Log, LogConfig, LogState
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.tenure import topic_path
 from magnetar.metadata.codec import decode_topic, encode_topic
@@ -47,6 +47,44 @@ def test_appends_are_reported_in_order_in_batches_and_read_back() -> None:
             assert await topic.contents() == NAMES
             assert topic.log.confirmed == positions[-1]
             assert topic.log.first == positions[0]
+
+    run(main())
+
+
+def test_many_entries_at_once_fill_ledgers_as_single_ones_do() -> None:
+    async def main(config: LogConfig, plain: bool) -> tuple[list[list[bytes]], list[object]]:
+        world = World()
+        async with opened(world, config=config) as topic:
+            append = topic.append_plain if plain else topic.append
+            for names in (NAMES[:1], NAMES[1:4], NAMES[4:17], NAMES[17:]):
+                append(*names)
+                await settle(3)
+            await wait_until(lambda: len(topic.appended) == len(NAMES))
+            assert await topic.contents() == NAMES
+            entries = [stored.entries for stored in world.ledgers.ledgers.values()]
+            return entries, list(topic.appended)
+
+    by_entries = SMALL
+    by_bytes = replace(SMALL, ledger_entries_max=1000, ledger_bytes_max=300)
+    too_young = replace(SMALL, ledger_age_s_min=600.0)
+    for config in (by_entries, by_bytes, too_young):
+        single, many = run(main(config, False)), run(main(config, True))
+        assert single == many
+        assert (len(single[0]) == 1) == (config is too_young)
+
+
+def test_many_entries_at_once_survive_a_ledger_that_fails() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, config=replace(SMALL, ledger_entries_max=1000)) as topic:
+            topic.append_plain(*NAMES[:4])
+            await settle(5)
+            [appender] = world.ledgers.appenders
+            appender.failure = QuorumTimeout(appender.ledger, 0, 1.0)
+            topic.append_plain(*NAMES[4:])
+            await wait_until(lambda: len(topic.appended) == len(NAMES))
+            assert [context for context, _ in topic.appended] == NAMES
+            assert await topic.contents() == NAMES
 
     run(main())
 

@@ -14,7 +14,7 @@ from magnetar.protos.entry import ENTRY_BYTES_MAX, BrokerMetadata, strip_broker_
 
 @given(
     st.lists(
-        st.tuples(st.just("take"), st.integers(1, 4))
+        st.tuples(st.sampled_from(["take", "take plain"]), st.integers(1, 4))
         | st.tuples(st.sampled_from(["send", "confirm"]), st.integers(1, 5))
         | st.tuples(st.just("fail"), st.just(0)),
         max_size=60,
@@ -38,6 +38,17 @@ def test_entries_leave_in_the_order_in_which_they_came(script: list[tuple[str, i
                 assert strip_broker_metadata(stored)[0] == BrokerMetadata(taken, pending.index)
                 outstanding.queue.append(pending)
                 taken += 1
+            case "take plain":
+                entries = [bytes(entry_of("m").data)] * count
+                contexts = [*range(taken, taken + count)]
+                many = outstanding.take_plain(entries, contexts, now_ms=taken)
+                for pending, data in zip(many, entries, strict=True):
+                    stored = pending.prefix + data
+                    assert len(stored) == pending.size
+                    assert strip_broker_metadata(stored)[0] == BrokerMetadata(taken, pending.index)
+                messages += count
+                outstanding.queue.extend(many)
+                taken += count
             case "send":
                 for _ in range(min(count, len(outstanding.queue))):
                     outstanding.in_flight.append(outstanding.queue.popleft())

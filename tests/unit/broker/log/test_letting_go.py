@@ -1,0 +1,63 @@
+"""A ledger that was created and did not become the topic's is let go, whatever ends its making."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fakes.topic_log import World, opened, opened_cursors
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
+
+from magnetar.broker.log.position import EARLIEST
+from magnetar.metadata.memory import MemoryStore
+
+
+class Silent(MemoryStore):
+    """From some moment on it takes changes and says nothing."""
+
+    silent = False
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        version = await super().put(path, value, expected=expected)
+        if self.silent:
+            await asyncio.Event().wait()
+        return version
+
+
+def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
+    async def main() -> None:
+        world = World()
+        store = Silent(world.tree)
+        async with opened(world, store=store, close=False) as topic:
+            store.silent = True
+            topic.append("a")
+            await wait_until(lambda: world.ledgers.appenders != [])
+            await settle()
+            [appender] = world.ledgers.appenders
+            assert not appender.closed
+        assert appender.closed
+        assert topic.failed == ["a"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("where", ["bookies", "metadata"])
+def test_cursors_that_end_while_their_ledger_is_begun(where: str) -> None:
+    async def main() -> None:
+        world = World()
+        store = Silent(world.tree)
+        async with opened(world, store=store, close=False) as topic:
+            await topic.append_and_wait("a", "b")
+            async with opened_cursors(topic.log, close=False) as cursors:
+                cursor = await cursors.ensure("s", EARLIEST)
+                world.ledgers.held = where == "bookies"
+                store.silent = where == "metadata"
+                cursor.acknowledge([topic.appended[0][1]])
+                await wait_until(lambda: len(world.ledgers.appenders) == 2)
+                await settle()
+                appender = world.ledgers.appenders[1]
+                assert not appender.closed
+            assert appender.closed
+
+    run(main())

@@ -21,16 +21,18 @@ from magnetar.client.errors import (
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.errors import ProtocolError, UnknownCommand
-from magnetar.protos.framing import encode_command, parse_command, split_frames
+from magnetar.protos.framing import encode_command, first_frame, parse_command
+from magnetar.protos.receipts import is_receipt, read_receipts
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from google.protobuf.message import Message as Body
 
+    from magnetar.protos.receipts import ReceiptRun
     from magnetar.runtime.frames import FrameStream
 
 log = get_logger(__name__)
@@ -59,7 +61,9 @@ class ProducerSession(Protocol):
     """A producer, as seen by its connection. Nothing is called after it was removed, or after
     `on_closed_by_broker` or `on_disconnected`."""
 
-    def on_receipt(self, sequence_id: int, ledger_id: int, entry_id: int) -> None: ...
+    def on_receipts(
+        self, sequence_ids: Sequence[int], ledger_id: int, entry_ids: Sequence[int]
+    ) -> None: ...
     def on_send_error(self, sequence_id: int, error: PulsarException) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
@@ -111,6 +115,7 @@ class Connection:
             client_version=CLIENT_VERSION,
             protocol_version=PROTOCOL_VERSION,
             auth_method_name="none",
+            feature_flags=pb.FeatureFlags(supports_broker_entry_metadata=True),
         )
         self.send_control(connect)
         try:
@@ -211,24 +216,35 @@ class Connection:
 
     def _on_frame(self, frame: memoryview) -> None:
         self._silent_intervals = 0
-        for part in split_frames(frame):
-            try:
-                command = parse_command(part)
-            except UnknownCommand as error:
-                log.warning("unknown command", broker=self.broker, type=error.number)
-                continue
-            kind, body, entry = command.type, command.body, command.entry
-            handle = _HANDLERS.get(kind)
-            if handle is None:
-                log.warning("unexpected command", broker=self.broker, type=kind)
-            elif entry is None:
-                handle(self, body)
+        data, at = b"", 0  # `data`: all of the frame, once there are receipts in it
+        while at < len(frame):
+            if is_receipt(frame, at):
+                data = data or bytes(frame)
+                receipts = read_receipts(data, at)
+                self._on_receipts(receipts)
+                at = receipts.end
             else:
-                self._on_message(cast("pb.CommandMessage", body), entry)
+                part, at = first_frame(frame, at)
+                self._on_command(part)
         if self._touched:
             touched, self._touched = self._touched, {}
             for session in touched:
                 session.on_frame_end()
+
+    def _on_command(self, part: memoryview) -> None:
+        try:
+            command = parse_command(part)
+        except UnknownCommand as error:
+            log.warning("unknown command", broker=self.broker, type=error.number)
+            return
+        kind, body, entry = command.type, command.body, command.entry
+        handle = _HANDLERS.get(kind)
+        if handle is None:
+            log.warning("unexpected command", broker=self.broker, type=kind)
+        elif entry is None:
+            handle(self, body)
+        else:
+            self._on_message(cast("pb.CommandMessage", body), entry)
 
     def _on_connected(self, body: pb.CommandConnected) -> None:
         if body.max_message_size > 0:
@@ -236,15 +252,12 @@ class Connection:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def _on_receipt(self, body: pb.CommandSendReceipt) -> None:
-        producer = self._producers.get(body.producer_id)
+    def _on_receipts(self, run: ReceiptRun) -> None:
+        producer = self._producers.get(run.producer_id)
         if producer is None:
             return  # closed, or attached anew
         self._touched[producer] = None
-        message_id = body.message_id
-        producer.on_receipt(
-            body.sequence_id, _signed(message_id.ledgerId), _signed(message_id.entryId)
-        )
+        producer.on_receipts(run.sequence_ids, run.ledger_id, run.entry_ids)
 
     def _on_send_error(self, body: pb.CommandSendError) -> None:
         producer = self._producers.get(body.producer_id)
@@ -339,13 +352,8 @@ class Connection:
             done(error)
 
 
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
-
-
 _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.CONNECTED: Connection._on_connected,
-    pb.BaseCommand.SEND_RECEIPT: Connection._on_receipt,
     pb.BaseCommand.SEND_ERROR: Connection._on_send_error,
     pb.BaseCommand.MESSAGE: Connection._ignore,  # has an entry, so it is not handled through here
     pb.BaseCommand.CLOSE_PRODUCER: Connection._on_close_producer,

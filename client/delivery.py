@@ -30,6 +30,7 @@ class Delivery:
     publish_time_ms: int
     schema_version: bytes  # b"": none
     redelivery_count: int
+    last_index: int | None  # of its last message among the topic's; None: the broker does not say
     generation: int  # which filling of its consumer's queue it belongs to
 
 

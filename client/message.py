@@ -65,6 +65,12 @@ class Message:
         """The full name of the topic."""
         return self._delivery.topic
 
+    def index(self) -> int | None:
+        """Its number among all messages of the topic, from 0. None: the broker does not say."""
+        last = self._delivery.last_index
+        behind = self._message_id.batch_size() - 1 - self._message_id.batch_index()
+        return last if last is None or self._message_id.batch_index() < 0 else last - behind
+
     def redelivery_count(self) -> int:
         """How often it was delivered before and not acknowledged (Shared and Key_Shared)."""
         return self._delivery.redelivery_count

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magnetar.client.batching import Done
 
 
@@ -100,6 +102,23 @@ class PendingEntries:
             return None
         self.reported += 1
         return entry
+
+    def on_receipts(self, sequence_ids: Sequence[int]) -> list[PendingEntry | None]:
+        """As `on_receipt` for one after the other. The list is shorter where the two sides
+        disagree: `on_receipt` says about what."""
+        answered: list[PendingEntry | None] = []
+        entries = self._entries
+        for sequence_id in sequence_ids:
+            if not entries or entries[0].sequence_id != sequence_id or not self._attached:
+                break
+            entry = entries.popleft()
+            if entry.dones:
+                answered.append(entry)
+            else:
+                self._emptied -= 1
+                answered.append(None)
+        self.reported += len(answered) - answered.count(None)
+        return answered
 
     def expire(self, now: float) -> list[PendingEntry]:
         """The entries whose time has run out, to be reported."""

@@ -85,6 +85,8 @@ class Publisher:
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: it takes messages
         self._flushes: list[_Flush] = []
+        self._told = 0  # entries whose outcome was told, in their order
+        self._refused: PulsarException | None = None  # first since a flush that made no entry
         self._batch_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -104,8 +106,7 @@ class Publisher:
         """Take on a message for which there is room. `done` is called once; from in here only when
         the message fails at once."""
         if self._failure is not None:
-            self._release(1, message_bytes)
-            done(self._failure, None)
+            self._refuse([done], message_bytes, self._failure)
             return
         if message.sequence_id < 0:
             message.sequence_id = self._next_sequence_id
@@ -129,12 +130,16 @@ class Publisher:
                 self._send(batch.messages, batch.dones, batch.message_bytes)
 
     async def flush(self) -> None:
-        """Return when everything submitted so far is stored. Raises the first error among it."""
+        """Return when everything submitted so far is stored. Raises the first error among what has
+        no outcome yet, and what was refused since the last flush."""
         self.seal()
+        refused, self._refused = self._refused, None
         if self._pending.reported < self._pending.appended:
-            flush = _Flush(self._pending.appended, self._loop.create_future())
+            flush = _Flush(self._pending.appended, self._loop.create_future(), refused)
             self._flushes.append(flush)
             await flush.done
+        elif refused is not None:
+            raise refused
 
     async def close(self) -> None:
         """Take no more, wait for what is under way, and say goodbye to the broker.
@@ -151,7 +156,8 @@ class Publisher:
                 try:
                     await self.flush()
                 except PulsarException as error:
-                    log.warning("messages failed before close", topic=self.topic, error=str(error))
+                    # Whoever sent them was told already.
+                    log.info("messages failed before close", topic=self.topic, error=str(error))
                 await self._say_goodbye()
         except TimeoutError:
             raise Timeout("receipts are missing", topic=self.topic) from None
@@ -209,22 +215,35 @@ class Publisher:
 
     # The connection
 
-    def on_receipt(self, sequence_id: int, ledger_id: int, entry_id: int) -> None:
-        try:
-            entry = self._pending.on_receipt(sequence_id)
-        except ReceiptOutOfOrder as error:
-            self._recycle(ConnectError(str(error), topic=self.topic))
+    def on_receipts(
+        self, sequence_ids: Sequence[int], ledger_id: int, entry_ids: Sequence[int]
+    ) -> None:
+        answered = self._pending.on_receipts(sequence_ids)
+        if len(answered) < len(sequence_ids):
+            try:
+                self._pending.on_receipt(sequence_ids[len(answered)])
+            except ReceiptOutOfOrder as error:
+                self._recycle(ConnectError(str(error), topic=self.topic))
+        stored = [
+            (entry, entry_id)
+            for entry, entry_id in zip(answered, entry_ids, strict=False)
+            if entry is not None
+        ]
+        if not stored:
             return
-        if entry is None:
-            return
-        self._last_sequence_id = entry.highest_sequence_id
-        self._release(entry.messages, entry.message_bytes)
-        if not entry.is_batch:
-            entry.dones[0](None, MessageId(-1, ledger_id, entry_id))
-            return
-        size = entry.messages
-        for index, done in enumerate(entry.dones):
-            done(None, MessageId(-1, ledger_id, entry_id, index, size))
+        self._told += len(stored)
+        self._last_sequence_id = stored[-1][0].highest_sequence_id
+        self._release(
+            sum([entry.messages for entry, _ in stored]),
+            sum([entry.message_bytes for entry, _ in stored]),
+        )
+        for entry, entry_id in stored:
+            if not entry.is_batch:
+                entry.dones[0](None, MessageId(-1, ledger_id, entry_id))
+                continue
+            size = entry.messages
+            for index, done in enumerate(entry.dones):
+                done(None, MessageId(-1, ledger_id, entry_id, index, size))
 
     def on_send_error(self, sequence_id: int, error: PulsarException) -> None:
         error.topic = self.topic
@@ -262,7 +281,7 @@ class Publisher:
         try:
             parts = self._encode(messages)
         except MessageTooBig as error:
-            self._tell(dones, message_bytes, error)
+            self._refuse(dones, message_bytes, error)
             return
         entry = PendingEntry(
             messages[0].sequence_id,
@@ -340,9 +359,16 @@ class Publisher:
             self._recycle(Timeout("the broker owes too many receipts", topic=self.topic))
         self._arm_send_timer()
 
+    def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
+        """They do not become an entry."""
+        self._refused = self._refused or error
+        self._tell(dones, message_bytes, error)
+
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:
         for flush in self._flushes:
-            flush.error = flush.error or error
+            if self._told < flush.target:
+                flush.error = flush.error or error
+        self._told += 1
         self._tell(entry.dones, entry.message_bytes, error)
 
     def _tell(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:

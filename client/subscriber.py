@@ -337,6 +337,7 @@ class Subscriber:
             received.publish_time_ms,
             received.schema_version or b"",
             command.redelivery_count,
+            None if received.broker is None else received.broker.index,
             self._generation,
         )
         shown = messages_of(key, messages, wanted, delivery)

@@ -207,7 +207,8 @@ class Producer:
         self._clock = client.parts.clock
         self._blocks = options.block_if_queue_full
         self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
-        self._room_changed = threading.Condition(threading.Lock())
+        self._room_lock = threading.Lock()
+        self._room_changed = threading.Condition(self._room_lock)
         self._waiting = 0
         self._crossing = thread.crossing(self._submit)
 
@@ -320,7 +321,7 @@ class Producer:
 
     def _take_room(self, size: int) -> PulsarException | None:
         """Why there is no room. None: it was taken."""
-        with self._room_changed:
+        with self._room_lock:  # which the condition takes ten times as long for
             if self._room.maybe_take(size):
                 return None
             if not self._blocks or self._thread.is_current:
@@ -335,7 +336,7 @@ class Producer:
     # On the loop
 
     def on_released(self, messages: int, message_bytes: int) -> None:
-        with self._room_changed:
+        with self._room_lock:
             self._room.give(messages, message_bytes)
 
     def on_burst_end(self) -> None:

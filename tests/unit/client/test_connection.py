@@ -252,8 +252,8 @@ def test_receipts_of_a_frame_are_followed_by_its_end() -> None:
         await peer.stream.send(receipts)
         await settle()
         assert producer.told == [
-            ("on_receipt", 7, -1, 4),
-            ("on_receipt", 8, -1, 4),
+            ("on_receipts", [7], -1, [4]),
+            ("on_receipts", [8], -1, [4]),
             ("on_frame_end",),
         ]
 

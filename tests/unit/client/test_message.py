@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.client.delivery import Delivery, messages_of
 from magnetar.client.errors import InvalidMessage
 from magnetar.client.message import MessageId
+from magnetar.protos.message import ReceivedMessage
 
 NUMBER = st.integers(-1, 2**63 - 1)
 SMALL = st.integers(-1, 3)
@@ -54,3 +56,18 @@ def test_an_id_in_a_batch_keeps_the_size_of_the_batch() -> None:
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(InvalidMessage):
         MessageId.deserialize(garbage)
+
+
+def test_the_index_counts_back_from_the_last_message_of_the_entry() -> None:
+    def indexes(last: int | None, size: int, *, batch: bool) -> list[int | None]:
+        received = [
+            ReceivedMessage(b"", {}, None, False, None, 0, n, False, n if batch else -1)
+            for n in range(size)
+        ]
+        delivery = Delivery("t", "p", 1, b"", 0, last, 0)
+        return [m.index() for m in messages_of((1, 2), received, (1 << size) - 1, delivery)]
+
+    assert indexes(9, 1, batch=False) == [9]
+    assert indexes(9, 1, batch=True) == [9]
+    assert indexes(9, 4, batch=True) == [6, 7, 8, 9]
+    assert indexes(None, 2, batch=True) == [None, None]

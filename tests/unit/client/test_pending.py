@@ -22,7 +22,9 @@ def entry(sequence: int, due_at: float | None = 100.0) -> PendingEntry:
     )
 
 
-STEP = st.sampled_from(["append", "append", "append", "receipt", "expire", "attach", "detach"])
+STEP = st.sampled_from(
+    ["append", "append", "append", "receipt", "receipts", "expire", "attach", "detach"]
+)
 
 
 @given(st.lists(STEP, max_size=60))
@@ -40,15 +42,20 @@ def test_each_entry_is_reported_once_and_receipts_match(steps: list[str]) -> Non
                 if pending.attached:
                     sent.append(number)
                 number += 1
-            case "receipt" if sent:
-                answered = sent.pop(0)
-                got = pending.on_receipt(answered)
-                assert (got is None) == (answered in reported)
-                if got is not None:
-                    assert got.sequence_id == answered
-                    assert got.parts
-                    reported.append(answered)
-                    alive.remove(answered)
+            case "receipt" | "receipts" if sent:
+                count = 1 if step == "receipt" else 3
+                answers, sent = sent[:count], sent[count:]
+                if step == "receipt":
+                    told = [pending.on_receipt(answers[0])]
+                else:
+                    told = pending.on_receipts([*answers, -1])  # nobody sent that
+                for answered, got in zip(answers, told, strict=True):
+                    assert (got is None) == (answered in reported)
+                    if got is not None:
+                        assert got.sequence_id == answered
+                        assert got.parts
+                        reported.append(answered)
+                        alive.remove(answered)
             case "expire":
                 for got in pending.expire(float(now)):
                     assert got.parts

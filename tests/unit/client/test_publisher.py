@@ -278,6 +278,53 @@ def test_a_refused_message_fails_alone() -> None:
     run_virtual(main())
 
 
+def test_a_flush_reports_what_was_sent_before_it_and_nothing_later() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            cluster.topic(TOPIC).hold_receipts = True
+            producer = await client.create_producer("t", batching_enabled=False)
+            (created,) = cluster.brokers[A].commands(pb.CommandProducer)
+            told = Outcomes()
+            producer.send_async(b"0", told)
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(producer.flush())
+                await settle()
+                producer.send_async(b"1", told)
+                await settle()
+                stored = pb.MessageIdData(ledgerId=1, entryId=0)
+                ids = {"producer_id": created.producer_id}
+                session = cluster.brokers[A].sessions[0]
+                session.send(pb.CommandSendReceipt(**ids, sequence_id=0, message_id=stored))
+                error = pb.NotAllowedError
+                session.send(pb.CommandSendError(**ids, sequence_id=1, error=error, message="no"))
+            await first
+            assert told.results == [Result.Ok, Result.NotAllowedError]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_flush_reports_once_what_never_became_an_entry(batched: bool) -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            producer = await client.create_producer("t", batching_enabled=batched)
+            producer.send_async(b"0", None)
+            producer.send_async(bytes(5_242_881), None)
+            producer.send_async(b"1", None)
+            with pytest.raises(MessageTooBig):
+                await producer.flush()
+            await producer.flush()
+            assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"]]
+            cluster.topic(TOPIC).send_errors.append(pb.ProducerFenced)
+            with pytest.raises(ProducerFenced):
+                await producer.send(b"2")
+            producer.send_async(b"3", None)
+            with pytest.raises(ProducerFenced):
+                await producer.flush()
+
+    run_virtual(main())
+
+
 def test_a_failure_to_store_makes_the_producer_anew_and_sends_again() -> None:
     async def main() -> None:
         async with client_among() as (client, cluster):

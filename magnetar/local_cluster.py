@@ -1,4 +1,5 @@
-"""A cluster on this machine: real ZooKeepers, bookies and brokers, each a process of its own.
+"""A cluster on this machine: real ZooKeepers, bookies, brokers and what repairs, each a process of
+its own.
 
 For trying a cluster out, for tests, and for chaos. All of them listen on loopback, on ports that
 were free when the cluster was first put together, and die with the process that started them. A
@@ -42,19 +43,27 @@ class LocalCluster:
     Entering raises DirectoryRefused, JavaMissing, ZooKeeperJarsMissing, ProcessFailed; then nothing
     is left running. Enter it on a thread that lives as long as the cluster.
 
-    Processes are named by role ("zookeeper", "bookie", "broker") and id ("bookie-1", ...).
+    Processes are named by role ("zookeeper", "bookie", "broker", "autorecovery") and id
+    ("bookie-1", ...).
     """
 
     def __init__(
-        self, directory: Path, *, zookeepers: int = 3, bookies: int = 3, brokers: int = 2
+        self,
+        directory: Path,
+        *,
+        zookeepers: int = 3,
+        bookies: int = 3,
+        brokers: int = 2,
+        autorecoveries: int = 1,
     ) -> None:
         assert zookeepers >= 1, zookeepers
         assert bookies >= 1, bookies
         assert brokers >= 1, brokers
+        assert autorecoveries >= 0, autorecoveries
         self.directory = directory.absolute()
         self.processes: tuple[LocalProcess, ...] = ()  # once entered
         self.zookeeper = ""  # "host:port,..."
-        self._counts = (zookeepers, bookies, brokers)
+        self._counts = (zookeepers, bookies, brokers, autorecoveries)
         self._stack = AsyncExitStack()
 
     @property
@@ -69,6 +78,11 @@ class LocalCluster:
     def admin_url(self) -> str:
         """Of the first broker; whichever is asked redirects to the one that knows."""
         return f"http://{HOST}:{self.of_role('broker')[0].ports['http']}"
+
+    @property
+    def metadata_url(self) -> str:
+        """What `magnetar bookies` asks for."""
+        return f"zk://{self.zookeeper}/magnetar"
 
     def of_role(self, role: str) -> list[LocalProcess]:
         return [process for process in self.processes if process.role == role]
@@ -100,6 +114,7 @@ class LocalCluster:
             "pulsar_url": self.pulsar_url,
             "admin_url": self.admin_url,
             "zookeeper": self.zookeeper,
+            "metadata_url": self.metadata_url,
             "processes": [
                 {
                     "role": process.role,
@@ -132,7 +147,7 @@ class LocalCluster:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        for roles in (("zookeeper",), ("bookie", "broker")):
+        for roles in (("zookeeper",), ("bookie", "broker", "autorecovery")):
             processes = [process for process in self.processes if process.role in roles]
             for process in processes:
                 await process.launch()
@@ -141,7 +156,7 @@ class LocalCluster:
 
     async def _stop(self) -> None:
         """In the order in which they need one another."""
-        for role in ("broker", "bookie", "zookeeper"):
+        for role in ("autorecovery", "broker", "bookie", "zookeeper"):
             await _all([process.stop for process in self.of_role(role)])
 
     def _check_ensemble(self) -> None:
@@ -155,9 +170,9 @@ class LocalCluster:
             )
 
     def _put_together(self) -> None:
-        zookeepers, bookies, brokers = self._counts
+        zookeepers, bookies, brokers, autorecoveries = self._counts
         needed = ports_needed(zookeepers)
-        found = free_ports(needed + 2 * bookies + 3 * brokers)
+        found = free_ports(needed + 2 * bookies + 3 * brokers + autorecoveries)
         ensemble = ZooKeeperEnsemble(self.directory, size=zookeepers, ports=found[:needed])
         self.zookeeper = ensemble.hosts
         ports = iter(found[needed:])
@@ -168,6 +183,7 @@ class LocalCluster:
                 self._broker(n, next(ports), next(ports), next(ports), bookies)
                 for n in range(1, brokers + 1)
             ),
+            *(self._autorecovery(n, next(ports), bookies) for n in range(1, autorecoveries + 1)),
         )
 
     def _bookie(self, number: int, grpc_port: int, http_port: int) -> LocalProcess:
@@ -177,8 +193,7 @@ class LocalCluster:
     def _broker(
         self, number: int, grpc_port: int, pulsar_port: int, http_port: int, bookies: int
     ) -> LocalProcess:
-        """Three copies where there are three bookies; with fewer, as many as can be."""
-        copies = min(3, bookies)
+        copies = _copies(bookies)
         return self._server(
             "broker",
             number,
@@ -190,6 +205,10 @@ class LocalCluster:
             },
         )
 
+    def _autorecovery(self, number: int, http_port: int, bookies: int) -> LocalProcess:
+        settings = {"write_quorum": _copies(bookies)}
+        return self._server("autorecovery", number, {"http": http_port}, settings)
+
     def _server(
         self, role: str, number: int, ports: Mapping[str, int], settings: Mapping[str, object]
     ) -> LocalProcess:
@@ -198,7 +217,7 @@ class LocalCluster:
         directory.mkdir(exist_ok=True)
         config = {
             "id": name,
-            "metadata_url": f"zk://{self.zookeeper}/magnetar",
+            "metadata_url": self.metadata_url,
             "host": HOST,
             **{f"{kind}_port": port for kind, port in ports.items()},
             **settings,
@@ -228,6 +247,11 @@ class LocalCluster:
     @property
     def _description(self) -> Path:
         return self.directory / DESCRIPTION
+
+
+def _copies(bookies: int) -> int:
+    """Three where there are three bookies; with fewer, as many as can be."""
+    return min(3, bookies)
 
 
 def _zookeeper(node: ZooKeeperNode) -> LocalProcess:

@@ -145,5 +145,5 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("MAGNETAR_BOOKIE_", "MAGNETAR_BROKER_"))
+        if not name.startswith(("MAGNETAR_BOOKIE_", "MAGNETAR_BROKER_", "MAGNETAR_AUTORECOVERY_"))
     }

@@ -103,6 +103,7 @@ async def _serve(config: StandaloneConfig, metadata: MetadataStore, stop: asynci
         asyncio.TaskGroup() as group,
     ):
         entry = Registration(metadata, registration(bookie, address="in-process:1"))
+        bookie.watch_read_only(entry.set_read_only)
         lasting = [
             group.create_task(entry.run()),
             group.create_task(_end_with(metadata)),
@@ -121,7 +122,7 @@ def _broker(
     registry: CollectorRegistry,
 ) -> BrokerProcess:
     def open_peer(member: Member, address: str) -> BookiePeer:
-        return LocalBookiePeer(bookie, group=group)
+        return LocalBookiePeer(member, bookie, group=group)
 
     return BrokerProcess(
         BrokerConfig(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,8 +29,6 @@ def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> Sp
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # It says that Spark does not know pandas 3 yet; none of our jobs hands pandas anything.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

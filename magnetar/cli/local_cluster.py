@@ -26,17 +26,25 @@ def local_cluster(
     zookeepers: Annotated[int, typer.Option(min=1, max=9)] = 3,
     bookies: Annotated[int, typer.Option(min=1, max=20)] = 3,
     brokers: Annotated[int, typer.Option(min=1, max=20)] = 2,
+    autorecoveries: Annotated[int, typer.Option(min=0, max=20)] = 1,
     restart: Annotated[
         bool, typer.Option("--restart", help="start a process again when it ends")
     ] = False,
 ) -> None:
-    """Run a cluster on this machine: real ZooKeepers (Java), bookies and brokers, each a process.
+    """Run a cluster on this machine: real ZooKeepers (Java), bookies, brokers, and what restores
+    lost copies, each a process.
 
     Prints one line of JSON when all of it serves, which is also in DIR/cluster.json; the logs of
     the processes are under DIR. SIGTERM or Ctrl-C stops everything.
     """
     configure_logging()
-    cluster = LocalCluster(directory, zookeepers=zookeepers, bookies=bookies, brokers=brokers)
+    cluster = LocalCluster(
+        directory,
+        zookeepers=zookeepers,
+        bookies=bookies,
+        brokers=brokers,
+        autorecoveries=autorecoveries,
+    )
 
     def on_ready() -> None:
         sys.stdout.write(json.dumps(cluster.describe()) + "\n")

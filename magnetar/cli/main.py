@@ -20,6 +20,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "bookie": ("magnetar.cli.bookie", "Run a bookie of a cluster: it keeps the entries."),
     "broker": ("magnetar.cli.broker", "Run a broker of a cluster: it serves topics."),
+    "autorecovery": (
+        "magnetar.cli.autorecovery",
+        "Restore lost copies of a cluster's entries.",
+    ),
     "local-cluster": (
         "magnetar.cli.local_cluster",
         "Run a cluster on this machine, each server a process of its own.",
@@ -27,6 +31,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "produce": ("magnetar.cli.produce", "Send messages to a topic."),
     "consume": ("magnetar.cli.consume", "Receive messages from a topic."),
     "topics": ("magnetar.cli.topics", "Look at topics: stats."),
+    "bookies": (
+        "magnetar.cli.bookies",
+        "Look at bookies and what they hold: list, drain, decommission, under-replicated, ledger.",
+    ),
     "spark": ("magnetar.cli.spark", "Jobs that run on Spark (they need Java)."),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
@@ -57,22 +57,60 @@ def add_role(
     """
 
     def run(**given: Any) -> None:
-        configure_logging(level=given.pop("log_level").upper())
-        try:
-            config = load_config(config_class, file=given.pop("config"), flags=given)
-        except ConfigError as error:
-            raise typer.Exit(report_failure(error)) from None
-        raise typer.Exit(run_process(lambda stop: _serve(serve, config, stop)))
+        _run(config_class, serve, given)
 
+    _take_flags(run, config_class, [])
+    app.command(config_class.role, help=text)(run)
+
+
+def add_role_group(
+    app: typer.Typer,
+    config_class: type[Config],
+    serve: Callable[[Config, asyncio.Event], Awaitable[None]],
+    *,
+    text: str,
+) -> typer.Typer:
+    """`add_role` for a command that has subcommands too: without one of them it serves."""
+
+    def run(context: typer.Context, **given: Any) -> None:
+        if context.invoked_subcommand is None:
+            _run(config_class, serve, given)
+
+    context = inspect.Parameter(
+        "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
+    _take_flags(run, config_class, [context])
+    group = typer.Typer(rich_markup_mode=None)
+    group.callback(invoke_without_command=True, help=text)(run)
+    app.add_typer(group, name=config_class.role)
+    return group
+
+
+def _run(
+    config_class: type[Config],
+    serve: Callable[[Config, asyncio.Event], Awaitable[None]],
+    given: dict[str, Any],
+) -> NoReturn:
+    configure_logging(level=given.pop("log_level").upper())
+    try:
+        config = load_config(config_class, file=given.pop("config"), flags=given)
+    except ConfigError as error:
+        raise typer.Exit(report_failure(error)) from None
+    raise typer.Exit(run_process(lambda stop: _serve(serve, config, stop)))
+
+
+def _take_flags(
+    run: Callable[..., None], config_class: type[Config], before: list[inspect.Parameter]
+) -> None:
+    """Typer reads the flags off the signature, and what the keys are only the class knows."""
     parameters = [
+        *before,
         _parameter("config", Path, "TOML file of the keys below, in snake_case", default=None),
         _parameter("log_level", LogLevel, "least level that is logged", default=LogLevel.INFO),
         *(_flag(config_class, key, field) for key, field in config_class.model_fields.items()),
     ]
-    # Typer reads the flags off the signature, and what the keys are only the class knows.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(config_class.role, help=text)(run)
 
 
 async def _serve(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import logging
 import os
 import sys
 from pathlib import Path
@@ -52,11 +51,7 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("MAGNETAR_"):
             monkeypatch.delenv(name)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
     faulthandler.enable(file=sys.__stderr__)
 
 

@@ -7,21 +7,10 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from magnetar.runtime.log import configure_logging, get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(autouse=True)
-def restore_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    import pytest
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -1,0 +1,370 @@
+"""`magnetar bookies`: what a cluster's bookies hold, and what is to become of them.
+
+Looks into the metadata store and asks the bookies; never opens a ledger, so it disturbs no writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
+from magnetar.bookie.repair.errors import RepairError, StillNeeded
+from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_marks
+from magnetar.cli.client import INTERRUPTED, fail
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, LedgerId
+from magnetar.metadata.url import InvalidMetadataUrl, MetadataUrl
+from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.log import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+
+    from magnetar.bookie.repair.survey import BookieRow, CopyRow, LedgerView
+    from magnetar.metadata.model import Member
+    from magnetar.metadata.under_replication import UnderReplication
+
+WIDE: Final = 200  # columns where there is no terminal: nothing is cut
+BLOCKERS_SHOWN_MAX: Final = 10
+CONNECT_S: Final = 3.0  # a person waits
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--metadata-url",
+        envvar="MAGNETAR_METADATA_URL",
+        help="of the cluster: zk://host:port[,host:port…][/folder]",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+Bookie = Annotated[str, typer.Argument(help="its id, for example bookie-1")]
+
+
+def add_to(app: typer.Typer) -> None:
+    bookies = typer.Typer(help="Look at bookies and what they hold.", rich_markup_mode=None)
+    bookies.callback()(lambda: None)
+    bookies.command("list")(list_bookies)
+    bookies.command("drain")(drain_bookie)
+    bookies.command("undrain")(undrain_bookie)
+    bookies.command("decommission")(decommission_bookie)
+    bookies.command("under-replicated")(under_replicated)
+    bookies.command("ledger")(ledger)
+    app.add_typer(bookies, name="bookies")
+
+
+def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
+    """List all bookies: who serves, who is missing, and how many ledgers are on each."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            rows = await survey_bookies(store, GrpcBookiePeer)
+        if as_json:
+            _print_json([_bookie_json(row) for row in rows])
+            return
+        _print_table(
+            ("bookie", "incarnation", "state", "address", "zone", "disk", "ledgers", "open"),
+            (
+                (
+                    row.member.bookie,
+                    row.member.incarnation[:8],
+                    row.state,
+                    row.address or "-",
+                    row.zone or "-",
+                    _disk(row),
+                    str(row.ledgers),
+                    str(row.open_ledgers),
+                )
+                for row in rows
+            ),
+        )
+
+    _run(work())
+
+
+def drain_bookie(bookie: Bookie, metadata_url: Url) -> None:
+    """Give a bookie no new ledgers. What it holds stays, and is served."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            await drain(store, SystemClock(), BookieId(bookie), decommission=False)
+        typer.echo(f"{bookie} gets no new ledgers until `magnetar bookies undrain {bookie}`")
+
+    _run(work())
+
+
+def undrain_bookie(bookie: Bookie, metadata_url: Url) -> None:
+    """Let a bookie get new ledgers again; also ends its decommission."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            await undrain(store, BookieId(bookie))
+        typer.echo(f"{bookie} may get new ledgers")
+
+    _run(work())
+
+
+def decommission_bookie(
+    bookie: Bookie,
+    metadata_url: Url,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=1, help="after which to give up waiting")
+    ] = 86_400.0,
+) -> None:
+    """Move everything away from a bookie, and remove it from the cluster.
+
+    Leave it running, until told to stop it: it is the best source for its own copies. May be
+    broken off and done again at any time. Exit status 1: it was not removed; each ledger that is
+    still on it is named with its reason.
+    """
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            await decommission(
+                store,
+                SystemClock(),
+                BookieId(bookie),
+                timeout_s=timeout_s,
+                on_progress=lambda progress: _tell(bookie, progress),
+            )
+
+    try:
+        _run(work())
+    except StillNeeded as error:
+        _print_blockers(error.blockers, all_of_them=True)
+        fail(str(error))
+
+
+def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
+    """List the ledgers that wait for a repair, and why it did not succeed yet."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            marks = await survey_marks(store, SystemClock())
+        if as_json:
+            _print_json(
+                [
+                    {"ledger": mark.ledger, "repairing": working, **_mark_json(mark.what)}
+                    for mark, working in marks
+                ]
+            )
+            return
+        _print_table(
+            ("ledger", "since", "lost", "bad copies", "narrow", "state"),
+            (
+                (
+                    str(mark.ledger),
+                    _time(mark.what.created_ms),
+                    ", ".join(sorted(map(_short, mark.what.lost))) or "-",
+                    ", ".join(
+                        f"{_short(bad.member)}: {bad.first_entry}-{bad.last_entry}"
+                        for bad in mark.what.bad[:BLOCKERS_SHOWN_MAX]
+                    )
+                    or "-",
+                    "yes" if mark.what.narrow else "-",
+                    "being repaired" if working else mark.what.failure or "waits",
+                )
+                for mark, working in marks
+            ),
+        )
+
+    _run(work())
+
+
+def ledger(
+    ledger_id: Annotated[int, typer.Argument(metavar="ID", min=0, max=LEDGER_ID_MAX)],
+    metadata_url: Url,
+    as_json: Json = False,
+) -> None:
+    """Show a ledger: its state, and which copies each bookie says that it holds."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            view = await survey_ledger(store, GrpcBookiePeer, SystemClock(), LedgerId(ledger_id))
+        if as_json:
+            _print_json(_ledger_json(view))
+        else:
+            _print_ledger(view)
+
+    _run(work())
+
+
+# -- what all of them do ---------------------------------------------------------------------------
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """What goes wrong ends the command with one line and exit code 1."""
+    configure_logging(level="ERROR")
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except StillNeeded:
+        raise
+    except InvalidMetadataUrl as error:
+        fail(str(error), code=2)
+    except (RepairError, LedgerError, MetadataError) as error:
+        fail(str(error))
+
+
+@asynccontextmanager
+async def _store(url: str) -> AsyncIterator[ZooKeeperStore]:
+    where = MetadataUrl.parse(url)
+    store = await ZooKeeperStore.connect(
+        where.hosts, chroot=where.chroot, connect_timeout_s=CONNECT_S
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _tell(bookie: str, progress: Progress) -> None:
+    match progress.stage:
+        case Stage.MOVING:
+            typer.echo(f"{bookie}: {len(progress.blockers)} ledgers are on it")
+            _print_blockers(progress.blockers)
+        case Stage.SERVING:
+            typer.echo(
+                f"{bookie}: nothing is on it any more. Stop it now; waiting until it is down"
+            )
+        case Stage.REMOVED:
+            typer.echo(f"{bookie}: removed from the cluster; its directory may be deleted")
+    sys.stdout.flush()
+
+
+def _print_blockers(blockers: Any, *, all_of_them: bool = False) -> None:
+    shown = sorted(blockers.items())
+    for number, why in shown if all_of_them else shown[:BLOCKERS_SHOWN_MAX]:
+        typer.echo(f"  ledger {number}: {why}")
+    if not all_of_them and len(shown) > BLOCKERS_SHOWN_MAX:
+        typer.echo(f"  and {len(shown) - BLOCKERS_SHOWN_MAX} more")
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in head:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else WIDE, highlight=False).print(table)
+
+
+def _print_json(found: object) -> None:
+    typer.echo(json.dumps(found, indent=2))
+
+
+def _print_ledger(view: LedgerView) -> None:
+    metadata = view.metadata
+    quorum = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
+    typer.echo(f"ledger {metadata.ledger}: {metadata.state.name}, E/Qw/Qa {quorum}")
+    typer.echo(f"made {_time(metadata.created_ms)}")
+    if metadata.last_entry is not None:
+        typer.echo(f"{metadata.last_entry + 1} entries, {metadata.length} bytes")
+    if metadata.under_replicated:
+        typer.echo("it was made with fewer copies than wanted")
+    if view.mark is not None:
+        since = _time(view.mark.what.created_ms)
+        typer.echo(f"marked for repair since {since}: {view.mark.what.failure or 'waits'}")
+    _print_table(
+        ("entries", "seat", "bookie", "incarnation", "state", "holds", "of"),
+        (
+            (
+                f"{row.first}-{'' if row.last is None else row.last}",
+                str(row.seat),
+                row.member.bookie,
+                row.member.incarnation[:8],
+                row.state,
+                row.why if row.held is None else str(row.held),
+                "?" if row.expected is None else str(row.expected),
+            )
+            for row in view.copies
+        ),
+    )
+
+
+def _bookie_json(row: BookieRow) -> dict[str, object]:
+    return {
+        "bookie": row.member.bookie,
+        "incarnation": row.member.incarnation,
+        "state": row.state,
+        "address": row.address,
+        "zone": row.zone,
+        "disk_total_bytes": row.disk_total_bytes,
+        "disk_free_bytes": row.disk_free_bytes,
+        "ledgers": row.ledgers,
+        "open_ledgers": row.open_ledgers,
+    }
+
+
+def _mark_json(what: UnderReplication) -> dict[str, object]:
+    return {
+        "since_ms": what.created_ms,
+        "lost": sorted((_member_json(member) for member in what.lost), key=str),
+        "bad_copies": [
+            {**_member_json(bad.member), "first": bad.first_entry, "last": bad.last_entry}
+            for bad in what.bad
+        ],
+        "narrow": what.narrow,
+        "failure": what.failure,
+        "failed_ms": what.failed_ms,
+    }
+
+
+def _ledger_json(view: LedgerView) -> dict[str, object]:
+    metadata = view.metadata
+    return {
+        "ledger": metadata.ledger,
+        "state": metadata.state.name,
+        "ensemble_size": metadata.ensemble_size,
+        "write_quorum": metadata.write_quorum,
+        "ack_quorum": metadata.ack_quorum,
+        "created_ms": metadata.created_ms,
+        "last_entry": metadata.last_entry,
+        "length": metadata.length,
+        "under_replicated": metadata.under_replicated,
+        "mark": None if view.mark is None else _mark_json(view.mark.what),
+        "copies": [_copy_json(row) for row in view.copies],
+    }
+
+
+def _copy_json(row: CopyRow) -> dict[str, object]:
+    found = asdict(row)
+    del found["member"]
+    return {**_member_json(row.member), **found}
+
+
+def _member_json(member: Member) -> dict[str, str]:
+    return {"bookie": member.bookie, "incarnation": member.incarnation}
+
+
+def _short(member: Member) -> str:
+    return f"{member.bookie} ({member.incarnation[:8]})"
+
+
+def _disk(row: BookieRow) -> str:
+    if row.disk_total_bytes is None or row.disk_free_bytes is None:
+        return "?" if row.address else "-"
+    if row.disk_total_bytes == 0:
+        return "-"
+    used = 1 - row.disk_free_bytes / row.disk_total_bytes
+    return f"{used:.0%} of {row.disk_total_bytes / 1e9:.0f} GB"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

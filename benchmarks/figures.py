@@ -30,13 +30,14 @@ class Figure:
     per_s: float  # messages
     p50_ms: float
     p99_ms: float
+    p999_ms: float
 
     @classmethod
     def of(cls, shape: Shape, seconds: float, latencies_s: Sequence[float]) -> Self:
         """`latencies_s` may be empty: then they were not measured."""
         ordered = sorted(latencies_s) or [0.0]
-        p50, p99 = (ordered[int(len(ordered) * share)] * 1e3 for share in (0.5, 0.99))
-        return cls(shape, shape.count / seconds, p50, p99)
+        p50, p99, p999 = (ordered[int(len(ordered) * share)] * 1e3 for share in (0.5, 0.99, 0.999))
+        return cls(shape, shape.count / seconds, p50, p99, p999)
 
     @property
     def mb_per_s(self) -> float:
@@ -54,4 +55,5 @@ def median(figures: Sequence[Figure]) -> Figure:
         statistics.median(figure.per_s for figure in figures),
         statistics.median(figure.p50_ms for figure in figures),
         statistics.median(figure.p99_ms for figure in figures),
+        statistics.median(figure.p999_ms for figure in figures),
     )

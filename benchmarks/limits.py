@@ -75,8 +75,19 @@ async def frames(port: int, frame_bytes: int) -> tuple[float, float]:
         return sent / spent_s, sent * frame_bytes / spent_s / 1e6
 
 
-async def all_frames(port: int) -> dict[int, tuple[float, float]]:
-    return {size: await frames(port, size) for size in (1024, 65_536, 262_144)}
+def frame_rates(sizes: list[int]) -> dict[int, tuple[float, float]]:
+    """`frames` of each size."""
+
+    async def main() -> dict[int, tuple[float, float]]:
+        return {size: await frames(PORT, size) for size in sizes}
+
+    process = multiprocessing.get_context("spawn").Process(target=drain, args=(PORT,))
+    process.start()
+    try:
+        return asyncio.run(main())
+    finally:
+        process.terminate()
+        process.join()
 
 
 def report() -> None:
@@ -85,15 +96,9 @@ def report() -> None:
         per_s, mb_per_s = synced_writes(entry_bytes, group)
         name = f"RocksDB, {group} x {entry_bytes} B a sync"
         print(f"{name:<34} {per_s:>9,.0f} syncs/s {mb_per_s:>8.1f} MB/s", flush=True)
-    process = multiprocessing.get_context("spawn").Process(target=drain, args=(PORT,))
-    process.start()
-    try:
-        for frame_bytes, (per_s, mb_per_s) in asyncio.run(all_frames(PORT)).items():
-            name = f"gRPC, frames of {frame_bytes} B"
-            print(f"{name:<34} {per_s:>9,.0f} frames/s {mb_per_s:>7.1f} MB/s", flush=True)
-    finally:
-        process.terminate()
-        process.join()
+    for frame_bytes, (per_s, mb_per_s) in frame_rates([1024, 65_536, 262_144]).items():
+        name = f"gRPC, frames of {frame_bytes} B"
+        print(f"{name:<34} {per_s:>9,.0f} frames/s {mb_per_s:>7.1f} MB/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The shape of the data path with nothing on it: what everything else is compared with.
 
     client ─► broker ─► bookies ─► RocksDB, synced ─► back          (python -m benchmarks.reference)
+    client ─► bookies ─► RocksDB, synced ─► back           (the same with --direct: one hop less)
 
 Raw frames over gRPC, coalesced at every hop, encoded once for all bookies, one sync per group.
 There is no checksum, no metadata, no fencing, no recovery and no shutdown manner: what remains is
@@ -39,7 +40,7 @@ OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
 ]
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 
 
 class Outbox:
@@ -83,7 +84,7 @@ def adds(frame: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 async def serve(port: int, name: str, stream: Callable[[Any, Any], Awaitable[None]]) -> None:
     server = aio.server(options=OPTIONS)
-    method = grpc.stream_stream_rpc_method_handler(stream)  # type: ignore[arg-type]
+    method: Any = grpc.stream_stream_rpc_method_handler(stream)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"S": method}),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
@@ -194,7 +195,9 @@ async def publish(port: int, shape: Shape) -> Figure:
     """One client: `shape.window` entries in flight until all are acknowledged."""
     call = connect(port, "Broker")
     outbox, room = Outbox(call.write), asyncio.Semaphore(shape.window)
-    body, sent, latencies = os.urandom(shape.bytes), {}, []
+    body = os.urandom(shape.bytes)
+    sent: dict[int, float] = {}
+    latencies: list[float] = []
 
     async def receipts() -> None:
         while len(latencies) < shape.count:
@@ -219,17 +222,65 @@ async def publish(port: int, shape: Shape) -> Figure:
     return Figure.of(shape, seconds, latencies)
 
 
+async def publish_direct(ports: list[int], shape: Shape, ack_quorum: int) -> Figure:
+    """As `publish`, by a client that sends to each bookie itself, as a ledger's writer does."""
+    calls = [connect(port, "Bookie") for port in ports]
+    outboxes, room = [Outbox(call.write) for call in calls], asyncio.Semaphore(shape.window)
+    body = os.urandom(shape.bytes)
+    sent: dict[int, list[Any]] = {}
+    latencies: list[float] = []
+
+    async def receive_acks(call: Any) -> None:
+        for_all = shape.count
+        while for_all:
+            frame = await call.read()
+            now_s = time.perf_counter()
+            for _, entry in ACK.iter_unpack(frame):
+                for_all -= 1
+                state = sent[entry]
+                state[0] += 1
+                if state[0] == ack_quorum:
+                    latencies.append(now_s - state[1])
+                    room.release()
+                if state[0] == len(calls):
+                    del sent[entry]
+
+    async with asyncio.TaskGroup() as group:
+        sending = [group.create_task(outbox.run()) for outbox in outboxes]
+        receiving = [group.create_task(receive_acks(call)) for call in calls]
+        began_s = time.perf_counter()
+        for entry in range(shape.count):
+            await room.acquire()
+            sent[entry] = [0, time.perf_counter()]
+            header = HEADER.pack(1, entry, entry, shape.bytes)
+            for outbox in outboxes:
+                outbox.put(header, body)
+        for _ in range(shape.window):
+            await room.acquire()
+        seconds = time.perf_counter() - began_s
+        for task in receiving:
+            await task
+        for task in sending:
+            task.cancel()
+    for call in calls:
+        await call.done_writing()
+    return Figure.of(shape, seconds, latencies)
+
+
 @contextmanager
-def running(folder: str, *, bookies: int, ack_quorum: int, first_port: int) -> Iterator[int]:
-    """The processes; yields the broker's port."""
+def running(
+    folder: str, *, bookies: int, ack_quorum: int, first_port: int, direct: bool = False
+) -> Iterator[list[int]]:
+    """The processes; yields the broker's port, or with `direct`, and no broker, the bookies'."""
     context = multiprocessing.get_context("spawn")
     ports = [first_port + 1 + number for number in range(bookies)]
     processes = [context.Process(target=bookie, args=(p, f"{folder}/{p}")) for p in ports]
-    processes.append(context.Process(target=broker, args=(first_port, ports, ack_quorum)))
+    if not direct:
+        processes.append(context.Process(target=broker, args=(first_port, ports, ack_quorum)))
     for process in processes:
         process.start()
     try:
-        yield first_port
+        yield ports if direct else [first_port]
     finally:
         for process in processes:
             process.terminate()
@@ -237,18 +288,25 @@ def running(folder: str, *, bookies: int, ack_quorum: int, first_port: int) -> I
             process.join()
 
 
-def measure(shapes: list[Shape], *, bookies: int, ack_quorum: int, port: int) -> list[Figure]:
+def measure(
+    shapes: list[Shape], *, bookies: int, ack_quorum: int, port: int, direct: bool = False
+) -> list[Figure]:
     """Start the reference, publish each shape, stop it."""
     folder = tempfile.mkdtemp(prefix="magnetar-reference-")
     try:
         with running(
-            folder, bookies=bookies, ack_quorum=ack_quorum, first_port=port
-        ) as broker_port:
+            folder, bookies=bookies, ack_quorum=ack_quorum, first_port=port, direct=direct
+        ) as ports:
+
+            async def load(shape: Shape) -> Figure:
+                if direct:
+                    return await publish_direct(ports, shape, ack_quorum)
+                return await publish(ports[0], shape)
 
             async def main() -> list[Figure]:
                 async with asyncio.timeout(START_TIMEOUT_S):
-                    await publish(broker_port, Shape(1024, 200, 64))  # connects, warms up
-                return [await publish(broker_port, shape) for shape in shapes]
+                    await load(Shape(1024, 200, 64))  # connects, warms up
+                return [await load(shape) for shape in shapes]
 
             return asyncio.run(main())
     finally:
@@ -260,11 +318,13 @@ if __name__ == "__main__":
     parser.add_argument("--bookies", type=int, default=3)
     parser.add_argument("--ack-quorum", type=int, default=2)
     parser.add_argument("--port", type=int, default=31800)
+    parser.add_argument("--direct", action="store_true", help="no broker between")
     options = parser.parse_args()
     for figure in measure(
         [Shape(1024, 1_500, 1), Shape(1024, 40_000, 1_000), Shape(65_536, 2_000, 16)],
         bookies=options.bookies,
         ack_quorum=options.ack_quorum,
         port=options.port,
+        direct=options.direct,
     ):
         print(figure)

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import shutil
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from benchmarks import limits, load, reference, standalone
+from benchmarks import ledgers, limits, load, reference, standalone
 from benchmarks.figures import Figure, Shape, median
+from benchmarks.processes import alone
 from magnetar.local_cluster import LocalCluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 ONE_AT_A_TIME = Shape(1024, 1_500, 1)
 UNBATCHED = Shape(1024, 30_000, 1_000)
@@ -104,12 +96,6 @@ def one_round(url: str, ours: dict[str, list[Figure]]) -> None:
     add("backlog", alone(load.read_backlog, url, "batched", BATCHED))
 
 
-def alone(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a process of its own, so that no client inherits the threads and garbage of another."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(measure, *args, **kwargs).result()
-
-
 def report(ours: dict[str, Figure], theirs: dict[Shape, Figure]) -> None:
     one, small, large = theirs[ONE_AT_A_TIME], theirs[UNBATCHED], theirs[LARGE]
     mine = ours["one at a time"]
@@ -134,11 +120,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bookies", type=int, nargs="*", default=[3, 1])
+    parser.add_argument(
+        "--stored-mb", type=int, default=500, help="by the bookie whose restart is timed"
+    )
     options = parser.parse_args()
     began_s = time.perf_counter()
     alone(limits.report)
     for bookies in options.bookies:
         compare(bookies, options.rounds)
+    asyncio.run(ledgers.report(rounds=options.rounds, stored_mb=options.stored_mb))
     print(f"\n{time.perf_counter() - began_s:.0f} s")
 
 

@@ -9,11 +9,13 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from benchmarks.processes import cpu_s, resident_mb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 SETTLE_S = 2.0
@@ -31,14 +33,10 @@ class Standalone:
     def idle(self) -> tuple[float, float]:
         """Resident megabytes, and the share of one core that it takes while nobody uses it."""
         time.sleep(SETTLE_S)
-        before_s, began_s = self._cpu_s(), time.perf_counter()
+        before_s, began_s = cpu_s(self.pid), time.perf_counter()
         time.sleep(SETTLE_S)
-        share = (self._cpu_s() - before_s) / (time.perf_counter() - began_s)
-        return _resident_mb(self.pid), share
-
-    def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / 100  # user and system, in ticks of 10 ms
+        share = (cpu_s(self.pid) - before_s) / (time.perf_counter() - began_s)
+        return resident_mb(self.pid), share
 
 
 @contextmanager
@@ -74,13 +72,6 @@ def _is_healthy(http_port: int) -> bool:
             return bool(reply.status == 200)
     except OSError:  # also a status that is not 200
         return False
-
-
-def _resident_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise AssertionError("no VmRSS in /proc")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,0 +1,416 @@
+"""Ledgers without a broker's edge: a writer's process, bookies, a ZooKeeper (python -m
+benchmarks.ledgers).
+
+Appends stand beside two programs that do next to nothing (reference.py): the one with a broker
+between, which the targets mean, and the one whose client writes to the bookies itself, which has
+the shape that a ledger's writer has. CPU is that of one writer and of one bookie, per entry: it
+says more than the rates do when the machine has other things to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import limits, reference, slow_bookie
+from benchmarks.figures import Figure, Shape, median
+from benchmarks.processes import alone, cpu_s, own_peak_mb
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.ledgers import Ledgers
+from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.local_cluster import LocalCluster
+from magnetar.metadata.ids import LedgerIds
+from magnetar.metadata.model import LedgerId
+from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from magnetar.bookie.ledger.appender import LedgerAppender
+    from magnetar.bookie.ledger.handle import LedgerReader
+
+WARM_UP = Shape(1024, 2_000, 64)
+SHAPES = (
+    Shape(1024, 2_000, 1),
+    Shape(1024, 60_000, 1_000),
+    Shape(65_536, 3_000, 16),
+    Shape(262_144, 800, 8),
+)
+WANTED = ("p50 <= 0.9", ">= 1.0", ">= 0.9", "")
+REFERENCE_PORT = 31_850
+READ_ENTRIES = {65_536: 4_096, 1024: 100_000}  # 268 MB and 102 MB
+READ_BYTES_MAX = 8 << 20  # of one read: what a bookie gives to one request
+RECOVERED_ENTRIES = 50_000
+SLOW_ADD_S = 10.0
+SLOW_S = 25.0
+SLOW_ENTRY_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a process needs to know of a cluster."""
+
+    metadata_url: str
+    bookie_pids: tuple[int, ...]
+
+    @property
+    def config(self) -> LedgerConfig:
+        """3/3/2 on three bookies, 1/1/1 on one."""
+        copies = len(self.bookie_pids)
+        return LedgerConfig(ensemble_size=copies, write_quorum=copies, ack_quorum=copies // 2 + 1)
+
+    @classmethod
+    def of(cls, cluster: LocalCluster) -> Cluster:
+        pids = [process.pid for process in cluster.of_role("bookie")]
+        return cls(f"zk://{cluster.zookeeper}/magnetar", tuple(pid for pid in pids if pid))
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A load, and the CPU that one entry of it took."""
+
+    figure: Figure
+    writer_us: float
+    bookie_us: float  # of each bookie
+
+
+@asynccontextmanager
+async def ledgers_of(cluster: Cluster) -> AsyncIterator[Ledgers]:
+    """This process's ledgers, while inside."""
+    store = await ZooKeeperStore.connect_url(cluster.metadata_url)
+    chance = random.SystemRandom()
+    directory = BookieDirectory(store)
+    pool = PeerPool(
+        directory,
+        GrpcBookiePeer,
+        client_name="benchmark",
+        random=chance,
+        connect_timeout_s=cluster.config.connect_timeout_s,
+    )
+    ledgers = Ledgers(
+        store, directory, pool, LedgerIds(store), cluster.config, SystemClock(), chance
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(ledgers.run())
+            await ledgers.wait_ready()
+            yield ledgers
+            running.cancel()
+    finally:
+        await store.close()
+
+
+# -- appending -------------------------------------------------------------------------------------
+
+
+async def fill(appender: LedgerAppender, shape: Shape) -> Figure:
+    """Append, `shape.window` entries in flight, until all are confirmed."""
+    body = os.urandom(shape.bytes)
+    appended_s: list[float] = []
+    latencies: list[float] = []
+    moved = asyncio.Event()
+
+    def progress() -> None:
+        now_s = time.perf_counter()
+        confirmed = slice(len(latencies), appender.confirmed + 1)
+        latencies.extend(now_s - then_s for then_s in appended_s[confirmed])
+        moved.set()
+
+    appender.progress = progress
+    began_s = time.perf_counter()
+    while appender.confirmed < shape.count - 1:
+        assert appender.failure is None, appender.failure
+        moved.clear()
+        room = shape.window - (appender.appended - appender.confirmed)
+        following = min(room, shape.count - 1 - appender.appended)
+        if following:
+            appended_s += [time.perf_counter()] * following
+            appender.append_many([[body]] * following)
+        await moved.wait()
+    return Figure.of(shape, time.perf_counter() - began_s, latencies)
+
+
+def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
+    """Each shape into a ledger of its own, by one process."""
+
+    async def one(ledgers: Ledgers, shape: Shape) -> Appended:
+        appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+        pids = (os.getpid(), *cluster.bookie_pids)
+        before_s = [cpu_s(pid) for pid in pids]
+        figure = await fill(appender, shape)
+        writer_s, *bookies_s = (cpu_s(pid) - was for pid, was in zip(pids, before_s, strict=True))
+        await appender.close()
+        per_entry = 1e6 / shape.count
+        return Appended(figure, writer_s * per_entry, statistics.mean(bookies_s) * per_entry)
+
+    async def main() -> list[Appended]:
+        async with ledgers_of(cluster) as ledgers:
+            await one(ledgers, WARM_UP)
+            return [await one(ledgers, shape) for shape in shapes]
+
+    return asyncio.run(main())
+
+
+def compare_appends(cluster: Cluster, rounds: int) -> None:
+    """Ours and both references in turns."""
+    bookies, quorum = len(cluster.bookie_pids), cluster.config.quorum
+    print(f"\nLedgers, E/Qw/Qa {quorum}, synced before acknowledged, medians of {rounds} runs")
+    ours: list[list[Appended]] = []
+    theirs: dict[bool, list[list[Figure]]] = {False: [], True: []}
+    for _ in range(rounds):
+        for direct, runs in theirs.items():
+            runs.append(
+                alone(
+                    reference.measure,
+                    list(SHAPES),
+                    bookies=bookies,
+                    ack_quorum=quorum.ack_quorum,
+                    port=REFERENCE_PORT,
+                    direct=direct,
+                )
+            )
+        ours.append(alone(append, cluster, SHAPES))
+    for number, (shape, wanted) in enumerate(zip(SHAPES, WANTED, strict=True)):
+        mine = median([run[number].figure for run in ours])
+        by_broker, direct_ones = (
+            median([run[number] for run in theirs[direct]]) for direct in (False, True)
+        )
+        writer_us = statistics.median(run[number].writer_us for run in ours)
+        bookie_us = statistics.median(run[number].bookie_us for run in ours)
+        print(
+            f"{shape.bytes >> 10:>4} KB, {shape.window:>5} in flight"
+            f" {mine.per_s:>8,.0f}/s {mine.mb_per_s:>6.1f} MB/s"
+            f"  p50 {mine.p50_ms:.2f} p99 {mine.p99_ms:.2f} p99.9 {mine.p999_ms:.2f} ms"
+            f"  CPU {writer_us:.0f} + {bookie_us:.0f} us\n"
+            f"{'':>24}{_ratios(mine, by_broker, direct_ones)}"
+            + (f"  (want {wanted} of the first)" if wanted else ""),
+            flush=True,
+        )
+
+
+def _ratios(mine: Figure, by_broker: Figure, direct: Figure) -> str:
+    one = mine.shape.window == 1
+    return "  ".join(
+        f"{mine.p50_ms / theirs.p50_ms if one else mine.per_s / theirs.per_s:.2f} of {name}"
+        f" ({f'{theirs.p50_ms:.2f} ms' if one else f'{theirs.per_s:,.0f}/s'})"
+        for name, theirs in (("the reference", by_broker), ("its bookies alone", direct))
+    )
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def write_ledger(cluster: Cluster, shape: Shape, *, close: bool) -> LedgerId:
+    """A ledger of such entries; left open, as if its writer had died, unless `close`."""
+
+    async def main() -> LedgerId:
+        async with ledgers_of(cluster) as ledgers:
+            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+            await fill(appender, shape)
+            if close:
+                await appender.close()
+            else:
+                appender.abandon()
+            return appender.ledger
+
+    return asyncio.run(main())
+
+
+def read_ledger(cluster: Cluster, ledger: LedgerId, *, passes: int, readers: int) -> list[float]:
+    """MB/s of each pass over the whole ledger, by `readers` side by side, each of its own part."""
+
+    async def read(reader: LedgerReader, first: int, last: int) -> int:
+        read_bytes = 0
+        while first <= last:
+            entries = await reader.read(first, last, bytes_max=READ_BYTES_MAX)
+            read_bytes += sum(len(entry.payload) for entry in entries)
+            first += len(entries)
+        return read_bytes
+
+    async def one(ledgers: Ledgers, reader: LedgerReader) -> float:
+        end = (reader.metadata.last_entry or 0) + 1
+        begins = [end * number // readers for number in range(readers + 1)]
+        began_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            parts = [
+                group.create_task(read(ledgers.reader(reader.metadata), begin, following - 1))
+                for begin, following in pairwise(begins)
+            ]
+        seconds = time.perf_counter() - began_s
+        return sum(part.result() for part in parts) / seconds / 1e6
+
+    async def main() -> list[float]:
+        async with ledgers_of(cluster) as ledgers:
+            metadata = await ledgers.metadata(ledger)
+            assert metadata is not None
+            reader = ledgers.reader(metadata)
+            await reader.read(0, 0, bytes_max=1)  # connects
+            return [await one(ledgers, reader) for _ in range(passes)]
+
+    return asyncio.run(main())
+
+
+async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
+    """From one bookie; cold: restarted, and its files not in memory."""
+    wall = await asyncio.to_thread(alone, limits.frame_rates, [256 << 10])
+    print(
+        f"\nRange reads from one bookie, {READ_BYTES_MAX >> 20} MiB each, medians of {rounds};"
+        f" gRPC alone carries {wall[256 << 10][1]:,.0f} MB/s in frames of 256 KiB"
+    )
+    for entry_bytes, count in READ_ENTRIES.items():
+        ledger = await asyncio.to_thread(
+            alone, write_ledger, Cluster.of(cluster), Shape(entry_bytes, count, 64), close=True
+        )
+        cold: list[float] = []
+        for _ in range(rounds):
+            await forget(cluster)
+            cold += await asyncio.to_thread(
+                alone, read_ledger, Cluster.of(cluster), ledger, passes=1, readers=1
+            )
+        warm, double = [
+            await asyncio.to_thread(
+                alone, read_ledger, Cluster.of(cluster), ledger, passes=rounds + 1, readers=readers
+            )
+            for readers in (1, 2)
+        ]
+        print(
+            f"{entry_bytes >> 10:>4} KB entries: cold {statistics.median(cold):,.0f} MB/s,"
+            f" warm {statistics.median(warm[1:]):,.0f} MB/s (want >= 500),"
+            f" two readers warm {statistics.median(double[1:]):,.0f} MB/s",
+            flush=True,
+        )
+
+
+async def forget(cluster: LocalCluster) -> None:
+    """Restart the first bookie with none of its files in the kernel's cache."""
+    process = cluster.of_role("bookie")[0]
+    await process.stop()
+    for file in process.directory.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())  # only clean pages are let go
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    await cluster.restart("bookie", process.id)
+
+
+# -- recovery, restart, memory -------------------------------------------------------------------
+
+
+def recover(cluster: Cluster, ledger: LedgerId) -> float:
+    """Seconds from the call to the closed ledger, by a process that never saw it before."""
+
+    async def main() -> float:
+        async with ledgers_of(cluster) as ledgers:
+            began_s = time.perf_counter()
+            metadata = await ledgers.recover(ledger)
+            assert metadata.last_entry == RECOVERED_ENTRIES - 1, metadata
+            return time.perf_counter() - began_s
+
+    return asyncio.run(main())
+
+
+async def report_recovery(cluster: LocalCluster, rounds: int) -> None:
+    seconds: list[float] = []
+    for _ in range(rounds):
+        shape = Shape(1024, RECOVERED_ENTRIES, 1_000)
+        known = Cluster.of(cluster)
+        ledger = await asyncio.to_thread(alone, write_ledger, known, shape, close=False)
+        seconds.append(await asyncio.to_thread(alone, recover, known, ledger))
+    print(
+        f"\nRecovery of a ledger of {RECOVERED_ENTRIES:,} entries of 1 KB whose writer is gone:"
+        f" {statistics.median(seconds) * 1e3:.0f} ms",
+        flush=True,
+    )
+
+
+async def report_restart(cluster: LocalCluster, stored_mb: int) -> None:
+    """Of a bookie that was killed with so much stored."""
+    shape = Shape(65_536, stored_mb * 1_000_000 // 65_536, 64)
+    await asyncio.to_thread(alone, write_ledger, Cluster.of(cluster), shape, close=True)
+    process = cluster.of_role("bookie")[0]
+    await cluster.kill("bookie", process.id)
+    store = process.directory / "data"
+    log_mb = sum(file.stat().st_size for file in store.rglob("*.log")) / 1e6
+    began_s = time.perf_counter()
+    await cluster.restart("bookie", process.id)
+    print(
+        f"\nRestart after kill -9 of a bookie with {stored_mb / 1000:g} GB stored, {log_mb:.0f} MB"
+        f" of them in its log: {time.perf_counter() - began_s:.2f} s until it serves",
+        flush=True,
+    )
+
+
+def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
+    """Append as fast as `wait_room` lets one. Peak megabytes before and after, and MB/s."""
+
+    async def main() -> tuple[float, float, float]:
+        async with ledgers_of(cluster) as ledgers:
+            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+            body, before_mb = os.urandom(SLOW_ENTRY_BYTES), own_peak_mb()
+            began_s = time.perf_counter()
+            while time.perf_counter() - began_s < seconds:
+                appender.append_nowait([body], len(body))
+                await asyncio.sleep(0)
+                await appender.wait_room()
+            rate = appender.length / (time.perf_counter() - began_s) / 1e6
+            appender.abandon()
+            return before_mb, own_peak_mb(), rate
+
+    return asyncio.run(main())
+
+
+async def report_memory(cluster: LocalCluster) -> None:
+    """One bookie of three takes 10 s for each sync, and so for each add."""
+    process = cluster.of_role("bookie")[-1]
+    known = Cluster.of(cluster)
+    await process.stop()
+    async with slow_bookie.running(process.directory / "bookie.toml", sync_s=SLOW_ADD_S):
+        before_mb, after_mb, rate = await asyncio.to_thread(alone, append_for, known, SLOW_S)
+    await cluster.restart("bookie", process.id)
+    limit_mb = known.config.retained_bytes_max / 1e6
+    print(
+        f"\nA writer for {SLOW_S:g} s while one bookie takes {SLOW_ADD_S:g} s per add:"
+        f" {rate:.0f} MB/s, {after_mb - before_mb:.0f} MB more resident than before"
+        f" (it may keep {limit_mb:.0f} MB in all)",
+        flush=True,
+    )
+
+
+# -- all of it -----------------------------------------------------------------------------------
+
+
+async def report(*, rounds: int, stored_mb: int) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="magnetar-ledgers-"))
+    try:
+        async with LocalCluster(folder / "3", zookeepers=1, bookies=3, brokers=1) as cluster:
+            await asyncio.to_thread(compare_appends, Cluster.of(cluster), rounds)
+            await report_recovery(cluster, rounds)
+            await report_memory(cluster)
+        async with LocalCluster(folder / "1", zookeepers=1, bookies=1, brokers=1) as cluster:
+            await asyncio.to_thread(compare_appends, Cluster.of(cluster), rounds)
+            await compare_reads(cluster, rounds)
+            await report_restart(cluster, stored_mb)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stored-mb", type=int, default=500, help="by the bookie that restarts")
+    options = parser.parse_args()
+    asyncio.run(report(rounds=options.rounds, stored_mb=options.stored_mb))

@@ -1,0 +1,57 @@
+"""A bookie of a local cluster whose disk is slow: each sync takes so many seconds longer.
+
+python -m benchmarks.slow_bookie CONFIG SYNC_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from magnetar.bookie.main import main
+from magnetar.bookie.storage.rocks import RocksStorage
+from magnetar.local_process import answers_health
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+POLL_S = 0.05
+
+
+@asynccontextmanager
+async def running(config: Path, *, sync_s: float) -> AsyncIterator[None]:
+    """Run it in a process of its own with the configuration of a bookie that was stopped."""
+    port = tomllib.loads(config.read_text())["http_port"]
+    command = [sys.executable, "-m", "benchmarks.slow_bookie", str(config), str(sync_s)]
+    with config.with_suffix(".slow.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while not await answers_health(port):
+            assert process.poll() is None, config.with_suffix(".slow.log").read_text()
+            await asyncio.sleep(POLL_S)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def slow_down(sync_s: float) -> None:
+    """In this process, whose only purpose it is."""
+    sync = RocksStorage.sync
+
+    def slow(storage: RocksStorage) -> None:
+        time.sleep(sync_s)
+        sync(storage)
+
+    RocksStorage.sync = slow  # type: ignore[assignment,method-assign]
+
+
+if __name__ == "__main__":
+    slow_down(float(sys.argv[2]))
+    sys.exit(main(["--config", sys.argv[1]]))

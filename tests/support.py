@@ -7,6 +7,10 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
+
+from magnetar.zookeeper_server import JavaMissing, ZooKeeperJarsMissing, find_jars, find_java
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -71,6 +75,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def skip_without_zookeeper() -> None:
+    """Skip the test, with the reason, where no real ZooKeeper can be started."""
+    try:
+        find_java()
+        find_jars()
+    except (JavaMissing, ZooKeeperJarsMissing) as missing:
+        pytest.skip(str(missing))
 
 
 class ManualClock:

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from fakes.bookies import Writer
     from grpc import aio
 
+    from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
+
 READY_S = 30.0
+
+
+def _with_tests() -> str:
+    """The path of modules, with `tests` first: a program need not lie beside what it imports."""
+    tests = str(Path(__file__).parent.parent)
+    return os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
 
 
 class BookieProcess:
@@ -30,6 +38,7 @@ class BookieProcess:
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
+        self.program = Path(__file__)
         self.data_dir = Path(str(settings.get("data_dir", directory / "data")))
         self.ready: dict[str, Any] = {}
         self._process: subprocess.Popen[str] | None = None
@@ -51,13 +60,14 @@ class BookieProcess:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
-                    __file__,
+                    str(self.program),
                     str(self.directory / "bookie.toml"),
                     str(self.directory / "metadata"),
                 ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env=os.environ | {"PYTHONPATH": _with_tests()},
             )
 
     def start(self) -> None:
@@ -121,15 +131,49 @@ def channel_to(bookie: BookieProcess) -> aio.Channel:
     return open_channel(bookie.address)
 
 
+def open_ledger(ledger: LedgerId, member: Member) -> LedgerMetadata:
+    from magnetar.metadata.model import EntryId, LedgerMetadata, LedgerState, Segment
+
+    return LedgerMetadata(
+        ledger=ledger,
+        state=LedgerState.OPEN,
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        segments=(Segment(EntryId(0), (member,)),),
+        master_key=0,
+        creator_token=0,
+        created_ms=0,
+    )
+
+
 async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> None:
     from magnetar.bookie.config import BookieConfig
     from magnetar.bookie.main import Ready, serve_bookie
     from magnetar.bookie.storage.format import decode_identity
+    from magnetar.metadata import paths
+    from magnetar.metadata.codec import decode_bookie_cookie, encode_ledger
     from magnetar.metadata.embedded import EmbeddedStore
+    from magnetar.metadata.model import BookieId, Member
+    from magnetar.metadata.store import Versioned
     from magnetar.runtime.config import load_config
 
     config = load_config(BookieConfig, file=config_file, flags={})
-    store = await EmbeddedStore.open(metadata_dir)
+    bookie = BookieId(config.id)
+
+    class Welcoming(EmbeddedStore):
+        """Whatever ledger is asked for is open, and this bookie alone is to take it."""
+
+        async def get(self, path: str) -> Versioned | None:
+            stored = await super().get(path)
+            if stored is not None or not path.startswith(paths.LEDGERS):
+                return stored
+            cookie = await super().get(paths.bookie_cookie(bookie))
+            assert cookie is not None
+            member = Member(bookie, decode_bookie_cookie(cookie.value).incarnation)
+            return Versioned(encode_ledger(open_ledger(paths.ledger_of(path), member)), 0)
+
+    store = await Welcoming.open(metadata_dir)
 
     def on_ready(ready: Ready) -> None:
         identity = decode_identity((config.data_dir / "identity").read_bytes())

@@ -7,7 +7,7 @@ import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support import ManualClock, run
 
@@ -16,7 +16,7 @@ from magnetar.bookie.contract import LastConfirmedRequest, ReadRequest
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.storage.commit import GroupCommit
-from magnetar.bookie.storage.format import Identity
+from magnetar.bookie.storage.format import DirectoryState, Identity
 from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.protos.envelope import (
     BookieCode,
@@ -31,15 +31,23 @@ from magnetar.protos.envelope import (
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from magnetar.bookie.storage.store import Put
+    from magnetar.bookie.storage.store import Put, Storage
     from magnetar.protos.envelope import HelloReply
     from magnetar.runtime.frames import FrameStream
 
 INCARNATION = "00112233445566778899aabbccddeeff"
-IDENTITY = Identity(bookie="b1", cluster="c1", incarnation=INCARNATION, boot_epoch=3, ready=True)
+IDENTITY = Identity(
+    bookie="b1",
+    cluster="c1",
+    incarnation=INCARNATION,
+    former=None,
+    boot_epoch=3,
+    start="5" * 32,
+    state=DirectoryState.READY,
+)
 KEY = 0xA11CE  # a master key
 OTHER = "f" * 32  # another incarnation
 
@@ -136,13 +144,13 @@ class GatedThread(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         super().__init__(max_workers=1)
-        self._held: list[tuple[Future[object], Callable[[], object]]] = []
+        self._held: list[tuple[Future[Any], Callable[[], Any]]] = []
         self.open = True
 
-    def submit(self, fn, /, *args, **kwargs):
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.open:
             return super().submit(fn, *args, **kwargs)
-        future: Future[object] = Future()
+        future: Future[Any] = Future()
         self._held.append((future, lambda: fn(*args, **kwargs)))
         return future
 
@@ -160,6 +168,22 @@ class GatedThread(ThreadPoolExecutor):
                 future.set_result(work())
             except Exception as error:
                 future.set_exception(error)
+
+
+class InlineThread(GatedThread):
+    """Does everything at once, on the caller's thread: for loops whose time is virtual."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        opened, self.open = self.open, False
+        future = super().submit(fn, *args, **kwargs)
+        self.release()
+        self.open = opened
+        return future
+
+
+async def welcome(ledger: int) -> BookieCode:
+    """The metadata lets any ledger in."""
+    return BookieCode.OK
 
 
 @dataclass
@@ -226,9 +250,13 @@ async def running_bookie(
     pending_bytes_max: int = 1 << 20,
     ledgers_cached_max: int = 1000,
     identity: Identity = IDENTITY,
+    check_first_add: Callable[[int], Awaitable[BookieCode]] = welcome,
+    inline: bool = False,
+    formers: Mapping[str, Storage | None] | None = None,
 ) -> AsyncIterator[Bookie]:
     storage = FaultyStorage() if storage is None else storage
-    sync_thread, read_thread = GatedThread(), ThreadPoolExecutor(max_workers=1)
+    sync_thread = InlineThread() if inline else GatedThread()
+    read_thread = InlineThread() if inline else ThreadPoolExecutor(max_workers=1)
     deaths: list[StorageFailed] = []
     commit = GroupCommit(
         storage,
@@ -245,10 +273,13 @@ async def running_bookie(
         admission=Admission(
             storage,
             write=commit.write,
+            delete=commit.delete_ledger,
             clock=ManualClock(),
             ledgers_cached_max=ledgers_cached_max,
         ),
         read_thread=read_thread,
+        check_first_add=check_first_add,
+        formers=formers or {},
     )
     bookie = Bookie(service, storage, commit, sync_thread, deaths)
     try:

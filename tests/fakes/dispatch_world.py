@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from magnetar.broker.dispatch.dispatcher import Deliver, Read, Replay
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.permits import Consumer, Limits
+from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
@@ -31,16 +32,10 @@ class View:
 
 
 @dataclass(slots=True)
-class Entry:
-    position: Position
-    view: View
-
-
-@dataclass(slots=True)
 class PlainAcks:
     """A cursor as one would write it first: sets, and a scan for every question."""
 
-    log: list[Entry]
+    log: list[StoredEntry]
     acked: set[Position] = field(default_factory=set)
     partial: dict[Position, set[int]] = field(default_factory=dict)  # indexes left
 
@@ -78,7 +73,7 @@ class PlainAcks:
         self.acked.add(position)
         self.partial.pop(position, None)
 
-    def acknowledge_index(self, entry: Entry, index: int) -> None:
+    def acknowledge_index(self, entry: StoredEntry, index: int) -> None:
         if entry.position in self.acked:
             return
         left = self.partial.setdefault(entry.position, set(range(entry.view.num_messages)))
@@ -86,7 +81,7 @@ class PlainAcks:
         if not left:
             self.acknowledge(entry.position)
 
-    def left_of(self, entry: Entry) -> int:
+    def left_of(self, entry: StoredEntry) -> int:
         if entry.position in self.acked:
             return 0
         left = self.partial.get(entry.position)
@@ -114,7 +109,7 @@ class World:
             unacked_per_consumer=12, unacked_per_subscription=20, turn_messages=4, read_entries=5
         )
         self.shared = shared
-        self.log: list[Entry] = []
+        self.log: list[StoredEntry] = []
         self.acks = PlainAcks(self.log)
         self.members: list[Member] = []
         self.owner: dict[Position, Member] = {}  # who was given what and has not acked it (shared)
@@ -132,8 +127,8 @@ class World:
         last = self.confirmed()
         ledger = last.ledger + 3 if new_ledger and self.log else last.ledger
         entry = last.entry + 1 if ledger == last.ledger else 0
-        view = View(messages if batch else 1, batch)
-        self.log.append(Entry(Position(ledger, entry), view))
+        view: Any = View(messages if batch else 1, batch)  # all that a dispatcher asks of one
+        self.log.append(StoredEntry(Position(ledger, entry), 0, 0, view))
         self.carry_out(self.machine.advance())
 
     def join(self, *, priority: int = 0, name: str = "") -> Member:
@@ -169,7 +164,7 @@ class World:
         through = [entry.position for entry in self.log if entry.position <= position]
         self.ack(member, *through)
 
-    def ack_index(self, member: Member, entry: Entry, index: int) -> None:
+    def ack_index(self, member: Member, entry: StoredEntry, index: int) -> None:
         self.acks.acknowledge_index(entry, index)
         if self.acks.is_acked(entry.position):
             self.owner.pop(entry.position, None)
@@ -236,7 +231,7 @@ class World:
             member.inbox.append(entry.position)
             member.counts.append(mark.redelivery_count if mark else 0)
 
-    def _check_mark(self, entry: Entry, mark: Mark | None) -> None:
+    def _check_mark(self, entry: StoredEntry, mark: Mark | None) -> None:
         count = mark.redelivery_count if mark else 0
         ack_set = mark.ack_set if mark else ()
         assert count == (self.given_back[entry.position] if self.shared else 0)

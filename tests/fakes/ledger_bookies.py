@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from magnetar.bookie.contract import BookieInfo, LastConfirmed, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.contract import (
+    BookieInfo,
+    EntryPage,
+    EntryRun,
+    LastConfirmed,
+    LastConfirmedRequest,
+    ReadRequest,
+)
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import BookieUnavailable
@@ -24,6 +31,7 @@ from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Member
 from magnetar.protos.envelope import (
+    COPY,
     RECOVERY,
     Add,
     BookieCode,
@@ -39,6 +47,7 @@ from magnetar.runtime.memory_stream import MemoryStream, memory_stream_pair
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from magnetar.bookie.ledger.peer import BookiePeer
     from magnetar.runtime.frames import Buffer, FrameStream
 
 
@@ -56,15 +65,18 @@ class FakeBookie:
         self.member = Member(BookieId(name), f"{incarnation:032x}")
         self.ledgers: dict[int, StoredLedger] = {}
         self.up = True
+        self.entries_page = 1000  # of list_entries
         self.opened = 0  # how many write streams were opened
         self.reads: list[ReadRequest] = []
         self.fences: list[LastConfirmedRequest] = []
         # To be replaced by tests. None: the ordinary answer.
         self.judge_add: Callable[[Add], BookieCode | None] = lambda _: None
         self.judge_read: Callable[[int, int], BookieCode | None] = lambda _ledger, _entry: None
+        self.may_open = asyncio.Event()  # cleared: whoever connects hangs
         self.may_take = asyncio.Event()  # cleared: writers' adds are not looked at
         self.may_ack = asyncio.Event()  # cleared: adds are stored and not answered
         self.may_read = asyncio.Event()  # cleared: reads and fences hang
+        self.may_open.set()
         self.may_take.set()
         self.may_ack.set()
         self.may_read.set()
@@ -89,6 +101,7 @@ class FakeBookie:
 
     async def open_write(self, client_name: str) -> FrameStream:
         self._check_up()
+        await self.may_open.wait()
         here, there = memory_stream_pair(client_name, self.member.bookie, frames_max=64)
         self._streams += [here, there]
         self.opened += 1
@@ -106,6 +119,8 @@ class FakeBookie:
             stored.fenced = True
         left = request.bytes_max or 1 << 20
         for entry in range(request.first, request.last + 1):
+            if request.stride and (entry - request.first) % request.stride >= request.run:
+                continue
             code = self.judge_read(request.ledger, entry)
             if code is None and stored is None:
                 code = BookieCode.NO_SUCH_LEDGER
@@ -137,6 +152,22 @@ class FakeBookie:
             last_entry=last,
             length=envelope.length,
         )
+
+    async def list_entries(self, ledger: int, first: int) -> EntryPage:
+        self._check_up()
+        await self.may_read.wait()
+        stored = self.ledgers.get(ledger)
+        if stored is None:
+            return EntryPage(BookieCode.NO_SUCH_LEDGER)
+        entries = [entry for entry in sorted(stored.entries) if entry >= first]
+        page = entries[: self.entries_page]
+        runs: list[EntryRun] = []
+        for entry in page:
+            if runs and runs[-1].first + runs[-1].count == entry:
+                runs[-1] = EntryRun(runs[-1].first, runs[-1].count + 1)
+            else:
+                runs.append(EntryRun(entry, 1))
+        return EntryPage(BookieCode.OK, tuple(runs), more=len(entries) > len(page))
 
     async def info(self) -> BookieInfo:
         self._check_up()
@@ -185,12 +216,40 @@ class FakeBookie:
             stored = self._open(add.ledger, add.master_key)
             if add.flags & RECOVERY:
                 stored.fenced = True
-            elif stored.fenced:
+            elif stored.fenced and not add.flags & COPY:
                 return encode_ack(add.ledger, add.entry, BookieCode.FENCED)
             before = stored.entries.setdefault(add.entry, add.envelope)
             same = before == add.envelope
             code = BookieCode.OK if same else BookieCode.CONFLICT
         return encode_ack(add.ledger, add.entry, code)
+
+
+class FormerIncarnation:
+    """A bookie that is asked for an incarnation it has nothing of any more."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+    async def open_write(self, client_name: str) -> FrameStream:
+        raise self._refusal()
+
+    async def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:
+        yield b"".join(encode_read_answer(request.first, BookieCode.WRONG_INCARNATION))
+
+    async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
+        return LastConfirmed(code=BookieCode.WRONG_INCARNATION)
+
+    async def list_entries(self, ledger: int, first: int) -> EntryPage:
+        return EntryPage(BookieCode.WRONG_INCARNATION)
+
+    async def info(self) -> BookieInfo:
+        raise self._refusal()
+
+    async def close(self) -> None:
+        """Nothing is held here."""
+
+    def _refusal(self) -> BookieUnavailable:
+        return BookieUnavailable(self.member.bookie, BookieCode.WRONG_INCARNATION, "another one")
 
 
 class Cluster:
@@ -209,12 +268,12 @@ class Cluster:
         return bookie
 
     async def register(
-        self, bookie: FakeBookie, *, zone: str = "", read_only: bool = False
+        self, bookie: FakeBookie, *, zone: str = "", read_only: bool = False, boot_epoch: int = 1
     ) -> None:
         registration = BookieRegistration(
             bookie=bookie.member.bookie,
             incarnation=bookie.member.incarnation,
-            boot_epoch=1,
+            boot_epoch=boot_epoch,
             address=f"{bookie.member.bookie}:3181",
             http_address="",
             zone=zone,
@@ -243,6 +302,10 @@ class Cluster:
     def bookie(self, member: Member) -> FakeBookie:
         return next(each for each in self.bookies if each.member == member)
 
+    def peer(self, member: Member) -> BookiePeer:
+        found = [each for each in self.bookies if each.member == member]
+        return found[0] if found else FormerIncarnation(member)
+
     @asynccontextmanager
     async def process(
         self,
@@ -258,7 +321,7 @@ class Cluster:
         config = config or LedgerConfig()
         pool = PeerPool(
             directory,
-            lambda member, _: self.bookie(member),
+            lambda member, _: self.peer(member),
             client_name=f"broker-{seed}",
             random=random,
             connect_timeout_s=config.connect_timeout_s,
@@ -280,5 +343,5 @@ async def cluster(bookies: int, *, zones: str = "") -> AsyncIterator[Cluster]:
         yield world
         for bookie in world.bookies:
             bookie.kill()
-            for gate in (bookie.may_take, bookie.may_ack, bookie.may_read):
+            for gate in (bookie.may_open, bookie.may_take, bookie.may_ack, bookie.may_read):
                 gate.set()

@@ -18,7 +18,7 @@ QUICK = LedgerConfig(
     speculative_read_s=0.05,
     connect_timeout_s=0.3,
     metadata_timeout_s=2.0,
-    quarantine_s=5.0,
+    health_half_life_s=5.0,
 )
 
 

@@ -243,6 +243,7 @@ class WriterActor:
         self.world = world
         self.metadata, self.version = world.metadata, world.version
         self.closed = False
+        self.missed: list[writing.Missed] = []
         self.machine = LedgerWriter(
             world.quorum, world.metadata.last_segment.members, limits=limits, now=world.now
         )
@@ -276,6 +277,7 @@ class WriterActor:
     def close(self) -> None:
         machine = self.machine
         if machine.state is WriterState.OPEN and machine.idle:
+            self.missed += machine.missed
             last, length = machine.seal()
             self._store(
                 replace(
@@ -303,6 +305,8 @@ class WriterActor:
                         self.metadata.with_ensemble(EntryId(first), members),
                         lambda: self.carry_out(self.machine.on_recorded(self.world.now)),
                     )
+                case writing.Missed():
+                    self.missed.append(action)
                 case writing.Fail():
                     assert not self.machine.writing
 

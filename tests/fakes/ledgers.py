@@ -215,6 +215,11 @@ class FakeAppender:
         self.flush_soon()
         return self.appended
 
+    def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None:
+        assert payloads
+        for parts in payloads:
+            self.append_nowait(parts, sum(map(len, parts)))
+
     async def wait_room(self) -> None:
         await asyncio.sleep(0)
 

@@ -6,7 +6,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -86,7 +86,7 @@ class RangeServer:
 def serving(server: RangeServer) -> Iterator[RangeServer]:
     """Serve on any free port; `server.url` says which."""
     grpc_server = grpc.server(ThreadPoolExecutor(4))
-    methods = {
+    methods: dict[str, Any] = {
         "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),
         "ReadRange": grpc.unary_stream_rpc_method_handler(server.read),
     }

@@ -9,13 +9,18 @@ import sys
 import threading
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from fakes.broker import Cluster, RunningBroker, running_broker
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
+
+    from magnetar.protos.names import TopicName
 
 T = TypeVar("T")
 
@@ -24,12 +29,24 @@ READY_S = 30.0
 
 @dataclass
 class Service:
-    """Where a client goes; with brokers of this process also what stands behind it."""
+    """Where a client goes, which is one broker, and what stands behind it."""
 
     pulsar_url: str
     grpc_url: str
-    brokers: list[RunningBroker] = field(default_factory=list)
+    brokers: list[RunningBroker] = field(default_factory=list)  # of this process
+    admin_urls: list[str] = field(default_factory=list)  # of a real cluster's brokers
     loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def brokers_count(self) -> int:
+        return len(self.brokers) or len(self.admin_urls) or 1
+
+    def owners(self, topic: TopicName) -> list[str]:
+        """Who serves the topic now, of two brokers or more."""
+        if self.brokers:
+            serving = [it for it in self.brokers if topic in {one.name for one in it.broker.topics}]
+            return [it.registration.broker for it in serving]
+        return [url for url in self.admin_urls if _serves(url, topic)]
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something on the brokers' loop."""
@@ -84,6 +101,32 @@ def brokers_in_thread(count: int) -> Iterator[Service]:
 
 
 @contextmanager
+def local_cluster(directory: Path) -> Iterator[Service]:
+    """`magnetar local-cluster` with real bookies and two brokers. The URLs are the first one's."""
+    command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster"]
+    command += ["--dir", str(directory / "cluster")]
+    command += ["--zookeepers", "1", "--bookies", "3", "--brokers", "2"]
+    with (directory / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready, (directory / "log").read_text()
+        cluster = json.loads(ready)
+        brokers = [it["ports"] for it in cluster["processes"] if it["role"] == "broker"]
+        yield Service(
+            f"pulsar://127.0.0.1:{brokers[0]['pulsar']}",
+            f"grpc://127.0.0.1:{brokers[0]['grpc']}",
+            admin_urls=[f"http://127.0.0.1:{ports['http']}" for ports in brokers],
+        )
+        process.terminate()
+        assert process.wait(READY_S) == 0, (directory / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def standalone_process(directory: Path) -> Iterator[Service]:
     """`magnetar standalone` on free ports."""
     command = [sys.executable, "-m", "magnetar.cli.main", "standalone"]
@@ -99,6 +142,17 @@ def standalone_process(directory: Path) -> Iterator[Service]:
     finally:
         process.kill()
         process.wait()
+
+
+def _serves(admin_url: str, topic: TopicName) -> bool:
+    """Only the owner tells a topic's statistics; the others name it."""
+    path = f"/admin/v2/persistent/{topic.tenant}/{topic.namespace}/{topic.topic}/stats"
+    connection = HTTPConnection(urlsplit(admin_url).netloc, timeout=READY_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == HTTPStatus.OK
+    finally:
+        connection.close()
 
 
 class _Log:

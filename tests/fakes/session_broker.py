@@ -11,21 +11,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from magnetar.client.ids import bits_of, key_of
+from magnetar.client.ids import bits_of, key_of, words_of
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import parse_entry
 from magnetar.protos.framing import (
     encode_command,
     encode_payload_command,
     parse_command,
-    send_receipt_frames,
     split_frames,
 )
+from magnetar.protos.receipts import send_receipt_frames
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.runtime.frames import FrameStream
 
 Key = tuple[int, int]
@@ -405,7 +407,8 @@ class Cluster:
         self.partitions: dict[str, int] = {}
         self.sends: list[tuple[int, bytes]] = []  # every SEND that arrived
         self.names = iter(range(1, 1000))
-        self.damage = lambda entry: entry  # what is done to an entry on its way to a consumer
+        # What is done to an entry on its way to a consumer.
+        self.damage: Callable[[bytes], bytes] = lambda entry: entry
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -446,7 +449,7 @@ class Cluster:
         assert self._group is not None
         for task in self._tasks:
             task.cancel()
-        await self._group.__aexit__(*error)
+        await self._group.__aexit__(*error)  # type: ignore[arg-type]
 
 
 def _data(key: Key) -> pb.MessageIdData:
@@ -454,6 +457,4 @@ def _data(key: Key) -> pb.MessageIdData:
 
 
 def _words(bits: int) -> list[int]:
-    from magnetar.client.ids import words_of
-
     return list(words_of(bits))

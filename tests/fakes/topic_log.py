@@ -78,6 +78,11 @@ class TopicLog:
             self.log.append_nowait(entry_of(name), name)
             self.log.check()
 
+    def append_plain(self, *names: str) -> None:
+        """The same in one call."""
+        self.log.append_plain([bytes(entry_of(name).data) for name in names], names)
+        self.log.check()
+
     async def append_and_wait(self, *names: str) -> None:
         expected = len(self.appended) + len(names)
         self.append(*names)

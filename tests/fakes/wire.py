@@ -17,7 +17,7 @@ from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from fakes.broker import RunningBroker
     from google.protobuf.message import Message
@@ -64,7 +64,9 @@ class _Tcp:
 class StreamWire:
     """Over a frame stream: gRPC's, or one in memory."""
 
-    def __init__(self, stream: FrameStream, break_off: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, stream: FrameStream, break_off: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         self._stream = stream
         self._turn = asyncio.Lock()  # one task at a time sends on a stream
         self.break_off = break_off

@@ -1,0 +1,79 @@
+"""What is explored: the bounds of `make test`, those of `make explore`, and the planted bugs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from explorer.state import Bug, Case
+
+QUICK: Final = (
+    Case(sizes=(3, 3, 2), entries=2),
+    Case(sizes=(3, 3, 2), entries=3, recoverers=1, read_ahead=True),
+    Case(sizes=(3, 3, 2), entries=2, read_ahead=True),
+    Case(sizes=(3, 3, 2), entries=2, crashes=1),
+    Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1),
+    Case(sizes=(3, 3, 2), entries=1, spares=1, writer_changes=1, recoverer_changes=1),
+    Case(sizes=(4, 3, 2), entries=1, recoverers=2),
+    Case(sizes=(4, 3, 2), entries=2, recoverers=1),
+    Case(sizes=(2, 2, 2), entries=3),
+)
+"""About half a minute."""
+
+THOROUGH: Final = (
+    Case(sizes=(3, 3, 2), entries=3),
+    Case(sizes=(3, 3, 2), entries=3, recoverers=1, spares=1, writer_changes=1),
+    Case(sizes=(3, 3, 2), entries=3, crashes=1),
+    Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1, crashes=1),
+    Case(sizes=(3, 3, 2), entries=2, spares=1, recoverer_changes=1),
+    Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1, recoverer_changes=1),
+    Case(sizes=(4, 3, 2), entries=3, recoverers=1),
+    Case(sizes=(4, 3, 2), entries=2, recoverers=2),
+    Case(sizes=(4, 3, 2), entries=2, recoverers=1, spares=1, writer_changes=1),
+    Case(sizes=(4, 3, 2), entries=1, spares=1, writer_changes=1, recoverer_changes=1),
+    Case(sizes=(3, 3, 2), entries=3, read_ahead=True),
+    Case(sizes=(3, 3, 2), entries=3, spares=1, writer_changes=1),
+    Case(sizes=(4, 3, 2), entries=3, recoverers=2),
+)
+"""Ordered by effort: all but the last three take ten minutes of one core and 1 GB; each of those
+has some millions of states, and takes up to an hour and 5 GB."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    case: Case
+    invariant: str  # which must be violated
+
+
+def _planted(bug: Bug, invariant: str, case: Case) -> tuple[Bug, Planted]:
+    small = Case(**{**vars(case), "bugs": frozenset({bug})})
+    return bug, Planted(small, invariant)
+
+
+_ALONE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=1)
+_CRASH: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=1, crashes=1, fences_checked=False)
+_CHANGE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=1, spares=1, writer_changes=1)
+_TWO: Final = Case(sizes=(3, 3, 2), entries=2, recoverers=2)
+_PRIVATE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=2, spares=1, recoverer_changes=1)
+
+_BEYOND: Final = "nothing is acknowledged beyond the end"
+_COPIES: Final = "closed entries have Qa copies"
+
+PLANTED: Final = dict(
+    (
+        _planted(Bug.READS_DO_NOT_FENCE, _BEYOND, _ALONE),
+        _planted(Bug.UNKNOWN_IS_FENCED, "who reads stands behind fences", _ALONE),
+        _planted(Bug.UNKNOWN_IS_ABSENT, _BEYOND, _ALONE),
+        _planted(Bug.ONE_NEGATIVE_ENDS, _BEYOND, _ALONE),
+        _planted(Bug.USED_BEFORE_RECORDED, _COPIES, _CHANGE),
+        _planted(Bug.CONFIRMS_DURING_CHANGE, _COPIES, _CHANGE),
+        _planted(Bug.ACKS_OF_REPLACED_COUNT, _COPIES, _CHANGE),
+        _planted(Bug.CHANGE_OF_RECOVERER_RECORDED, _BEYOND, _PRIVATE),
+        _planted(Bug.STARTS_AT_ANSWERED, "acked entries are readable", _CHANGE),
+        _planted(Bug.CLOSES_AT_APPENDED, _COPIES, _ALONE),
+        _planted(Bug.CLOSES_UNWRITTEN, _COPIES, _ALONE),
+        _planted(Bug.TELLS_OWN_PROGRESS, "what a reader was told stays", _TWO),
+        _planted(Bug.FENCE_NOT_DURABLE, _BEYOND, _CRASH),
+        _planted(Bug.ADD_NOT_DURABLE, _COPIES, _CRASH),
+    )
+)

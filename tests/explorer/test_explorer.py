@@ -1,0 +1,97 @@
+"""The protocol holds in every reachable state, each planted bug breaks it, and the machines follow
+it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from explorer.cases import PLANTED, QUICK
+from explorer.protocol import Protocol
+from explorer.replay import Diverged, Replay, walk
+from explorer.search import explore
+from explorer.state import Bug, Case, Step
+
+WALKS = 150
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_t15_no_interleaving_breaks_an_invariant(case: Case) -> None:
+    result = explore(case)
+    print(result.describe())
+    assert result.violation is None, result.describe()
+    assert result.states > 1_000
+
+
+def test_every_bug_is_planted() -> None:
+    assert set(PLANTED) == set(Bug)
+
+
+@pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name.lower())
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    planted = PLANTED[bug]
+    result = explore(planted.case)
+    print(f"{bug.value}\n{result.describe()}")
+    assert result.violation is not None
+    assert result.violation.invariant == planted.invariant
+
+
+@pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name.lower())
+def test_the_machines_do_not_go_the_way_of_a_bug(bug: Bug) -> None:
+    case = PLANTED[bug].case
+    result = explore(case)
+    assert result.violation is not None
+    with pytest.raises(Diverged):
+        follow(case, result.trace, result.violation.closing)
+
+
+def follow(case: Case, trace: Sequence[Step], closing: tuple[int | None, int] | None) -> None:
+    protocol, real = Protocol(case), Replay(case)
+    state = protocol.begin()
+    for step in trace:
+        state = dict(protocol.steps(state))[step]
+        real.take(step, state)
+    if closing is not None:
+        real.close(*closing)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(sizes=(3, 3, 2), entries=3),
+        Case(sizes=(3, 3, 2), entries=3, spares=1, writer_changes=1, recoverer_changes=1),
+        Case(sizes=(3, 3, 2), entries=3, spares=2, writer_changes=2, recoverer_changes=1),
+        Case(sizes=(4, 3, 2), entries=3),
+        Case(sizes=(4, 3, 2), entries=3, spares=1, writer_changes=1, recoverer_changes=1),
+        Case(sizes=(3, 2, 2), entries=3, spares=1, writer_changes=1),
+        Case(sizes=(5, 3, 2), entries=3, crashes=1),
+    ],
+    ids=str,
+)
+def test_the_machines_go_every_way_of_the_specification(case: Case) -> None:
+    closed = [walk(case, Random(seed))[1] for seed in range(WALKS)]
+    assert set(closed) > {-1, 0, 1}, "hardly any walk came to a close"
+
+
+def test_fences_before_reading_are_a_second_line_behind_reads_that_fence() -> None:
+    """Counting silence as fenced breaks nothing by itself, since each negative fences as well; with
+    reads that do not fence it loses entries."""
+    case = Case(sizes=(3, 3, 2), entries=2, fences_checked=False)
+    careless = replace(case, bugs=frozenset({Bug.UNKNOWN_IS_FENCED}))
+    both = replace(case, bugs=frozenset({Bug.UNKNOWN_IS_FENCED, Bug.READS_DO_NOT_FENCE}))
+    assert explore(careless).violation is None
+    assert explore(both).violation is not None
+
+
+def test_states_that_are_kept_stand_for_all_others() -> None:
+    """Without sorting bookies and recoverers there are more states, and no others."""
+    protocol = Protocol(Case(sizes=(3, 3, 2), entries=1, spares=1, writer_changes=1))
+    todo = [protocol.begin()]
+    everything = set(todo)
+    while todo:
+        for _, after in protocol.steps(todo.pop()):
+            if after not in everything:
+                everything.add(after)
+                todo.append(after)
+    kept = {protocol.canonical(state) for state in everything}
+    assert explore(protocol.case).states == len(kept) < len(everything) / 4

@@ -1,0 +1,259 @@
+"""Bugs of bookies: admission, group commit, answers, identity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mutants.plant import Mutant, enter
+from mutants.scenes import CLUSTER, DARK, NARROW, ROLLBACK
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.storage.identity import Start
+from magnetar.protos.envelope import BookieCode, decode_hello, encode_hello_reply
+
+if TYPE_CHECKING:
+    from mutants.plant import Fired
+
+LOST = frozenset({"I1", "I7", "I9", "I18"})
+SERVICE = "magnetar.bookie.service:BookieService."
+ADMISSION = "magnetar.bookie.admission:Admission."
+COMMIT = "magnetar.bookie.storage.commit:GroupCommit."
+
+
+def _at_once(right: Any, fired: Fired) -> Any:
+    def when_durable(self: Any, done: Any) -> None:
+        fired()
+        self._wake.set()
+        done()
+
+    return when_durable
+
+
+enter(
+    Mutant(
+        name="adds are answered before the sync",
+        breaks="§6.1: an ack says that it is on disk",
+        wrong={COMMIT + "when_durable": _at_once},
+        caught_by=frozenset({"I1"}),
+        scene=NARROW,
+        seeds=20,
+    )
+)
+
+
+def _answers_unsynced(right: Any, fired: Fired) -> Any:
+    async def _fence(self: Any, ledger: int, master_key: int) -> BookieCode:
+        code = self._admission.fence(ledger, master_key)
+        if code is BookieCode.OK:
+            self.counts.fences += 1
+            if not self._admission.state(ledger).fence_durable:
+                fired()
+        return BookieCode(code)
+
+    return _fence
+
+
+enter(
+    Mutant(
+        name="fences are answered before the sync",
+        breaks="D5: a fence is durable before any answer to it, the negative ones too",
+        wrong={SERVICE + "_fence": _answers_unsynced},
+        caught_by=LOST | {"I11"},
+        scene=DARK,
+        seeds=300,
+    )
+)
+
+
+def _in_memory_only(right: Any, fired: Fired) -> Any:
+    def fence(self: Any, ledger: int, master_key: int) -> Any:
+        write, self._write = self._write, lambda puts: fired()
+        try:
+            return right(self, ledger, master_key)
+        finally:
+            self._write = write
+
+    return fence
+
+
+enter(
+    Mutant(
+        name="fences are kept in memory",
+        breaks="D7: a fence outlives the process",
+        wrong={ADMISSION + "fence": _in_memory_only},
+        caught_by=LOST | {"I11"},
+        scene=DARK,
+        seeds=100,
+    )
+)
+
+
+def _only_known_ledgers(right: Any, fired: Fired) -> Any:
+    def fence(self: Any, ledger: int, master_key: int) -> Any:
+        if self.state(ledger).record is None:
+            fired()
+            return BookieCode.OK
+        return right(self, ledger, master_key)
+
+    return fence
+
+
+enter(
+    Mutant(
+        name="an unknown ledger is not fenced",
+        breaks="D6: nobody has heard of it yet, and its adds may be under way",
+        wrong={ADMISSION + "fence": _only_known_ledgers},
+        caught_by=LOST | {"I11", "bug"},
+        scene=NARROW,
+        seeds=200,
+    )
+)
+
+
+def _fence_ignored(right: Any, fired: Fired) -> Any:
+    def refusal(*about: Any) -> Any:
+        code = right(*about)
+        if code is BookieCode.FENCED:
+            fired()
+            return None
+        return code
+
+    return refusal
+
+
+enter(
+    Mutant(
+        name="a fenced ledger takes adds",
+        breaks="§4.4: after the fence no add of the old writer",
+        wrong={"magnetar.bookie.admission:refusal": _fence_ignored},
+        caught_by=LOST | {"I11"},
+        scene=NARROW,
+        seeds=50,
+    )
+)
+
+
+def _failures_are_absence(right: Any, fired: Fired) -> Any:
+    def _unknown(error: Exception) -> BookieCode:
+        if isinstance(error, StorageFailed):
+            fired()
+            return BookieCode.NO_SUCH_ENTRY
+        return BookieCode(right(error))
+
+    return _unknown
+
+
+enter(
+    Mutant(
+        name="a read error is answered as no such entry",
+        breaks="D9: an error of the disk is not a negative",
+        wrong={"magnetar.bookie.service:_unknown": _failures_are_absence},
+        caught_by=LOST | {"I10", "I11"},
+        scene=CLUSTER,
+        seeds=100,
+    )
+)
+
+
+def _goes_on(right: Any, fired: Fired) -> Any:
+    def _sync(self: Any, sequence: int) -> None:
+        try:
+            right(self, sequence)
+        except StorageFailed:
+            fired()
+
+    return _sync
+
+
+enter(
+    Mutant(
+        name="a failed sync is passed over",
+        breaks="T22: after a failed sync nobody knows what is on disk",
+        wrong={COMMIT + "_sync": _goes_on},
+        caught_by=LOST | {"I11"},
+        scene=CLUSTER,
+        seeds=100,
+    )
+)
+
+
+def _whoever_is_meant(right: Any, fired: Fired) -> Any:
+    def _refusal(self: Any, incarnation: str) -> Any:
+        if incarnation != self.identity.incarnation:
+            fired()
+        return right(self, self.identity.incarnation)
+
+    return _refusal
+
+
+def _greets_as_asked(right: Any, fired: Fired) -> Any:
+    async def _greet(self: Any, stream: Any) -> bool:
+        hello = decode_hello(await stream.receive())
+        await stream.send(
+            [encode_hello_reply(BookieCode.OK, hello.incarnation, self.identity.boot_epoch)]
+        )
+        return True
+
+    return _greet
+
+
+enter(
+    Mutant(
+        name="the incarnation is not looked at",
+        breaks="§4.6: a bookie that lost its disk answers for nothing of what it had",
+        wrong={SERVICE + "_refusal": _whoever_is_meant, SERVICE + "_greet": _greets_as_asked},
+        caught_by=LOST | {"I10", "I11"},
+        scene=CLUSTER,
+        seeds=200,
+    )
+)
+
+
+def _any_epoch(right: Any, fired: Fired) -> Any:
+    def plan_start(directory: Any, found: Any, cookie: Any, wanted: Any) -> Start:
+        start: Start = right(directory, found, cookie, wanted)
+        if start.rolled_back is None:
+            return start
+        fired()
+        identity = replace(
+            found.identity, boot_epoch=cookie.boot_epoch + 1, start=wanted.fresh_start
+        )
+        return Start(identity)
+
+    return plan_start
+
+
+enter(
+    Mutant(
+        name="the boot epoch is not looked at",
+        breaks="T9: a disk that was rolled back says no to what it had",
+        wrong={"world.boot:plan_start": _any_epoch},
+        caught_by=LOST | {"I10", "I11", "I4"},
+        scene=ROLLBACK,
+        seeds=100,
+    )
+)
+
+
+def _says_no(right: Any, fired: Fired) -> Any:
+    def code(self: Any, incarnation: str) -> BookieCode:
+        answer = right(self, incarnation)
+        if answer is BookieCode.LIMBO:
+            fired()
+            answer = BookieCode.NO_SUCH_ENTRY
+        return BookieCode(answer)
+
+    return code
+
+
+enter(
+    Mutant(
+        name="a former incarnation says no",
+        breaks="§4.6: in limbo what is not there is unknown",
+        wrong={"magnetar.bookie.limbo:Limbo.code": _says_no},
+        caught_by=LOST | {"I10", "R2"},
+        scene=ROLLBACK,
+        seeds=100,
+    )
+)

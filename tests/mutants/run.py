@@ -1,0 +1,100 @@
+"""`make mutants`: plant each bug in turn, and see that the world finds it.
+
+A mutant is caught when an oracle that it names is the first to object, within its number of seeds,
+after the bug has fired, and when the right code passes with the same seed. Exits with 1 unless all
+were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mutants import bookies, ledgers, repairs
+from mutants.plant import MUTANTS, Firings, Mutant, Trial, planted
+from world.scenario import play
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from world.scenario import Scenario
+
+FIRST_SEED = 0
+__all__ = ["Verdict", "bookies", "hunt", "ledgers", "main", "repairs"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    mutant: Mutant
+    oracle: str  # which objected; "": none
+    seeds: int  # how many were played
+    firings: int
+    clean: bool  # the right code passes with the seed that caught the mutant
+    seconds: float
+    why: str
+
+    @property
+    def caught(self) -> bool:
+        return self.oracle in self.mutant.caught_by and self.firings > 0 and self.clean
+
+    def describe(self) -> str:
+        if self.caught:
+            return "caught"
+        if not self.firings:
+            return "NEVER FIRED"
+        if not self.oracle:
+            return "SURVIVED"
+        return f"CAUGHT BY ANOTHER ({self.why})" if self.clean else "FAILS WITHOUT THE BUG AS WELL"
+
+
+def hunt(mutant: Mutant, *, first: int = FIRST_SEED) -> Verdict:
+    """Play seeds until the bug is found."""
+    begun_s = time.process_time()
+    fired = Firings()
+    seeds, oracle, why, clean = 0, "", "", True
+    for seed in range(first, first + mutant.seeds):
+        seeds += 1
+        with planted(mutant, fired):
+            oracle, why = _try(mutant.scene, seed)
+        if oracle:
+            clean = _try(mutant.scene, seed) == ("", "")
+            break
+    seconds = time.process_time() - begun_s
+    return Verdict(mutant, oracle, seeds, fired.count, clean, seconds, why)
+
+
+def _try(scene: Scenario | Trial, seed: int) -> tuple[str, str]:
+    """Which oracle objects, and why."""
+    if isinstance(scene, Trial):
+        why = scene.fails()
+        return (scene.name if why else "", why)
+    violation = play(scene, seed).violation
+    return ("", "") if violation is None else (violation.oracle, str(violation))
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mutants.run", description=__doc__)
+    parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
+    parser.add_argument("--only", default="", help="a part of the mutant's name")
+    options = parser.parse_args(arguments)
+    print(f"{'mutant':55} {'oracle':7} {'seeds':>9} {'fired':>6} {'s':>6}")
+    survivors = 0
+    for name, mutant in MUTANTS.items():
+        if options.only not in name:
+            continue
+        verdict = hunt(mutant, first=options.first)
+        survivors += not verdict.caught
+        print(
+            f"{name:55} {verdict.oracle[:7]:7} {verdict.seeds:4}/{mutant.seeds:<4}"
+            f" {verdict.firings:6} {verdict.seconds:6.1f}  {verdict.describe()}",
+            flush=True,
+        )
+    print(f"{survivors} not caught" if survivors else "all were caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

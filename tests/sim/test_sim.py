@@ -1,0 +1,125 @@
+"""Whole clusters in one process, by seed: a range of them, and every seed that ever failed.
+
+`make sim SIM_FIRST=1000 SIM_SEEDS=500` plays more; SEEDS.md says what was played.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from world.run import MAIN, outcomes, report
+from world.scenario import Outcome, play
+from world.scenarios import SCENARIOS
+
+HERE = Path(__file__).parent
+FIRST, SEEDS = 0, 300  # about a minute of one core
+
+# What a run of this length must have met; each was met some dozens of times when this was written.
+FAULTS = (
+    "call twice",
+    "clock jumps",
+    "connection given up",
+    "connection lost",
+    "cut from metadata",
+    "disk full",
+    "flipped bit",
+    "killed",
+    "message into a cut",
+    "metadata: not sent",
+    "metadata: reply lost",
+    "metadata: request lost",
+    "older image restored",
+    "paused",
+    "power cut",
+    "read a run fails",
+    "store broken",
+    "synced batches lost",
+    "session expired",
+    "session expired while paused",
+    "slow message",
+    "stale follower",
+    "sync fails",
+    "unreadable block",
+    "unsynced batches lost",
+    "wiped",
+    "write fails",
+)
+
+
+def kept() -> list[tuple[str, int]]:
+    """Scenario and seed, one a line; what follows a # is why it failed once."""
+    lines = (HERE / "kept_seeds.txt").read_text().splitlines()
+    facts = [line.partition("#")[0].split() for line in lines]
+    return [(fact[0], int(fact[1])) for fact in facts if fact]
+
+
+@pytest.fixture(scope="module")
+def played() -> list[Outcome]:
+    found = []
+    for outcome in outcomes(FIRST, SEEDS):
+        assert outcome.violation is None, report(outcome)
+        found.append(outcome)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_violated(played: list[Outcome]) -> None:
+    assert len(played) == SEEDS
+
+
+@pytest.mark.timeout(600)
+def test_every_fault_had_an_effect(played: list[Outcome]) -> None:
+    bitten: Counter[str] = Counter()
+    for outcome in played:
+        bitten.update(outcome.bitten)
+    assert not [fault for fault in FAULTS if not bitten[fault]]
+
+
+@pytest.mark.timeout(600)
+def test_the_worlds_are_alive(played: list[Outcome]) -> None:
+    """A world in which nothing is ever confirmed violates nothing either."""
+    clusters = [outcome for outcome in played if outcome.scenario == MAIN]
+    assert sum(outcome.confirmed for outcome in clusters) > 50 * len(clusters)
+    assert sum(outcome.reads for outcome in clusters) > 50 * len(clusters)
+
+
+@pytest.mark.parametrize(("scenario", "seed"), kept())
+def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
+    outcome = play(SCENARIOS[scenario], seed)
+    assert outcome.violation is None, report(outcome)
+
+
+def test_a_seed_is_one_run_for_ever() -> None:
+    for seed in range(3):
+        first = play(SCENARIOS[MAIN], seed)
+        again = play(SCENARIOS[MAIN], seed, tell=True)
+        assert first.digest == again.digest
+        assert again.story
+    assert play(SCENARIOS[MAIN], 0).digest != play(SCENARIOS[MAIN], 1).digest
+
+
+def test_the_hash_seed_of_the_interpreter_does_not_matter() -> None:
+    code = (
+        "from world.scenario import play\n"
+        "from world.scenarios import SCENARIOS\n"
+        f"print([play(SCENARIOS[{MAIN!r}], seed).digest for seed in (1, 2)])\n"
+    )
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *sys.path])
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1, digests

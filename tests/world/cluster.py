@@ -1,0 +1,313 @@
+"""A whole cluster in one process: bookies, clients, a metadata store, and the oracle over it."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+from world.boot import CLUSTER
+from world.loop import until
+from world.meta import Ensemble
+from world.net import Host, Network, Unreachable
+from world.nodes import BookieNode, ClientNode, Process, RepairNode
+from world.oracle import Oracle, Violation
+from world.trace import Trace
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.ledger.errors import EntryUnreadable, LedgerNotFound, RecoveryIncomplete
+from magnetar.bookie.ledger.quorum import Quorum
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_cookie, encode_cluster
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import BookieId, EntryId, LedgerId, LedgerState
+from magnetar.runtime.supervise import is_operating_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from world.loop import SimLoop
+
+    from magnetar.metadata.model import LedgerMetadata, Member
+
+SETTLE_S = 30.0  # within this time of the healing all bookies are registered again
+RECOVER_S = 90.0  # and every ledger can be closed and read
+REPAIR_S = 300.0  # and, where somebody repairs, all copies are restored
+PAUSE_S = 0.5
+LEVELS = 6  # of a ledger's path
+
+
+def quick_config(quorum: Quorum) -> LedgerConfig:
+    """Short timeouts: virtual time costs nothing, but what happens every tenth of a second does."""
+    return LedgerConfig(
+        ensemble_size=quorum.ensemble_size,
+        write_quorum=quorum.write_quorum,
+        ack_quorum=quorum.ack_quorum,
+        add_timeout_s=1.0,
+        quorum_timeout_s=6.0,
+        read_timeout_s=1.0,
+        speculative_read_s=0.2,
+        connect_timeout_s=0.5,
+        metadata_timeout_s=3.0,
+    )
+
+
+class World:
+    """Made on a running `SimLoop`. Each part has a source of chance of its own, so that a change in
+    one place does not change everything everywhere."""
+
+    def __init__(self, loop: SimLoop, seed: int, quorum: Quorum, *, tell: bool = False) -> None:
+        self.loop = loop
+        self.seed = seed
+        self.quorum = quorum
+        self.random = self.draw("world")
+        self.trace = Trace(loop.time, tell=tell)
+        self.oracle = Oracle(self.trace)
+        self.network = Network(loop, self.draw("network"), self.trace)
+        self.meta = Ensemble(loop, self.draw("metadata"), self.trace, self._on_path)
+        self.meta.tree.tree.create(paths.CLUSTER, encode_cluster(CLUSTER), session=0)
+        self.bookies: dict[str, BookieNode] = {}
+        self.clients: dict[str, ClientNode] = {}
+        self.known: dict[Member, None] = {}  # every incarnation that was ever formatted
+        self.destroyed: dict[str, None] = {}  # bookies that lost copies for good
+        self.config = quick_config(quorum)
+        self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
+        self.healed = False  # from now on whoever dies of an earlier fault comes back
+        self._restarts: list[asyncio.Task[None]] = []
+        self._failure: asyncio.Future[None] = loop.create_future()
+
+    def draw(self, name: str) -> Random:
+        return Random(f"{self.seed} {name}")
+
+    # -- building ----------------------------------------------------------------------------------
+
+    def add_bookie(self, *, zone: str = "") -> BookieNode:
+        name = f"b{len(self.bookies)}"
+        bookie = self.bookies[name] = BookieNode(self, name, zone)
+        bookie.start()
+        return bookie
+
+    def add_client(self, name: str = "") -> ClientNode:
+        name = name or f"c{len(self.clients)}"
+        client = self.clients[name] = ClientNode(self, name, self.config)
+        client.start()
+        return client
+
+    def add_repairer(self) -> RepairNode:
+        name = f"r{sum(isinstance(each, RepairNode) for each in self.clients.values())}"
+        repairer = RepairNode(self, name, self.config)
+        self.clients[name] = repairer
+        repairer.start()
+        return repairer
+
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.bookies.values(), *self.clients.values()]
+
+    async def wait_registered(self, bookies: int | None = None) -> None:
+        needed = len(self.bookies) if bookies is None else bookies
+        await until(lambda: sum(each.registered for each in self.bookies.values()) >= needed)
+
+    def may_destroy(self, bookie: BookieNode) -> bool:
+        """Whether copies on this bookie may be lost for good, counting those lost already."""
+        return bookie.name in self.destroyed or len(self.destroyed) < self.quorum.ack_quorum - 1
+
+    # -- running -----------------------------------------------------------------------------------
+
+    async def run(self, story: Coroutine[object, object, None], *, deadline_s: float) -> None:
+        """Until the story is over, or something is found to be wrong: then that is raised."""
+        telling = asyncio.get_running_loop().create_task(story)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.wait({telling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise self.oracle.broken(
+                "I18", f"the scenario takes more than {deadline_s} s"
+            ) from None
+        finally:
+            if not telling.done():
+                telling.cancel()
+                await asyncio.wait({telling})
+        if self._failure.done():
+            self._failure.result()
+        telling.result()
+
+    def on_failure(self, host: Host, error: BaseException) -> None:
+        """A task of a process has failed."""
+        if isinstance(error, Unreachable) or (not host.alive and is_operating_error(error)):
+            self.trace.tell(host.name, "dying:", _drawn(error))
+            return  # told to its caller; or in the host's death throes
+        found = _first_violation(error)
+        if self.oracle.first is None and found is None:
+            found = self.oracle.broken("bug", f"{host.name}: {_drawn(error)}")
+            found.__cause__ = error
+        if not self._failure.done():
+            self._failure.set_exception(self.oracle.first or found or error)
+
+    def _on_path(self, path: str) -> None:
+        if path.startswith(paths.LEDGERS + "/") and path.count("/") == 6:
+            stored = self.meta.tree.tree.get(path)
+            value = None if stored is None else stored.value
+            self.oracle.on_metadata(path, value, self.known)
+
+    # -- the quiet end -----------------------------------------------------------------------------
+
+    async def heal(self) -> None:
+        """All faults end; whoever is down comes back."""
+        self.trace.note("world", "healed")
+        self.healed = True
+        self.network.heal_all()
+        self.network.weather = type(self.network.weather)()
+        self.meta.troubles = type(self.meta.troubles)()
+        for process in self.processes:
+            process.resume()
+            self.meta.heal(process.host, process.store)
+            if process.store is not None and process.alive:
+                self.meta.recover(process.store)
+        for bookie in self.bookies.values():
+            damaged = bookie.disk.health.damaged
+            vars(bookie.disk.health).update(vars(type(bookie.disk.health)(damaged=damaged)))
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                for bookie in self.bookies.values():
+                    await self._bring_back(bookie)
+                await self.wait_registered()
+        except TimeoutError:
+            missing = [b.name for b in self.bookies.values() if not b.registered]
+            raise self.oracle.broken(
+                "I18", f"{missing} not registered {SETTLE_S:g} s after the healing"
+            ) from None
+
+    def restart_soon(self, process: Process) -> None:
+        self._restarts.append(self.loop.create_task(process.restart()))
+
+    async def _bring_back(self, bookie: BookieNode) -> None:
+        await bookie.restart()
+        await until(lambda: bookie.registered or bookie.refused is not None)
+        if bookie.refused is not None:
+            self.oracle.hold(
+                bookie.name in self.destroyed,
+                "start",
+                lambda: f"{bookie.name} does not start on its own disk: {bookie.refused}",
+            )
+            bookie.crash()
+            await bookie.replace()
+
+    def cookie_epoch(self, bookie: BookieNode) -> int:
+        """What the cluster knows of the bookie's starts; 0: nothing."""
+        stored = self.meta.tree.tree.get(paths.bookie_cookie(BookieId(bookie.name)))
+        return 0 if stored is None else decode_bookie_cookie(stored.value).boot_epoch
+
+    async def judge(self) -> None:
+        """Close and read every ledger: what the oracle wants to see at the end."""
+        judge = self.add_client("judge")
+        await judge.wait_running()
+        for ledger, life in sorted(self.oracle.lives.items()):
+            if not life.deleted and life.versions:
+                await self._judge_ledger(judge, ledger)
+        judge.crash()
+
+    async def _judge_ledger(self, judge: ClientNode, ledger: LedgerId) -> None:
+        why = ""
+        try:
+            async with asyncio.timeout(RECOVER_S):
+                while True:
+                    try:
+                        closed = await self._close_and_read(judge, ledger)
+                    except (RecoveryIncomplete, EntryUnreadable, MetadataError) as error:
+                        why = str(error)
+                        await asyncio.sleep(PAUSE_S)
+                    except LedgerNotFound:
+                        self.oracle.hold(
+                            self.oracle.life(ledger).deleted, "I1", lambda: f"{ledger} is gone"
+                        )
+                        return
+                    else:
+                        break
+        except TimeoutError:
+            raise self.oracle.broken("I18", f"ledger {ledger} after the healing: {why}") from None
+        self.oracle.on_closed_read(*closed)
+
+    async def _close_and_read(
+        self, judge: ClientNode, ledger: LedgerId
+    ) -> tuple[LedgerMetadata, list[bytes]]:
+        assert judge.ledgers is not None
+        closed = await judge.ledgers.recover(ledger)
+        assert closed.last_entry is not None
+        reader, found = judge.ledgers.reader(closed), list[bytes]()
+        while len(found) <= closed.last_entry:
+            entries = await reader.read(len(found), closed.last_entry, bytes_max=1 << 16)
+            found += [bytes(entry.payload) for entry in entries]
+        return closed, found
+
+    # -- what repair has to reach ----------------------------------------------------------------
+
+    async def wait_repaired(self) -> None:
+        """I16: with all bookies back, every closed ledger has all its copies again, on bookies as
+        they are now, and no mark is left."""
+        why = "nothing was looked at"
+
+        def done() -> bool:
+            nonlocal why
+            why = self._unrepaired()
+            return not why
+
+        try:
+            async with asyncio.timeout(REPAIR_S):
+                await until(done, every_s=1.0)
+        except TimeoutError:
+            raise self.oracle.broken("I16", f"after {REPAIR_S:g} s: {why}") from None
+
+    def _unrepaired(self) -> str:
+        """What is missing still; "": nothing."""
+        for ledger, life in self.oracle.lives.items():
+            if life.deleted or not life.versions:
+                continue
+            closed = life.versions[-1]
+            if closed.state is not LedgerState.CLOSED:
+                return f"ledger {ledger} is {closed.state.name}"
+            for part in closed.segments:
+                for member in part.members:
+                    if self.bookies[member.bookie].member != member:
+                        return f"ledger {ledger} names {member}, which is no more"
+            missing = self._missing_copy(closed)
+            if missing:
+                return missing
+        marks = self._marks()
+        return f"marks are left: {marks}" if marks else ""
+
+    def _missing_copy(self, closed: LedgerMetadata) -> str:
+        quorum = Quorum(closed.ensemble_size, closed.write_quorum, closed.ack_quorum)
+        assert closed.last_entry is not None
+        for entry in range(closed.last_entry + 1):
+            members = closed.segment_of(EntryId(entry)).members
+            for seat in quorum.write_order(entry):
+                disk = self.bookies[members[seat].bookie].disk
+                if not disk.durable(closed.ledger, entry):
+                    return f"{closed.ledger}:{entry} is not on {disk.name}"
+        return ""
+
+    def _marks(self) -> list[str]:
+        nodes = self.meta.tree.nodes
+        found: list[str] = []
+        folders = [paths.UNDER_REPLICATED]
+        while folders:
+            folder = folders.pop()
+            for name in sorted(nodes.child_names(folder)):
+                path = f"{folder}/{name}"
+                (folders if nodes.has_children(path) else found).append(path)
+        return [path for path in found if path.count("/") == LEVELS]
+
+
+def _first_violation(error: BaseException) -> Violation | None:
+    if isinstance(error, Violation):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(_first_violation, error.exceptions)), None)
+    return None
+
+
+def _drawn(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(_drawn, error.exceptions))
+    return f"{type(error).__name__}: {error}"

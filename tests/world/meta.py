@@ -1,0 +1,170 @@
+"""The metadata store: one tree, a session for each process, and what ZooKeeper does to people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
+from magnetar.metadata.store import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from world.loop import SimLoop
+    from world.net import Host
+    from world.trace import Trace
+
+
+class WatchedTree(MemoryTree):
+    """Tells an oracle of each change, the moment it is committed."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_change = on_change
+
+    def publish(self) -> None:
+        for path in sorted(self.tree.touched):
+            self._on_change(path)
+        super().publish()
+
+
+class Troubles:
+    """Probabilities per request."""
+
+    delay_s = 0.0008
+    not_sent = 0.0
+    request_lost = 0.0
+    reply_lost = 0.0
+
+
+class Ensemble:
+    """What the processes of a world have for a metadata store."""
+
+    def __init__(
+        self, loop: SimLoop, random: Random, trace: Trace, on_change: Callable[[str], None]
+    ) -> None:
+        self.tree = WatchedTree(on_change)
+        self.troubles = Troubles()
+        self.session_timeout_s = 4.0
+        self._loop = loop
+        self._random = random
+        self._trace = trace
+        self._cut: set[str] = set()  # hosts that cannot reach it
+
+    def open_store(self, host: Host) -> MemoryStore:
+        """A session of the process. One that starts behind a cut begins suspended."""
+
+        def faults(operation: str, path: str) -> Fault | None:
+            return self._fault(host, operation, path)
+
+        store = MemoryStore(self.tree, delay_s=self._delay_s, faults=faults)
+        if host.name in self._cut:
+            store.suspend()
+        return store
+
+    def cut(self, host: Host, store: MemoryStore) -> None:
+        """The process loses its connection; the session ends if that lasts for too long."""
+        if host.name in self._cut:
+            return
+        self._cut.add(host.name)
+        self._trace.fault(host.name, "cut from metadata")
+        if store.session_state is SessionState.CONNECTED:
+            store.suspend()
+        self._loop.later(self.session_timeout_s, self._maybe_end, host, store)
+
+    def heal(self, host: Host, store: MemoryStore | None) -> None:
+        if host.name not in self._cut:
+            return
+        self._cut.discard(host.name)
+        self._trace.note(host.name, "metadata in reach")
+        if store is not None and host.alive:
+            self.reconnect(store)
+
+    def expire(self, host: Host, store: MemoryStore) -> None:
+        """The session ends at once, and the process hears of it at once; then it gets another."""
+        if store.session_state is SessionState.CONNECTED:
+            self._trace.fault(host.name, "session expired")
+            store.expire()
+            self._loop.later(self._random.uniform(0.01, 1.0), self._maybe_reconnect, host, store)
+
+    def fall_behind(self, host: Host, store: MemoryStore, for_s: float) -> None:
+        """Reads of the process are stale for a while."""
+        if store.session_state is SessionState.CONNECTED:
+            self._trace.fault(host.name, "stale follower", round(for_s, 3))
+            store.fall_behind()
+            self._loop.later(for_s, self._maybe_catch_up, store)
+
+    def abandon(self, store: MemoryStore) -> None:
+        """The process was killed: what it had sent may or may not arrive; its session ends when
+        nothing was heard of it for long enough."""
+        if store.session_state is SessionState.CONNECTED and self._random.random() < 0.5:
+            store.suspend()
+
+        def end() -> None:
+            if store.session_state is SessionState.CONNECTED:
+                store.suspend()
+            self.tree.end_session(store.session_id)
+            if store in self.tree.stores:
+                self.tree.stores.remove(store)
+
+        self._loop.later(self._random.uniform(0.0, self.session_timeout_s), end)
+
+    def freeze(self, host: Host, store: MemoryStore) -> None:
+        """The process is stopped: nothing is heard of it, and so its session may end."""
+        session = store.session_id
+
+        def end() -> None:
+            if host.paused and store.session_id == session:
+                self.tree.end_session(session)
+
+        self._loop.later(self.session_timeout_s, end)
+
+    def thaw(self, host: Host, store: MemoryStore) -> None:
+        """The process goes on: it learns whether its session has survived."""
+        if store.session_id not in self.tree.sessions:
+            self._trace.fault(host.name, "session expired while paused")
+            if store.session_state is SessionState.CONNECTED:
+                store.suspend()
+            if host.name not in self._cut:
+                self.reconnect(store)
+
+    def recover(self, store: MemoryStore) -> None:
+        """No lag, and a connection."""
+        self.reconnect(store)
+        self._maybe_catch_up(store)
+
+    @staticmethod
+    def reconnect(store: MemoryStore) -> None:
+        if store.session_state in (SessionState.SUSPENDED, SessionState.LOST):
+            store.reconnect()
+
+    def _delay_s(self) -> float:
+        return self._random.expovariate(1 / self.troubles.delay_s)
+
+    def _fault(self, host: Host, operation: str, path: str) -> Fault | None:
+        if not host.alive:
+            return Fault.NOT_SENT
+        troubles = self.troubles
+        total = troubles.not_sent + troubles.request_lost + troubles.reply_lost
+        if not total or self._random.random() >= total:
+            return None
+        choices = (Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST)
+        weights = (troubles.not_sent, troubles.request_lost, troubles.reply_lost)
+        fault = self._random.choices(choices, weights)[0]
+        self._trace.fault(host.name, f"metadata: {fault.value}", operation, path)
+        return fault
+
+    def _maybe_end(self, host: Host, store: MemoryStore) -> None:
+        if host.name in self._cut and store.session_state is SessionState.SUSPENDED:
+            self._trace.note(host.name, "session ends")
+            self.tree.end_session(store.session_id)
+
+    def _maybe_reconnect(self, host: Host, store: MemoryStore) -> None:
+        if host.alive and host.name not in self._cut:
+            self.reconnect(store)
+
+    @staticmethod
+    def _maybe_catch_up(store: MemoryStore) -> None:
+        if store.session_state is SessionState.CONNECTED:
+            store.catch_up()

@@ -1,0 +1,116 @@
+"""Play scenarios with seeds: `python -m world.run --first N --seeds M [--scenario T12] [--story]`.
+
+A seed that fails is printed with the one command that plays it again, and its story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from world.scenario import Outcome, Scenario, play
+from world.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+STORY_LINES = 150
+MAIN = "cluster"
+
+
+def scenario_of(seed: int) -> Scenario:
+    """What a seed plays when nothing is named: every fourth the whole cluster, else all in turn."""
+    others = [name for name in SCENARIOS if name != MAIN]
+    if seed % 4 == 0 or not others:
+        return SCENARIOS[MAIN]
+    return SCENARIOS[others[(seed - seed // 4 - 1) % len(others)]]
+
+
+def run_seeds(
+    scenario: str,
+    seeds: Iterable[int],
+    *,
+    mutate: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> tuple[str, int] | None:
+    """Play until something is found: (name of the oracle, seed). None: nothing was.
+
+    `mutate` is entered around each play: a planted bug, put into the real code and taken out again.
+    """
+    for seed in seeds:
+        with mutate():
+            outcome = play(SCENARIOS[scenario], seed)
+        if outcome.violation is not None:
+            return outcome.violation.oracle, seed
+    return None
+
+
+def outcomes(first: int, seeds: int, scenario: str = "") -> Iterator[Outcome]:
+    for seed in range(first, first + seeds):
+        yield play(SCENARIOS[scenario] if scenario else scenario_of(seed), seed)
+
+
+def command(outcome: Outcome) -> str:
+    return (
+        f"PYTHONPATH=tests .venv/bin/python -m world.run --scenario {outcome.scenario}"
+        f" --first {outcome.seed} --seeds 1 --story"
+    )
+
+
+def report(outcome: Outcome) -> str:
+    """A failure, for people: what, how to see it again, and what had happened."""
+    again = play(SCENARIOS[outcome.scenario], outcome.seed, tell=True)
+    title = SCENARIOS[outcome.scenario].title
+    lines = [
+        f"seed {outcome.seed} of {outcome.scenario} ({title}), {outcome.quorum}:",
+        f"  {outcome.violation}",
+        f"  again: {command(outcome)}",
+    ]
+    if again.digest != outcome.digest:
+        lines.append(f"  NOT REPEATABLE: {again.digest} instead of {outcome.digest}")
+    return "\n".join([*lines, *again.story[-STORY_LINES:]])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="world.run", description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--scenario", default="", choices=["", *SCENARIOS])
+    parser.add_argument("--story", action="store_true", help="print what happened, for each seed")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
+    options = parser.parse_args(arguments)
+    begun_s = time.process_time()
+    bitten: Counter[str] = Counter()
+    played: Counter[str] = Counter()
+    failed: list[Outcome] = []
+    confirmed = reads = 0
+    for outcome in outcomes(options.first, options.seeds, options.scenario):
+        played[outcome.scenario] += 1
+        bitten.update(outcome.bitten)
+        confirmed += outcome.confirmed
+        reads += outcome.reads
+        if options.story:
+            again = play(SCENARIOS[outcome.scenario], outcome.seed, tell=True)
+            print("\n".join(again.story))
+            print(f"{outcome.scenario} {outcome.seed} {outcome.quorum} {outcome.digest}")
+        if outcome.violation is not None:
+            failed.append(outcome)
+            print(report(outcome) if not options.story else outcome.violation, flush=True)
+            if not options.keep_going:
+                break
+    spent_s = time.process_time() - begun_s
+    print(f"{played.total()} seeds from {options.first} in {spent_s:.1f} s of CPU;", end=" ")
+    print(f"{confirmed} entries confirmed, {reads} read, {bitten.total()} faults had an effect")
+    for what, count in sorted(bitten.items()):
+        print(f"  {count:7} {what}")
+    for outcome in failed:
+        print(f"FAILED {outcome.violation}\n  {command(outcome)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

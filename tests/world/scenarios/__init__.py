@@ -1,0 +1,15 @@
+"""All scenarios: importing a module enters its scenarios into the list."""
+
+from world.scenario import SCENARIOS
+from world.scenarios import changing, cluster, disks, fencing, recovering, repairing, sessions
+
+__all__ = [
+    "SCENARIOS",
+    "changing",
+    "cluster",
+    "disks",
+    "fencing",
+    "recovering",
+    "repairing",
+    "sessions",
+]

@@ -1,0 +1,163 @@
+"""Disks that fail, lie, fill up or are replaced: T8 to T11, T21 to T23, T36 to T39."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from world.contender import Onlooker
+from world.disk import Damage
+from world.scenario import scenario
+from world.stage import Stage
+
+if TYPE_CHECKING:
+    from world.cluster import World
+    from world.nodes import BookieNode
+
+TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
+
+
+@scenario("T8", "a bookie loses everything and comes back empty at the same address", TWO_ACKS)
+async def wiped(world: World) -> None:
+    await _lose_copies(world, "wipe")
+
+
+@scenario("T9", "a disk is rolled back to an older image of the same incarnation", TWO_ACKS)
+async def rolled_back(world: World) -> None:
+    await _lose_copies(world, "roll back")
+
+
+@scenario("T10", "the log is damaged in its midst, or its end is lost: limbo, never 'no'", TWO_ACKS)
+async def damaged_log(world: World) -> None:
+    await _lose_copies(world, world.random.choice(("break", "lose the end")))
+
+
+async def _lose_copies(world: World, how: str) -> None:
+    """One bookie of the ensemble loses copies while its ledger is written, taken over, or after."""
+    stage = await Stage.set(world, clients=3)
+    await stage.write(world.random.randint(0, 2))
+    victim = world.random.choice(stage.seated())
+    if how == "roll back":
+        victim.disk.take_image()
+        victim.crash()
+        await victim.restart()
+        await stage.until(lambda: victim.registered)
+    stage.append(world.random.randint(1, 6))
+    await stage.lull(0.02)
+    zombie = world.random.random() < 0.5
+    if zombie:
+        stage.writer_client.pause()
+    if world.random.random() < 0.5:
+        await stage.try_recover()
+    world.destroyed[victim.name] = None
+    victim.crash(power=True)
+    _destroy(victim, how)
+    victim.may_format_anew = how == "wipe"
+    await victim.restart()
+    await stage.until(lambda: victim.registered)
+    if zombie:
+        stage.writer_client.resume()
+    stage.append(3)
+    await stage.lull(0.1)
+    await stage.recover(client=2)
+    await stage.end()
+
+
+def _destroy(victim: BookieNode, how: str) -> None:
+    disk = victim.disk
+    if how == "wipe":
+        disk.wipe()
+    elif how == "roll back":
+        disk.restore_image()
+    elif how == "break":
+        disk.opens = False
+    else:
+        disk.lose_tail(victim.random.randint(1, 10))
+
+
+@scenario(
+    "T11", "blocks of a store cannot be read: another replica is, nothing is cut off", TWO_ACKS
+)
+async def unreadable_blocks(world: World) -> None:
+    await _damaged_copies(world, Damage.UNREADABLE)
+
+
+@scenario("T36", "one replica's bytes are wrong: another one is read", TWO_ACKS)
+async def wrong_bytes(world: World) -> None:
+    await _damaged_copies(world, Damage.FLIPPED)
+
+
+async def _damaged_copies(world: World, kind: Damage) -> None:
+    stage = await Stage.set(world, clients=3)
+    await stage.write(world.random.randint(2, 8))
+    stage.append(2)
+    await stage.lull(0.003)
+    victim = world.random.choice(stage.seated())
+    world.destroyed[victim.name] = None
+    for entry in range(10):
+        if world.random.random() < 0.5:
+            victim.disk.health.damaged[stage.ledger, entry] = kind
+    Onlooker(stage.clients[1], pause_s=0.05).begin()
+    await stage.lull(0.3)
+    await stage.recover(client=2)
+    await stage.lull(0.3)
+    await stage.end()
+
+
+@scenario("T21", "a full disk: fences and write-backs while they can be, no acks that are not so")
+async def full_disk(world: World) -> None:
+    stage = await Stage.set(world)
+    await stage.write(world.random.randint(0, 3))
+    stage.meanwhile(stage.keep_appending(0.02))
+    victim = world.random.choice(stage.seated())
+    victim.disk.health.full = True
+    await stage.lull(0.5)
+    await stage.try_recover()
+    victim.disk.health.full = False
+    await victim.restart()
+    await stage.recover()
+    await stage.end()
+
+
+@scenario("T22", "a sync fails: nothing of its group is acked, the process ends and starts again")
+async def failing_sync(world: World) -> None:
+    await _failing(world, "sync_fails")
+
+
+@scenario("T23", "the disk is full in the midst of a write")
+async def failing_write(world: World) -> None:
+    await _failing(world, "write_fails")
+
+
+async def _failing(world: World, what: str) -> None:
+    stage = await Stage.set(world)
+    for bookie in world.bookies.values():
+        bookie.disk.health.sync_s = 0.003
+    await stage.write(world.random.randint(0, 3))
+    stage.meanwhile(stage.keep_appending(0.003))
+    await stage.lull(0.03)
+    for victim in stage.some(stage.seated(), world.random.randint(1, 2)):
+        setattr(victim.disk.health, what, True)
+        await stage.until(lambda who=victim: not who.alive or _failed(stage))
+        setattr(victim.disk.health, what, False)
+        await victim.restart()
+    if world.random.random() < 0.5:
+        await stage.recover()
+    await stage.lull(0.1)
+    await stage.end()
+
+
+def _failed(stage: Stage) -> bool:
+    return stage.writer.appender.failure is not None
+
+
+@scenario("T38", "calls are delivered twice, adds again: nothing changes, no ack before its time")
+async def twice(world: World) -> None:
+    stage = await Stage.set(world)
+    weather = world.network.weather
+    weather.duplicate, weather.reset, weather.spike = 0.5, 0.05, 0.1
+    await stage.write()
+    await stage.keep_appending(0.02, entries=20)
+    if world.random.random() < 0.5:
+        await stage.recover()
+    await stage.lull(0.2)
+    await stage.end()

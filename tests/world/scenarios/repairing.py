@@ -1,0 +1,253 @@
+"""Deletion, collection and repair beside everything else: T24 to T31, T53."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from world.contender import Contender
+from world.scenario import scenario
+from world.stage import Stage
+
+from magnetar.metadata import paths
+from magnetar.metadata.errors import MetadataError
+
+if TYPE_CHECKING:
+    from world.cluster import World
+    from world.nodes import BookieNode
+
+    from magnetar.metadata.model import Member
+
+TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
+
+
+@scenario("T24", "a ledger is deleted while its writer lives: adds fail, nothing comes back")
+async def deleted_while_written(world: World) -> None:
+    stage = await Stage.set(world)
+    await stage.write(world.random.randint(0, 3))
+    stage.meanwhile(stage.keep_appending(0.05, entries=400))
+    await stage.lull(0.2)
+    await stage.ledgers(1).delete(stage.ledger)
+    await asyncio.sleep(10.0)  # several rounds of collection
+    if world.random.random() < 0.5:
+        victim = world.random.choice(list(world.bookies.values()))
+        victim.crash(power=True)
+        await victim.restart()
+        await stage.until(lambda: victim.registered)
+    stage.append(2)
+    await asyncio.sleep(10.0)
+    world.oracle.hold(_failed(stage), "T24", lambda: "adds to a deleted ledger go on and on")
+    for bookie in world.bookies.values():
+        image = bookie.disk.image
+        assert image is not None
+        world.oracle.hold(
+            image.ledger_record(stage.ledger) is None,
+            "T24",
+            partial("{} has the deleted ledger again".format, bookie.name),
+        )
+    await stage.end()
+
+
+def _failed(stage: Stage) -> bool:
+    return stage.writer.appender.failure is not None
+
+
+@scenario("T25", "bookies collect while the metadata fails, lags and loses replies")
+async def collected_in_a_storm(world: World) -> None:
+    stage = await Stage.set(world, clients=3)
+    for client in stage.clients:
+        Contender(client, pause_s=0.2).begin()
+    troubles = world.meta.troubles
+    for _ in range(10):
+        troubles.reply_lost = world.random.choice((0.0, 0.2))
+        troubles.not_sent = world.random.choice((0.0, 0.2))
+        bookie = world.random.choice(list(world.bookies.values()))
+        if bookie.alive and bookie.store is not None:
+            if world.random.random() < 0.5:
+                world.meta.fall_behind(bookie.host, bookie.store, 4.0)
+            else:
+                world.meta.expire(bookie.host, bookie.store)
+        await stage.lull(1.0)
+    await stage.end()
+
+
+async def _closed_and_hurt(world: World, *, clients: int = 2) -> tuple[Stage, BookieNode]:
+    """A closed ledger one of whose bookies is gone; somebody begins to repair it."""
+    stage = await Stage.set(world, spares=2, clients=clients)
+    writer = await stage.write(world.random.randint(2, 12))
+    await writer.close()
+    victim = world.random.choice(stage.seated())
+    victim.crash(power=True)
+    return stage, victim
+
+
+def _names(stage: Stage, member: Member) -> bool:
+    return any(member in part.members for part in stage.stored.segments)
+
+
+@scenario(
+    "T26", "several repair the same, one of them stopped in the midst, its session gone", TWO_ACKS
+)
+async def stale_lock(world: World) -> None:
+    stage, victim = await _closed_and_hurt(world)
+    lost = victim.member
+    repairers = [world.add_repairer() for _ in range(2)]
+    for _ in range(world.random.randint(1, 3)):
+        await stage.lull(1.5)
+        frozen = world.random.choice(repairers)
+        frozen.pause()
+        await stage.lull(6.0)
+        frozen.resume()
+    if world.random.random() < 0.5:
+        await victim.restart()
+    else:
+        await stage.until(lambda: not _names(stage, lost))
+    await _end_repaired(stage)
+
+
+@scenario("T27", "the target of a copy loses power before, while or after it has all", TWO_ACKS)
+async def target_fails(world: World) -> None:
+    stage, _ = await _closed_and_hurt(world)
+    spares = stage.spares()
+    for bookie in world.bookies.values():
+        bookie.disk.health.sync_s = 0.02
+    world.add_repairer()
+    for _ in range(4):
+        await stage.until(
+            lambda: any(each.alive and _unsynced(each) for each in spares) or _repaired(stage)
+        )
+        for bookie in spares:
+            if bookie.alive and _unsynced(bookie):
+                bookie.crash(power=True)
+                stage.restart_later(bookie, 1.0)
+        if _repaired(stage):
+            break
+    await _end_repaired(stage)
+
+
+def _unsynced(bookie: BookieNode) -> bool:
+    return bookie.disk.image is not None and bookie.disk.image.unsynced > 0
+
+
+def _repaired(stage: Stage) -> bool:
+    return all(bookie.alive for bookie in stage.seated())
+
+
+@scenario("T28", "what cannot be read anywhere is not replaced", TWO_ACKS)
+async def unreadable_source(world: World) -> None:
+    stage, victim = await _closed_and_hurt(world)
+    for bookie in stage.seated():
+        bookie.disk.health.read_errors = 1.0
+    lost = victim.member
+    world.add_repairer()
+    await asyncio.sleep(15.0)
+    world.oracle.hold(
+        _names(stage, lost), "T28", lambda: f"{lost.bookie} was replaced though nobody can read"
+    )
+    for bookie in world.bookies.values():
+        bookie.disk.health.read_errors = 0.0
+    await _end_repaired(stage)
+
+
+@scenario("T29", "a short absence moves nothing; nor does one of many at once", TWO_ACKS)
+async def short_absence(world: World) -> None:
+    stage, victim = await _closed_and_hurt(world)
+    versions = len(world.oracle.life(stage.ledger).versions)
+    if world.random.random() < 0.5:
+        world.add_repairer()
+        await asyncio.sleep(1.0)
+    else:
+        for bookie in stage.some([b for b in world.bookies.values() if b.alive], 2):
+            bookie.crash()
+        await asyncio.sleep(5.0)  # all of their sessions have ended
+        world.add_repairer()
+        await asyncio.sleep(12.0)
+    world.oracle.hold(
+        len(world.oracle.life(stage.ledger).versions) == versions,
+        "T29",
+        lambda: "copies were moved away from a bookie that was to be awaited",
+    )
+    for bookie in world.bookies.values():
+        await bookie.restart()
+    await stage.until(lambda: victim.registered)
+    await _end_repaired(stage)
+
+
+@scenario(
+    "T30", "an open ledger with a dead member: its writer lives, or idles, or is dead", TWO_ACKS
+)
+async def open_ledger(world: World) -> None:
+    stage = await Stage.set(world, spares=2)
+    await stage.write(world.random.randint(0, 4))
+    victim = world.random.choice(stage.seated())
+    victim.crash(power=True)
+    world.add_repairer()
+    kind = world.random.choice(("writes", "idles", "is dead"))
+    if kind == "writes":
+        stage.meanwhile(stage.keep_appending(0.1, entries=100))
+    elif kind == "is dead":
+        stage.writer_client.crash()
+    await asyncio.sleep(20.0)
+    if kind == "writes":
+        world.oracle.hold(
+            not _failed(stage), "T30", lambda: f"a live writer was stopped: {stage.writer}"
+        )
+    await stage.recover()
+    await _end_repaired(stage)
+
+
+@scenario(
+    "T31", "a mark is added to while its ledger is being repaired: what was added stays", TWO_ACKS
+)
+async def marked_again(world: World) -> None:
+    stage, _ = await _closed_and_hurt(world)
+    for bookie in world.bookies.values():
+        bookie.disk.health.sync_s = 0.1
+    world.add_repairer()
+    await stage.until(lambda: world.meta.tree.tree.get(paths.under_replicated(stage.ledger)))
+    await stage.lull(0.2)
+    other = world.random.choice([each for each in stage.seated() if each.alive])
+    if world.may_destroy(other):
+        world.destroyed[other.name] = None
+        other.crash(power=True)
+        other.disk.opens = False
+        await other.restart()
+    await stage.lull(3.0)
+    await _end_repaired(stage)
+
+
+@scenario(
+    "T53", "sealed segments are repaired while the last one is recovered: both stay", TWO_ACKS
+)
+async def repaired_while_recovered(world: World) -> None:
+    stage = await Stage.set(world, spares=3, clients=3)
+    await stage.write(world.random.randint(1, 4))
+    first = world.random.choice(stage.seated())
+    first.crash(power=True)  # a second segment begins without it
+    stage.meanwhile(stage.keep_appending(0.2, entries=30))
+    await stage.until(lambda: len(stage.stored.segments) > 1 or _failed(stage))
+    stage.append(2)
+    await stage.lull(0.01)
+    stage.writer_client.crash()
+    world.add_repairer()
+    await stage.lull(1.5)
+    for client in (1, 2):
+        stage.meanwhile(_try(stage, client))
+        await stage.lull(0.5)
+    await stage.recover()
+    await _end_repaired(stage)
+
+
+async def _try(stage: Stage, client: int) -> None:
+    try:
+        await stage.try_recover(client)
+    except MetadataError:
+        return
+
+
+async def _end_repaired(stage: Stage) -> None:
+    world = stage.world
+    await stage.end(keep=tuple(name for name in world.clients if name.startswith("r")))
+    await world.wait_repaired()
+    await world.judge()

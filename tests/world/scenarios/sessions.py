@@ -1,0 +1,101 @@
+"""Sessions, clocks, ids and readers with old metadata: T40, T41, T45, T48."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from world.contender import Contender, Onlooker
+from world.scenario import scenario
+from world.stage import Stage
+
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.ids import LedgerIds
+from magnetar.metadata.model import LedgerId, Member
+
+if TYPE_CHECKING:
+    from world.cluster import World
+
+
+@scenario("T40", "sessions expire, of bookies and of clients; old registrations linger")
+async def sessions_expire(world: World) -> None:
+    stage = await Stage.set(world)
+    await stage.write(2)
+    stage.meanwhile(stage.keep_appending(0.05, entries=100))
+    for _ in range(world.random.randint(2, 6)):
+        process = world.random.choice([*world.bookies.values(), stage.writer_client])
+        if process.alive and process.store is not None:
+            if world.random.random() < 0.4 and process is not stage.writer_client:
+                process.crash()
+                await process.restart()  # before its last session has ended
+            else:
+                world.meta.expire(process.host, process.store)
+        await stage.lull(0.5)
+    await stage.until(lambda: all(bookie.registered for bookie in world.bookies.values()))
+    await stage.recover()
+    await stage.end()
+
+
+@scenario("T41", "clocks jump by an hour, either way: nothing depends on them")
+async def clocks_jump(world: World) -> None:
+    stage = await Stage.set(world, clients=2)
+    for client in stage.clients:
+        Contender(client, pause_s=0.3).begin()
+    for _ in range(6):
+        process = world.random.choice(world.processes)
+        process.clock.skew_ms = world.random.choice((-3_600_000, 0, 3_600_000))
+        world.trace.fault(process.name, "clock jumps", process.clock.skew_ms)
+        await stage.lull(0.5)
+    await stage.end()
+
+
+@scenario("T45", "a reader opened its ledger before repair moved it; then both old bookies die")
+async def stale_reader(world: World) -> None:
+    stage = await Stage.set(world, spares=world.quorum.ensemble_size)
+    writer = await stage.write(world.random.randint(1, 6))
+    await writer.close()
+    metadata = stage.stored
+    reader = stage.ledgers(1).reader(metadata)
+    victims = stage.some(stage.seated(), max(1, world.quorum.ack_quorum - 1))
+    repairer = world.add_repairer()
+    if world.quorum.ack_quorum > 1:
+        for victim in victims:
+            victim.crash()
+            await stage.until(lambda who=victim: _is_free_of(stage, who.member))
+    last = metadata.last_entry
+    assert last is not None
+    entries = await reader.read(0, last, bytes_max=1 << 20)
+    for entry in entries:
+        world.oracle.on_read(stage.ledger, entry.entry, bytes(entry.payload))
+    repairer.crash()
+    await stage.end()
+
+
+def _is_free_of(stage: Stage, member: Member) -> bool:
+    return all(member not in part.members for part in stage.stored.segments)
+
+
+@scenario("T48", "ids of ledgers are never handed out twice, whatever becomes of replies")
+async def ids(world: World) -> None:
+    stage = await Stage.set(world, spares=0, clients=3)
+    troubles = world.meta.troubles
+    troubles.reply_lost, troubles.request_lost, troubles.not_sent = 0.3, 0.1, 0.1
+    handed: list[LedgerId] = []
+
+    async def take(client: int) -> None:
+        store = stage.clients[client].store
+        assert store is not None
+        for _ in range(4):
+            ids_of_process = LedgerIds(store)  # as after a restart
+            try:
+                for _ in range(3):
+                    deadline = world.loop.time() + 5.0
+                    handed.append(await ids_of_process.next(LedgerId(-1), deadline=deadline))
+            except MetadataError as error:
+                world.trace.tell(stage.clients[client].name, "no id:", error)
+
+    for client in range(3):
+        stage.meanwhile(take(client))
+    await stage.lull(3.0)
+    world.oracle.hold(len(set(handed)) == len(handed), "T48", lambda: f"twice in {handed}")
+    Onlooker(stage.clients[0]).begin()
+    await stage.end()

@@ -1,0 +1,329 @@
+"""Lost copies come back on real processes, while a client produces and consumes undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import run, skip_without_zookeeper
+
+import magnetar
+import magnetar.asyncio
+from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.errors import LedgerNotFound
+from magnetar.bookie.repair.survey import survey_bookies, survey_ledger
+from magnetar.local_cluster import LocalCluster
+from magnetar.local_process import ProcessFailed
+from magnetar.metadata import paths
+from magnetar.metadata.ledger_tree import ledger_ids
+from magnetar.metadata.model import LedgerState, Member
+from magnetar.metadata.zookeeper import ZooKeeperStore
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.cluster
+
+EARLIEST = magnetar.InitialPosition.Earliest
+SESSION_S = 10.0  # after which a dead bookie is no longer listed
+
+
+@pytest.fixture(autouse=True)
+def _java() -> None:
+    skip_without_zookeeper()
+
+
+def command(cluster: LocalCluster, *words: str) -> tuple[list[str], dict[str, str]]:
+    url = cluster.metadata_url
+    return [sys.executable, "-m", "magnetar.cli.main", *words], {
+        **os.environ,
+        "MAGNETAR_METADATA_URL": url,
+        "MAGNETAR_AUTORECOVERY_METADATA_URL": url,
+    }
+
+
+@asynccontextmanager
+async def process(cluster: LocalCluster, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A command, killed at the end if it still runs."""
+    arguments, environment = command(cluster, *words)
+    log = (cluster.directory / f"{words[0]}.out").open("ab")
+    running = await asyncio.create_subprocess_exec(
+        *arguments, env=environment, stdout=asyncio.subprocess.PIPE, stderr=log
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.communicate()
+        log.close()
+
+
+def repairing(cluster: LocalCluster) -> Any:
+    """What repairs, more impatiently than usual."""
+    patience = {"lost-bookie-delay-s": 1, "open-grace-s": 5, "audit-period-s": 3}
+    flags = [f"--{name}={value}" for name, value in patience.items()]
+    return process(cluster, "autorecovery", "--http-port=0", *flags)
+
+
+async def ask(cluster: LocalCluster, *words: str) -> Any:
+    async with process(cluster, "bookies", *words, "--json") as asked:
+        said, _ = await asked.communicate()
+        assert asked.returncode == 0, (cluster.directory / "bookies.out").read_text()
+    return json.loads(said)
+
+
+@asynccontextmanager
+async def metadata(cluster: LocalCluster) -> AsyncIterator[ZooKeeperStore]:
+    store = await ZooKeeperStore.connect(cluster.zookeeper)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def wait_left(store: ZooKeeperStore, member: Member) -> None:
+    """Until no ledger names it."""
+    async with asyncio.timeout(60):
+        while True:
+            rows = await survey_bookies(store, GrpcBookiePeer)
+            if not any(row.ledgers for row in rows if row.member == member):
+                return
+            await asyncio.sleep(0.3)
+
+
+async def member_of(store: ZooKeeperStore, bookie: str) -> Member:
+    rows = await survey_bookies(store, GrpcBookiePeer)
+    [member] = [row.member for row in rows if row.member.bookie == bookie]
+    return member
+
+
+async def wait_whole(store: ZooKeeperStore) -> int:
+    """Until every closed ledger has three copies of each entry. Returns how many ledgers."""
+    closed: set[int] = set()
+    missing: list[object] = []
+    try:
+        async with asyncio.timeout(60):
+            while missing or not closed:
+                missing = []
+                async for ledger in ledger_ids(store, paths.LEDGERS):
+                    try:
+                        view = await survey_ledger(store, GrpcBookiePeer, SystemClock(), ledger)
+                    except LedgerNotFound:
+                        continue  # its topic needs it no more
+                    if view.metadata.state is LedgerState.CLOSED:
+                        closed.add(ledger)
+                        if view.metadata.write_quorum < 3:
+                            missing.append((ledger, "narrow"))
+                        missing += [
+                            (ledger, row)
+                            for row in view.copies
+                            if row.expected is None or (row.held or 0) < row.expected
+                        ]
+    except TimeoutError:
+        raise AssertionError(missing) from None
+    return len(closed)
+
+
+class Traffic:
+    """Sends numbered messages and receives them, until it is stopped; whatever the client raises
+    is the test's failure."""
+
+    def __init__(self, client: magnetar.asyncio.Client, topic: str) -> None:
+        self.sent = 0
+        self.received: list[int] = []
+        self.slowest_s = 0.0
+        self._total: int | None = None  # None: not known yet
+        self._client = client
+        self._topic = topic
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        consumer = await self._client.subscribe(self._topic, "reader", initial_position=EARLIEST)
+        async with asyncio.TaskGroup() as group:
+            receiving = group.create_task(self._receive(consumer))
+            await self._send()
+            await receiving
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def _send(self) -> None:
+        producer = await self._client.create_producer(self._topic)
+        loop = asyncio.get_running_loop()
+        while self._total is None:
+            if self._stop.is_set():
+                self._total = self.sent + 1
+            began = loop.time()
+            await producer.send(b"%d" % self.sent)
+            self.slowest_s = max(self.slowest_s, loop.time() - began)
+            self.sent += 1
+            await asyncio.sleep(0.01)
+
+    async def _receive(self, consumer: Any) -> None:
+        while self._total is None or len(self.received) < self._total:
+            message = await consumer.receive(timeout_millis=30_000)
+            self.received.append(int(message.data()))
+            await consumer.acknowledge(message)
+
+
+async def fill(client: magnetar.asyncio.Client, cluster: LocalCluster) -> None:
+    """Ledgers of several topics, closed by their broker's end, and open ones that lie idle."""
+    for round_number in range(2):
+        for topic in ("a", "b", "c"):
+            producer = await client.create_producer(topic)
+            for number in range(20):
+                await producer.send(b"%d %d" % (round_number, number) + bytes(1000))
+            await producer.close()
+        if round_number == 0:
+            await cluster.restart("broker", "broker-1")
+
+
+async def check_topics(client: magnetar.asyncio.Client) -> None:
+    for topic in ("a", "b", "c"):
+        reader = await client.create_reader(topic, magnetar.MessageId.earliest)
+        for round_number in range(2):
+            for number in range(20):
+                message = await reader.read_next(timeout_millis=20_000)
+                assert message.data().startswith(b"%d %d" % (round_number, number))
+        await reader.close()
+        producer = await client.create_producer(topic)
+        await producer.send(b"more")
+        await producer.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            LocalCluster(
+                tmp_path / "c", zookeepers=1, bookies=4, brokers=1, autorecoveries=0
+            ) as cluster,
+            metadata(cluster) as store,
+            magnetar.asyncio.Client(cluster.service_url) as client,
+            repairing(cluster),
+        ):
+            await fill(client, cluster)
+            dead = await member_of(store, "bookie-2")
+            traffic = Traffic(client, "live")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(traffic.run())
+                await cluster.kill("bookie", "bookie-2")
+                await wait_left(store, dead)
+                assert await wait_whole(store) >= 3
+                await check_topics(client)
+                await cluster.restart("bookie", "bookie-2")
+                await decommission(cluster, "bookie-3")
+                assert "bookie-3" not in [row["bookie"] for row in await ask(cluster, "list")]
+                assert await wait_whole(store) >= 3
+                traffic.stop()
+            assert traffic.received == list(range(traffic.sent))
+            assert traffic.sent > 100
+            assert traffic.slowest_s < 8, "a send waited for longer than a dead bookie explains"
+            await check_topics_again(client)
+            assert await ask(cluster, "under-replicated") == []
+            await check_tables(cluster)
+            view = await ask(cluster, "ledger", "0")
+            assert [row["held"] for row in view["copies"]] == [20, 20, 20]
+
+    run(main(), deadline_s=220)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("damaged", [False, True], ids=["wiped", "damaged"])
+def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
+    tmp_path: Path, damaged: bool
+) -> None:
+    """Three bookies, so nobody else could take its seats; ledgers that are made meanwhile have two
+    copies, and get their third. A wiped bookie is refused under its old identity; one whose log
+    lost its end goes on as a new incarnation by itself."""
+
+    async def main() -> None:
+        async with (
+            LocalCluster(
+                tmp_path / "c", zookeepers=1, bookies=3, brokers=1, autorecoveries=0
+            ) as cluster,
+            metadata(cluster) as store,
+            magnetar.asyncio.Client(cluster.service_url) as client,
+            repairing(cluster),
+        ):
+            await fill(client, cluster)
+            wiped = cluster.process("bookie", "bookie-2")
+            former = await member_of(store, "bookie-2")
+            traffic = Traffic(client, "live")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(traffic.run())
+                await cluster.kill("bookie", "bookie-2")
+                if damaged:
+                    log = max((wiped.directory / "data" / "store").glob("*.log"))
+                    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+                else:
+                    shutil.rmtree(wiped.directory / "data")
+                    with pytest.raises(ProcessFailed, match="new-incarnation"):
+                        await cluster.restart("bookie", "bookie-2")
+                    wiped.command = [*wiped.command, "--new-incarnation"]
+                await cluster.restart("broker", "broker-1")
+                await cluster.restart("bookie", "bookie-2")
+                await wait_left(store, former)
+                assert await wait_whole(store) >= 3
+                traffic.stop()
+            assert traffic.received == list(range(traffic.sent))
+            await check_topics(client)
+            rows = {row["bookie"]: row for row in await ask(cluster, "list")}
+            assert rows["bookie-2"]["incarnation"] != former.incarnation
+            assert rows["bookie-2"]["ledgers"] >= 3
+
+    run(main(), deadline_s=220)
+
+
+async def check_tables(cluster: LocalCluster) -> None:
+    """What people see, without a terminal."""
+    for words, expected in (
+        (
+            ("list",),
+            r"bookie-1 +[0-9a-f]{8} +writable +127\.0\.0\.1:\d+ +- +\d+% of \d+ GB +\d+ +\d+",
+        ),
+        (("under-replicated",), r"ledger +since +lost"),
+        (
+            ("ledger", "0"),
+            r"CLOSED, E/Qw/Qa 3/3/2(.|\n)*20 entries(.|\n)*0-19 +0 +bookie-\d.* 20 +20",
+        ),
+    ):
+        async with process(cluster, "bookies", *words) as asked:
+            said, _ = await asked.communicate()
+        assert asked.returncode == 0
+        assert re.search(expected, said.decode()), said.decode()
+
+
+async def decommission(cluster: LocalCluster, bookie: str) -> None:
+    """By the command, as an operator does it: stops the bookie when told to."""
+    async with process(cluster, "bookies", "decommission", bookie) as leaving:
+        assert leaving.stdout is not None
+        said = ""
+        async with asyncio.timeout(60):
+            while "Stop it now" not in said:
+                said = (await leaving.stdout.readline()).decode()
+                assert said, (cluster.directory / "bookies.out").read_text()
+        await cluster.process("bookie", bookie).stop()
+        async with asyncio.timeout(60):
+            rest, _ = await leaving.communicate()
+        assert leaving.returncode == 0
+        assert b"removed from the cluster" in rest
+
+
+async def check_topics_again(client: magnetar.asyncio.Client) -> None:
+    for topic in ("a", "b", "c"):
+        reader = await client.create_reader(topic, magnetar.MessageId.earliest)
+        for _ in range(40):
+            await reader.read_next(timeout_millis=20_000)
+        assert (await reader.read_next(timeout_millis=20_000)).data() == b"more"
+        await reader.close()

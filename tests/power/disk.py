@@ -1,0 +1,85 @@
+"""A disk whose power can be cut: ext4 on a loop device, ended by its own shutdown call.
+
+The call (flag 2: do not write the journal out) makes the file system forget what was not synced,
+exactly as a power cut would; until it is unmounted, every operation on it fails. Needs root.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_EXT4_IOC_SHUTDOWN: Final = 0x8004587D  # _IOR('X', 125, __u32)
+_NO_LOG_FLUSH: Final = 2
+_BUSY_S: Final = 20.0  # the kernel lets go of a killed process's files within milliseconds
+
+
+class DiskUnusable(Exception):
+    """This machine does not let us make one; says why."""
+
+    definite = True
+
+
+class LoopDisk:
+    """Mounted at `path`. `close` it."""
+
+    def __init__(self, directory: Path, *, size_mb: int) -> None:
+        """Raises DiskUnusable."""
+        self.path = directory / "disk"
+        self._image = directory / "disk.img"
+        self.path.mkdir(parents=True)
+        with open(self._image, "wb") as image:
+            image.truncate(size_mb << 20)
+        if os.geteuid() != 0:
+            raise DiskUnusable("only root can mount a loop device")
+        try:
+            self._run("mkfs.ext4", "-q", "-F", str(self._image))
+            self._mount()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise DiskUnusable(f"no loop device with ext4 here: {error}") from error
+        try:
+            self.cut()
+        except OSError as error:
+            self._run("umount", str(self.path))
+            raise DiskUnusable(f"the kernel cannot shut the file system down: {error}") from error
+        self.restore()
+
+    def cut(self) -> None:
+        """The power is gone."""
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(directory, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        finally:
+            os.close(directory)
+
+    def restore(self) -> None:
+        """The power is back; nobody may have a file of it open."""
+        end_s = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                self._run("umount", str(self.path))
+                break
+            except subprocess.CalledProcessError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.01)
+        self._mount()
+
+    def close(self) -> None:
+        self._run("umount", "-l", str(self.path))
+
+    def _mount(self) -> None:
+        # A long commit interval: what is not synced stays in memory until the power is cut.
+        options = "loop,commit=300,noatime"
+        self._run("mount", "-t", "ext4", "-o", options, str(self._image), str(self.path))
+
+    @staticmethod
+    def _run(*command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True)

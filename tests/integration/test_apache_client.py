@@ -1,5 +1,6 @@
-"""An unmodified Apache Pulsar client (`pip install pulsar-client`) against a standalone server and
-against two brokers, of which it is told one: what the other owns it reaches by redirects."""
+"""An unmodified Apache Pulsar client (`pip install pulsar-client`) against a standalone server,
+against two brokers of this process and against `magnetar local-cluster` with as many: it is told
+one of the two, and reaches by redirects what the other owns."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
-from fakes.services import Service, brokers_in_thread, standalone_process
+from fakes.services import Service, brokers_in_thread, local_cluster, standalone_process
+from support import skip_without_zookeeper
 
 import magnetar
 from magnetar.broker.ownership.bundle import bundle_of
@@ -33,16 +35,21 @@ EARLIEST = pulsar.InitialPosition.Earliest
 EXCLUSIVE, SHARED = pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared
 
 
-@pytest.fixture(scope="module", params=["standalone", "two brokers"])
+@pytest.fixture(
+    scope="module",
+    params=["standalone", "two brokers", pytest.param("cluster", marks=pytest.mark.cluster)],
+)
 def service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    kind = request.param
-    running = (
-        standalone_process(tmp_path_factory.mktemp("standalone"))
-        if kind == "standalone"
-        else brokers_in_thread(2)
-    )
+    match request.param:
+        case "standalone":
+            running = standalone_process(tmp_path_factory.mktemp("standalone"))
+        case "two brokers":
+            running = brokers_in_thread(2)
+        case _:
+            skip_without_zookeeper()
+            running = local_cluster(tmp_path_factory.mktemp("cluster"))
     with running as service:
         yield service
 
@@ -675,8 +682,8 @@ def test_a_topic_has_no_partitions(client: pulsar.Client, topic: str) -> None:
 def test_a_topic_of_the_other_broker_is_reached_by_a_redirect(
     service: Service, client: pulsar.Client
 ) -> None:
-    if not service.brokers:
-        return  # standalone is one broker
+    if service.brokers_count == 1:
+        return
     owners = set()
     for number in range(12):
         topic = unique("spread").replace("default", f"n{number}")
@@ -685,9 +692,9 @@ def test_a_topic_of_the_other_broker_is_reached_by_a_redirect(
         producer.send(b"0")
         consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
         assert values(take(consumer, 1)) == [0]
-        owning = [it for it in service.brokers if name in {one.name for one in it.broker.topics}]
+        owning = service.owners(name)
         assert len(owning) == 1, bundle_of(name)
-        owners.add(owning[0].registration.broker)
+        owners.update(owning)
         producer.close()
         consumer.close()
     assert len(owners) == 2

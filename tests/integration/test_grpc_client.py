@@ -83,6 +83,19 @@ def test_parts_of_a_batch_stay_acknowledged(client: magnetar.Client, topic: str)
     again.close()
 
 
+def test_messages_have_the_index_that_the_broker_gave(client: magnetar.Client, topic: str) -> None:
+    consumer = client.subscribe(topic, "s")
+    producer = client.create_producer(topic, batching_enabled=True)
+    producer.send(b"0")
+    for number in range(1, 4):
+        producer.send_async(b"%d" % number, None)
+    producer.flush()
+    received = [consumer.receive(10_000) for _ in range(4)]
+    assert [(message.data(), message.index()) for message in received] == [
+        (b"%d" % number, number) for number in range(4)
+    ]
+
+
 def test_cumulative_within_a_batch(client: magnetar.Client, topic: str) -> None:
     publish(client, topic, 10)
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)

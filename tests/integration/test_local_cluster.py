@@ -11,14 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import run
+from support import run, skip_without_zookeeper
 
 import magnetar
 import magnetar.asyncio
 from magnetar.claim import DirectoryRefused
 from magnetar.local_cluster import LocalCluster
 from magnetar.local_process import ProcessFailed
-from magnetar.zookeeper_server import JavaMissing, ZooKeeperJarsMissing, find_jars, find_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,11 +31,7 @@ READY_S = 90.0
 
 @pytest.fixture(autouse=True)
 def _java() -> None:
-    try:
-        find_java()
-        find_jars()
-    except (JavaMissing, ZooKeeperJarsMissing) as missing:
-        pytest.skip(str(missing))
+    skip_without_zookeeper()
 
 
 class Launcher:
@@ -112,7 +107,7 @@ def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> No
         time.sleep(0.02)
 
 
-ALL = ("zookeeper", "bookie", "broker")
+ALL = ("zookeeper", "bookie", "broker", "autorecovery")
 
 
 def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> None:
@@ -120,7 +115,7 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     ready = launcher.ready
     assert ready == launcher.description()
     roles = [each["role"] for each in ready["processes"]]
-    assert roles == ["zookeeper", *["bookie"] * 2, *["broker"] * 2]
+    assert roles == ["zookeeper", *["bookie"] * 2, *["broker"] * 2, "autorecovery"]
     assert [each["id"] for each in ready["processes"] if each["role"] == "bookie"] == [
         "bookie-1",
         "bookie-2",
@@ -131,6 +126,7 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     assert ready["admin_url"] == f"http://127.0.0.1:{brokers[0]['ports']['http']}"
     zookeeper = ready["processes"][0]
     assert ready["zookeeper"] == f"127.0.0.1:{zookeeper['ports']['client']}"
+    assert ready["metadata_url"] == f"zk://{ready['zookeeper']}/magnetar"
     assert all(alive(pid) for pid in launcher.pids(*ALL))
     with magnetar.Client(ready["service_url"]) as client:
         client.create_producer("greetings").send(b"hello")
@@ -141,7 +137,11 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     assert (launcher.process.returncode, rest) == (0, "")  # one line, and it is a clean end
     assert not any(alive(pid) for pid in launcher.pids(*ALL))
     assert not (launcher.directory / "cluster.json").exists()
-    for role, name in (("bookie", "bookie-1"), ("broker", "broker-2")):
+    for role, name in (
+        ("bookie", "bookie-1"),
+        ("broker", "broker-2"),
+        ("autorecovery", "autorecovery-1"),
+    ):
         text = (launcher.directory / name / f"{role}.log").read_text()
         assert "stopped by" not in text
         assert '"stopping"' in text

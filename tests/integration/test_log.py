@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 CONFIG = replace(SMALL, ledger_entries_max=40)
 PATIENT = replace(CONFIG, degraded_age_s_min=1000.0)
-LEDGERS = LedgerConfig(add_timeout_s=0.3, quorum_timeout_s=1.0, quarantine_s=0.1)
+LEDGERS = LedgerConfig(add_timeout_s=0.3, quorum_timeout_s=1.0, health_half_life_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)

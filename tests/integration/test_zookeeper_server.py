@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from support import skip_without_zookeeper
 
 from magnetar.zookeeper_server import (
     JavaMissing,
     ZooKeeperEnsemble,
-    ZooKeeperJarsMissing,
     ZooKeeperNotReady,
     find_jars,
     find_java,
@@ -25,11 +25,7 @@ pytestmark = pytest.mark.zookeeper
 
 @pytest.fixture(autouse=True)
 def _java() -> None:
-    try:
-        find_java()
-        find_jars()
-    except (JavaMissing, ZooKeeperJarsMissing) as missing:
-        pytest.skip(str(missing))
+    skip_without_zookeeper()
 
 
 def is_alive(pid: int) -> bool:

@@ -8,7 +8,8 @@ than is the case delays a repair until somebody notices again.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import inf
 from typing import Final
 
 from magnetar.metadata.errors import InvalidRecord
@@ -110,22 +111,26 @@ def joined(copies: Iterable[BadCopy]) -> tuple[BadCopy, ...]:
                 runs[-1] = _spanning(runs[-1], copy)
             else:
                 runs.append(copy)
-    while len(runs) > BAD_COPIES_MAX:
-        at = min(range(len(runs) - 1), key=lambda at: _gap(runs[at], runs[at + 1]))
-        if _gap(runs[at], runs[at + 1]) == float("inf"):
-            break  # one range for each of so many members: there are fewer bookies in any cluster
-        runs[at : at + 2] = [_spanning(runs[at], runs[at + 1])]
-    return tuple(runs)
+    return tuple(runs if len(runs) <= BAD_COPIES_MAX else _joined_closest(runs))
+
+
+def _joined_closest(runs: list[BadCopy]) -> list[BadCopy]:
+    """What is left when only the widest gaps are kept, and those between two members: there are
+    fewer bookies in any cluster than there may be ranges."""
+
+    def gap(at: int) -> float:
+        before, after = runs[at - 1], runs[at]
+        same = before.member == after.member
+        return after.first_entry - before.last_entry if same else inf
+
+    widest = sorted(range(1, len(runs)), key=gap, reverse=True)
+    starts = [at for rank, at in enumerate(widest) if rank < BAD_COPIES_MAX - 1 or gap(at) == inf]
+    borders = [0, *sorted(starts), len(runs)]
+    return [_spanning(runs[begin], runs[end - 1]) for begin, end in pairwise(borders)]
 
 
 def _name(copy: BadCopy) -> tuple[str, str]:
     return copy.member.bookie, copy.member.incarnation
-
-
-def _gap(before: BadCopy, after: BadCopy) -> float:
-    if before.member != after.member:
-        return float("inf")
-    return after.first_entry - before.last_entry
 
 
 def _spanning(before: BadCopy, after: BadCopy) -> BadCopy:

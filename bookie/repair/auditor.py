@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.bookie.ledger.services import quorum_of
 from magnetar.bookie.repair.absences import Absences, Presence
 from magnetar.bookie.repair.census import all_ledgers, read_ledgers
 from magnetar.bookie.repair.pace import Pace
@@ -36,7 +37,7 @@ from magnetar.metadata.errors import CorruptRecord, MetadataError
 from magnetar.metadata.ledger_tree import ledger_ids
 from magnetar.metadata.model import BookieId, EntryId, LedgerId
 from magnetar.metadata.store import ABSENT
-from magnetar.metadata.under_replication import BadCopy, CheckProgress
+from magnetar.metadata.under_replication import BadCopy, CheckProgress, joined
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.log import get_logger
@@ -56,6 +57,11 @@ RETRY_S: Final = 2.0
 
 PROGRESS_S: Final = 60.0
 """How often the place on the rota is written down; so much is compared again after a change."""
+
+
+RANGES_MAX: Final = 10_000
+"""Of missing entries of one member in one segment that are held in memory; beyond, those that lie
+closest are joined."""
 
 
 @dataclass(slots=True)
@@ -304,8 +310,9 @@ class Auditor:
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
     ) -> list[BadCopy]:
         """What `member` certainly does not have of what is striped to its seat; what it did not
-        say is not held against it."""
+        say is not held against it. What lies between two ranges it has, or should not have."""
         bad: list[BadCopy] = []
+        quorum = quorum_of(metadata)
         at = first
         while at <= last:
             try:
@@ -322,6 +329,11 @@ class Auditor:
                 break
             for run in missing(striped(metadata, seat, at, end), held):
                 self.findings.missing_entries += len(run)
-                bad.append(BadCopy(member, EntryId(run.start), EntryId(run.stop - 1)))
+                begin = run.start
+                if bad and quorum.run_of(seat, bad[-1].last_entry + 1).start == begin:
+                    begin = bad.pop().first_entry  # the stripe before is missing to its end
+                bad.append(BadCopy(member, EntryId(begin), EntryId(run.stop - 1)))
             at = end + 1
+            if len(bad) > RANGES_MAX:
+                bad = list(joined(bad))
         return bad

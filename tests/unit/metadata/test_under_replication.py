@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,19 @@ def test_too_many_ranges_are_joined_where_they_lie_closest() -> None:
     assert len(together) == BAD_COPIES_MAX
     assert bad(A, 10_000, 10_002) in together
     assert bad(B, 5, 5) in together
+
+
+def test_a_great_many_ranges_are_joined_in_no_time() -> None:
+    """A member that lost a striped ledger of a million entries lacks as many stripes."""
+    ranges = [bad(member, 3 * at, 3 * at) for at in range(50_000) for member in (A, B)]
+    began_s = process_time()
+    together = joined([*ranges, bad(A, 900_000, 900_000)])
+    assert process_time() - began_s < 10, "it takes minutes if each is compared with each"
+    assert len(together) == BAD_COPIES_MAX
+    assert bad(A, 900_000, 900_000) in together
+    assert {(each.first_entry, each.last_entry) for each in together if each.member == B} == {
+        (0, 3 * 49_999)
+    }
 
 
 def test_merging_takes_nothing_away() -> None:

@@ -197,7 +197,8 @@ def test_holes_are_found_in_the_midst_of_a_segment_and_filled() -> None:
                     BadCopy(member, EntryId(12), EntryId(13)),
                     BadCopy(member, EntryId(24), EntryId(24)),
                 )
-                assert found[made[2].ledger].bad[0].member == other
+                lacking = found[made[2].ledger].bad
+                assert lacking == (BadCopy(other, EntryId(0), EntryId(28)),), "one for all stripes"
                 assert auditor.findings.missing_entries >= 3
                 async with replicating(nodes) as replicator:
                     await until(lambda: replicator.counts.ledgers_repaired == 2)

@@ -42,7 +42,7 @@ from magnetar.protos.envelope import (
     Add,
     BookieCode,
     EnvelopeDamaged,
-    decode_envelope,
+    decode_envelope_of,
     encode_ack,
 )
 from magnetar.runtime.log import get_logger
@@ -128,13 +128,14 @@ def same_entry(stored: bytes, offered: bytes) -> bool:
     """Whether two envelopes of one entry id carry the same entry.
 
     `confirmed`, and with it the checksum, differs rightfully when a recoverer writes back. Raises
-    EnvelopeDamaged when the stored one is not intact.
+    EnvelopeDamaged when the stored one is not intact, or is another entry's.
     """
     if stored == offered:
         return True
-    decoded = decode_envelope(stored)
-    length: int = ENVELOPE.unpack_from(offered)[4]
-    return decoded.length == length and decoded.payload == offered[ENVELOPE.size :]
+    _, ledger, entry, _, length = ENVELOPE.unpack_from(offered)
+    decoded = decode_envelope_of(ledger, entry, stored)
+    same_length: bool = decoded.length == length
+    return same_length and decoded.payload == offered[ENVELOPE.size :]
 
 
 class Admission:

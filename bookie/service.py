@@ -42,7 +42,7 @@ from magnetar.protos.envelope import (
     EnvelopeDamaged,
     FrameDamaged,
     decode_adds,
-    decode_envelope,
+    decode_envelope_of,
     decode_hello,
     encode_ack,
     encode_hello_reply,
@@ -372,7 +372,7 @@ class BookieService:
             last = await self._on_read_thread(partial(self._storage.last_entry, request.ledger))
             if last is None:
                 return LastConfirmed(code=BookieCode.NO_SUCH_ENTRY)
-            envelope = decode_envelope(last[1])
+            envelope = decode_envelope_of(request.ledger, *last)
         except (StorageFailed, ReadsOverloaded, EnvelopeDamaged) as error:
             return LastConfirmed(code=_unknown(error))
         return LastConfirmed(

@@ -217,6 +217,15 @@ def decode_envelope(envelope: Buffer) -> Envelope:
     return Envelope(ledger, entry, confirmed, length, view[ENVELOPE.size :])
 
 
+def decode_envelope_of(ledger: int, entry: int, envelope: Buffer) -> Envelope:
+    """As `decode_envelope`. Another entry's, sound as it may be, is damage where this one's should
+    stand."""
+    decoded = decode_envelope(envelope)
+    if (decoded.ledger, decoded.entry) != (ledger, entry):
+        raise EnvelopeDamaged(f"it is entry {decoded.ledger}:{decoded.entry}")
+    return decoded
+
+
 def decode_adds(frame: Buffer) -> list[Add]:
     """The adds of a frame, each checked against its checksum and in its fields.
 

@@ -246,6 +246,18 @@ def test_a_damaged_stored_copy_is_unknown_and_not_a_conflict() -> None:
     assert admit(admission, add(1, 0)) == [IO_ERROR]
 
 
+@pytest.mark.parametrize("other", [envelope(1, 1), envelope(2, 0)])
+def test_another_entrys_envelope_in_an_entrys_place_is_damage_as_well(other: bytes) -> None:
+    storage = FaultyStorage()
+    admission = make(storage)
+    admit(admission, add(1, 0), add(1, 1))
+    storage.write([(entry_key(1, 0), other)])
+    assert admit(admission, add(1, 0)) == [IO_ERROR]
+    assert admission.conflicts == 0
+    assert admit(admission, add(1, 0, flags=COPY)) == [OK]
+    assert storage.entry(1, 0) == envelope(1, 0)
+
+
 @pytest.mark.parametrize("flags", [RECOVERY, COPY])
 def test_a_copy_from_elsewhere_replaces_what_is_damaged_and_nothing_else(flags: int) -> None:
     storage = FaultyStorage()

@@ -22,6 +22,7 @@ from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.service import READ_FRAME_BYTES, READS_WAITING_MAX
+from magnetar.bookie.storage.format import entry_key
 from magnetar.protos.envelope import (
     RECOVERY,
     BookieCode,
@@ -162,6 +163,19 @@ def test_the_last_entry_and_what_it_says_is_confirmed() -> None:
         last = await bookie.service.last_confirmed(last_request())
         assert (last.code, last.last_entry, last.confirmed) == (OK, 4, 2)
         assert last.length == 5 * len(b"payload")
+
+    with_bookie(test)
+
+
+def test_a_last_entry_that_is_another_ledgers_says_nothing() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 4, confirmed=2), add(2, 9, confirmed=8))
+        stranger = bookie.storage.entry(2, 9)
+        assert stranger is not None
+        bookie.storage.write([(entry_key(1, 4), stranger)])
+        last = await bookie.service.last_confirmed(last_request())
+        assert last.code is BookieCode.IO_ERROR
 
     with_bookie(test)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.processes import cpu_s, resident_mb
+from magnetar.runtime.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Standalone:
 @contextmanager
 def running(folder: Path) -> Iterator[Standalone]:
     """Start it with its data in `folder`; stopped at the end."""
-    grpc_port, pulsar_port, http_port = _free_ports(3)
+    grpc_port, pulsar_port, http_port = free_ports(3)
     command = [sys.executable, "-m", "magnetar.cli.main", "standalone"]
     flags = [
         f"--data-dir={folder / 'data'}",
@@ -72,11 +72,3 @@ def _is_healthy(http_port: int) -> bool:
             return bool(reply.status == 200)
     except OSError:  # also a status that is not 200
         return False
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

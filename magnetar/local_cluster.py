@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from magnetar.claim import DirectoryRefused, claimed
 from magnetar.local_process import LocalProcess, ProcessFailed, answers_health
 from magnetar.runtime.log import get_logger
-from magnetar.zookeeper_server import ZooKeeperEnsemble, ZooKeeperNode, free_ports, ports_needed
+from magnetar.runtime.ports import free_ports
+from magnetar.zookeeper_server import ZooKeeperEnsemble, ZooKeeperNode, ports_needed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence

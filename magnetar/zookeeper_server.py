@@ -15,11 +15,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from magnetar.runtime.ports import free_ports
 
 READY_S: Final = 30.0
 """An ensemble of three answers after 1.0 to 2.2 s on two idle cores; busy machines take longer."""
@@ -28,7 +29,6 @@ STOP_S: Final = 5.0
 _POLL_S: Final = 0.02
 _ANSWER_S: Final = 1.0
 
-_PORTS: Final = range(12_000, 32_000)
 
 _JARS: Final = (
     "zookeeper-[0-9]*.jar",
@@ -104,7 +104,7 @@ class ZooKeeperEnsemble:
         java = find_java()
         jars = find_jars() if jars is None else jars
         self._ready_s = ready_s
-        ports = free_ports(size * (1 if size == 1 else 3))
+        ports = free_ports(ports_needed(size)) if ports is None else ports
         self.nodes = [
             ZooKeeperNode(number, directory / f"zookeeper-{number}", ports[number - 1], [])
             for number in range(1, size + 1)
@@ -328,20 +328,6 @@ def _write_configuration(node: ZooKeeperNode, servers: Sequence[str]) -> None:
     ]
     (node.directory / "zoo.cfg").write_text("\n".join(lines) + "\n")
     (data / "myid").write_text(f"{node.number}\n")
-
-
-def free_ports(count: int) -> list[int]:
-    """Free a moment ago, and below the range from which the kernel takes ports for connections: a
-    client that keeps trying to reach a dead server must not be given the server's own port."""
-    first = _PORTS.start + os.getpid() * 37 % (len(_PORTS) // 2)  # processes rarely meet
-    found: list[int] = []
-    for port in range(first, _PORTS.stop):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise ZooKeeperServerError(f"no {count} free ports between {first} and {_PORTS.stop}")
 
 
 def _ask(port: int, word: bytes) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from magnetar.runtime.ports import free_ports
 from magnetar.zookeeper_server import JavaMissing, ZooKeeperJarsMissing, find_jars, find_java
 
 if TYPE_CHECKING:
@@ -70,11 +70,10 @@ async def settle(turns: int = 20) -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago; prefer binding port 0 where possible."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port on loopback that was free a moment ago, and that no other test of this process
+    was given; prefer binding port 0 where possible."""
+    [port] = free_ports(1)
+    return port
 
 
 def skip_without_zookeeper() -> None:

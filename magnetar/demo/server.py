@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Final, Self
+
+from magnetar.runtime.ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self._data = directory / "data"
         self._log = directory / "standalone.log"
-        self._grpc_port, self._pulsar_port, self._http_port = _free_ports(3)
+        self._grpc_port, self._pulsar_port, self._http_port = free_ports(3)
         self._process: subprocess.Popen[bytes] | None = None  # None: not running
 
     @property
@@ -96,12 +97,3 @@ class Server:
                 return True
         except OSError:  # urllib's errors are, also that of a status above 400
             return False
-
-
-def _free_ports(count: int) -> list[int]:
-    """Free a moment ago. They are wanted by number because clients come back to them."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

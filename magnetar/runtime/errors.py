@@ -46,6 +46,16 @@ class PortInUse(Exception):
         self.port = port
 
 
+class NoFreePort(Exception):
+    """There are not as many free ports as were asked for."""
+
+    definite: ClassVar[bool] = True
+
+    def __init__(self, wanted: int, first: int, last: int) -> None:
+        super().__init__(f"no {wanted} free ports between {first} and {last}")
+        self.wanted = wanted
+
+
 class AddressUnusable(Exception):
     """Nothing can listen on the host that was asked for: it is not this machine's, or unknown."""
 

@@ -1,16 +1,25 @@
-"""Listening sockets, bound before anything is opened, so that a taken port is the first error."""
+"""Listening sockets, made before anything is opened, so that a taken port is the first error.
+
+They listen at once: a port that is bound alone can still be taken by another process, whose victim
+learns of it only when it begins to serve. Who connects early waits until the server is open.
+"""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
 import socket
+from typing import Final
 
 from magnetar.runtime.errors import AddressUnusable, PortInUse
 
+# Who serves on the socket may raise it.
+_BACKLOG: Final = 128
+
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, for `serve_http` or `asyncio.start_server(sock=...)`; port 0 takes any.
+    """A listening TCP socket, for `serve_http` or `asyncio.start_server(sock=...)`; port 0 takes
+    any.
 
     Raises PortInUse, AddressUnusable.
     """
@@ -25,6 +34,7 @@ def bind_port(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind(address)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

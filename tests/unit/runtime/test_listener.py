@@ -17,9 +17,8 @@ def test_any_free_port() -> None:
         assert port_of(listener) > 0
 
 
-def test_a_port_in_use() -> None:
+def test_a_port_is_taken_before_anybody_serves_on_it() -> None:
     with closing(bind_port("127.0.0.1", 0)) as listener:
-        listener.listen()
         port = port_of(listener)
         with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1"):
             bind_port("127.0.0.1", port)

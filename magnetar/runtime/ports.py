@@ -1,0 +1,33 @@
+"""Ports for servers that this process is about to start and whose ports must stay the same.
+
+Prefer port 0 where a server can tell its port: only that is free of races. These are free a moment
+ago, below the range from which the kernel takes ports for connections (a client that keeps trying
+to reach a dead server must not be given the server's own port), and never given twice by one
+process; two processes rarely meet.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from itertools import count
+from typing import Final
+
+from magnetar.runtime.errors import NoFreePort
+
+_PORTS: Final = range(12_000, 32_000)
+_steps = count(os.getpid() * 37)
+
+
+def free_ports(number: int) -> list[int]:
+    """So many on loopback. Raises NoFreePort."""
+    found: list[int] = []
+    for _ in _PORTS:
+        if len(found) == number:
+            return found
+        port = _PORTS[next(_steps) % len(_PORTS)]
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    raise NoFreePort(number, _PORTS.start, _PORTS.stop - 1)

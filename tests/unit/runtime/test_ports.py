@@ -1,0 +1,34 @@
+"""Free ports: not the kernel's, never twice, and an end to the search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.runtime import ports
+from magnetar.runtime.errors import NoFreePort
+from magnetar.runtime.listener import bind_port
+from magnetar.runtime.ports import free_ports
+
+
+def test_none_is_given_twice() -> None:
+    found = free_ports(20) + free_ports(20)
+    assert len(set(found)) == 40
+
+
+def test_the_kernel_gives_none_of_them_to_a_connection() -> None:
+    first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert max(free_ports(20)) < int(first)
+
+
+def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = free_ports(1)
+    monkeypatch.setattr(ports, "_PORTS", range(port, port + 2))
+    listener = bind_port("127.0.0.1", port)
+    try:
+        assert free_ports(1) == [port + 1]
+        with pytest.raises(NoFreePort, match=f"no 2 free ports between {port} and {port + 1}"):
+            free_ports(2)
+    finally:
+        listener.close()

@@ -3,13 +3,14 @@
 A bookie that is not listed may be restarting, so it is awaited for a while before its entries are
 copied elsewhere. When more than a few are missing at once it is rather the network, or the metadata
 store, that is in trouble, and copying everything would only add to it: then nobody is given up
-until enough are back, or an operator says which of them are gone (by decommissioning). No patience
-is due to a former incarnation of a bookie: what it had is gone, or can be read in any case.
+until enough are back, or an operator says which of them are gone (by decommissioning). Then patience
+begins anew for those who are still missing: whatever it was, they may be about to return as the
+others did. No patience is due to a former incarnation of a bookie: what it had is gone, or can be read in any case.
 
 Invariants (see `check`):
 
 1. Nobody who is listed is absent or given up.
-2. While too many are missing at once, nobody more is given up.
+2. While too many are missing at once, nobody more is given up, nor sooner than the delay after.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ class Absences:
         self._absent_since = {who: self._absent_since.get(who, now) for who in absent}
         self._given_up &= absent
         self._awaited = {who for who in absent - self._given_up if who.bookie not in decommissioned}
-        missing = len(self._awaited)
+        missing, was_held = len(self._awaited), self.held
         self.held = missing > self._at_once_max or 3 * missing > len(known)
+        if was_held and not self.held:
+            self._absent_since |= dict.fromkeys(self._awaited, now)
         if not self.held:
             overdue = {
                 who for who in self._awaited if now >= self._absent_since[who] + self._delay_s

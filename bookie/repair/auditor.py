@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
@@ -99,9 +99,7 @@ class Auditor:
         self._services = services
         self._config = config
         self._clock = clock
-        self._absences = Absences(
-            delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max
-        )
+        self._absences = self._no_absences()
         self._known: dict[BookieId, str] = {}  # by cookie
         self._strangers: set[Member] = set()  # that were looked for in this audit, and not found
         self._scan_pace = Pace(config.scan_ledgers_per_s)
@@ -142,8 +140,14 @@ class Auditor:
 
     # -- audits ----------------------------------------------------------------------------------
 
+    def _no_absences(self) -> Absences:
+        config = self._config
+        return Absences(delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max)
+
     async def _audits(self) -> None:
         loop = asyncio.get_running_loop()
+        # Who was missing in an earlier term may have been here and gone again since.
+        self._absences = self._no_absences()
         unwatch = [
             self._services.directory.watch(self._changed.set),
             self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
@@ -177,7 +181,8 @@ class Auditor:
         """What an audit's findings depend on, besides the ledgers."""
         directory = self._services.directory
         enough = len(directory.writable) >= self._services.config.write_quorum
-        return dict(self._known), self._absences.given_up, directory.decommissioned, enough
+        anybody = len(directory.listed) > 0
+        return dict(self._known), self._absences.given_up, directory.decommissioned, enough, anybody
 
     async def _look(self) -> None:
         """Who there is and who serves, as of now."""
@@ -269,12 +274,13 @@ class Auditor:
             for _, metadata in await read_ledgers(self._store, [ledger]):
                 if metadata is not None:
                     await self._compare(metadata)
-            progress = CheckProgress(progress.began_ms, ledger, progress.finished_ms)
+            progress = replace(progress, after=ledger)
             if loop.time() - saved_at >= PROGRESS_S:
                 version = await self._save(progress, version)
                 saved_at = loop.time()
         now_ms = self._clock.now_ms()
-        await self._save(CheckProgress(now_ms, finished_ms=now_ms), version)
+        done = replace(progress, began_ms=now_ms, after=-1, finished_ms=now_ms)
+        await self._save(done, version)
         self.findings.compared_ms = now_ms
         log.info("all copies compared", compared=self.findings.compared)
         # The last ledger's turn, or that of the one that is not there, lasts as long as any other.

@@ -107,7 +107,9 @@ def test_t29_mass_loss_marks_nothing_until_it_is_over() -> None:
                 nodes.bookies[0].restart()
                 await nodes.register(nodes.bookies[0])
                 await until(lambda: not auditor.held)
-                await asyncio.sleep(5)
+                await asyncio.sleep(590)
+                assert await marked(nodes) == {}, "the last one may be on its way as well"
+                await asyncio.sleep(20)
                 members = {each for lost_ones in (await lost(nodes)).values() for each in lost_ones}
                 assert members == {nodes.bookies[1].member}
 
@@ -280,6 +282,54 @@ def test_one_of_several_audits_and_another_takes_over() -> None:
                 assert other.findings.audits == 0
                 leader._store.expire()  # type: ignore[attr-defined]
                 await audited(other)
+
+    run_virtual(main())
+
+
+def test_a_term_begins_with_new_patience() -> None:
+    """What an auditor saw in an earlier term says nothing of what has been since."""
+
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            for _ in range(4):
+                await written(ledgers, 3)
+            async with auditing(nodes, SOON) as auditor:
+                await audited(auditor)
+                restarting = nodes.bookies[1]
+                await lose(nodes, restarting)
+                await until(lambda: auditor._absences.timer_at() is not None)
+                store = auditor._store
+                store.suspend()  # type: ignore[attr-defined]
+                await until(lambda: not auditor.is_leader)
+                restarting.restart()
+                await nodes.register(restarting)
+                await asyncio.sleep(500)
+                await lose(nodes, restarting)
+                store.reconnect()  # type: ignore[attr-defined]
+                await until(lambda: auditor.is_leader)
+                await asyncio.sleep(590)
+                assert await marked(nodes) == {}
+                await asyncio.sleep(20)
+                assert auditor.findings.marked > 0
+
+    run_virtual(main())
+
+
+def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_left_out() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            await written(ledgers, 3)
+            for each in nodes.bookies:
+                await lose(nodes, each)
+            async with auditing(nodes, SOON) as auditor:
+                await until(lambda: auditor.is_leader)
+                await asyncio.sleep(10)
+                assert auditor.findings.audits == 0, "there is nobody to copy from or to"
+                nodes.bookies[0].restart()
+                await nodes.register(nodes.bookies[0])
+                await audited(auditor)
 
     run_virtual(main())
 

@@ -3,9 +3,10 @@
 A bookie that is not listed may be restarting, so it is awaited for a while before its entries are
 copied elsewhere. When more than a few are missing at once it is rather the network, or the metadata
 store, that is in trouble, and copying everything would only add to it: then nobody is given up
-until enough are back, or an operator says which of them are gone (by decommissioning). Then patience
-begins anew for those who are still missing: whatever it was, they may be about to return as the
-others did. No patience is due to a former incarnation of a bookie: what it had is gone, or can be read in any case.
+until enough are back, or an operator says which of them are gone (by decommissioning). Then
+patience begins anew for those who are still missing: whatever it was, they may be about to return
+as the others did. No patience is due to a former incarnation of a bookie: what it had is gone, or
+can be read in any case.
 
 Invariants (see `check`):
 

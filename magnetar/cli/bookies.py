@@ -5,7 +5,6 @@ Looks into the metadata store and asks the bookies; never opens a ledger, so it 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import sys
@@ -23,7 +22,8 @@ from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
 from magnetar.bookie.repair.errors import RepairError, StillNeeded
 from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_marks
-from magnetar.cli.client import INTERRUPTED, fail
+from magnetar.cli.client import fail
+from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, LedgerId
 from magnetar.metadata.url import InvalidMetadataUrl, MetadataUrl
@@ -210,7 +210,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     configure_logging(level="ERROR")
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     try:
-        asyncio.run(work)
+        run_interruptible(work)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except StillNeeded:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 import typer
 
 import magnetar
+from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
 from magnetar.client.service_url import host_and_port, parse_service_url
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 PROBE_S: Final = 2.0
-INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell counts
 
 ServiceUrl = Annotated[
     str,
@@ -33,7 +33,7 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
     """Run `work` to its end. What the client raises, and files that cannot be read, end the command
     with one line and exit code 1."""
     try:
-        asyncio.run(_reachable_first(service_url, work))
+        run_interruptible(_reachable_first(service_url, work))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except (magnetar.PulsarException, OSError, ExceptionGroup) as error:

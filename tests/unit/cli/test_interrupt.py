@@ -1,0 +1,78 @@
+"""Ctrl-C at commands that wait, in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from magnetar.cli.interrupt import run_interruptible
+
+PROGRAM = """
+import asyncio, signal, sys, threading, time
+from magnetar.cli.interrupt import run_interruptible
+
+main = threading.get_ident()
+
+def interrupt():
+    while sys._current_frames()[main].f_code.co_name != "select":
+        time.sleep(0.001)
+    # To this thread, which does not end the other one's sleep: like a signal that comes before it.
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+async def work():
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("cleaning up", flush=True)
+        {clean_up}
+        print("clean", flush=True)
+
+try:
+    run_interruptible(work())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def run(clean_up: str) -> list[str]:
+    command = [sys.executable, "-c", PROGRAM.format(clean_up=clean_up)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_loop_asleep_is_woken_and_the_work_cleans_up() -> None:
+    said = run("await asyncio.sleep(0)")
+    assert said == ["cleaning up", "clean", "interrupted"]
+
+
+def test_a_second_one_ends_the_clean_up() -> None:
+    again = "threading.Thread(target=interrupt, daemon=True).start(); await asyncio.sleep(3600)"
+    assert run(again) == ["cleaning up", "interrupted"]
+
+
+def test_afterwards_it_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ran: list[object] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        ran.append(signal.getsignal(signal.SIGINT))
+
+    run_interruptible(work())
+    assert ran != [before]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_what_the_work_raises_leaves_it() -> None:
+    async def work() -> None:
+        raise OSError("weather")
+
+    with pytest.raises(OSError, match="weather"):
+        run_interruptible(work())

@@ -10,6 +10,7 @@ keeps a repair from harming anything is the compare-and-set on the ledger's own 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,25 +18,38 @@ from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_under_replication, encode_under_replication
 from magnetar.metadata.errors import (
     BadVersion,
+    MetadataError,
     NodeExists,
     NoNode,
     NotEmpty,
     OutcomeUnknown,
+    StoreClosed,
     Unavailable,
 )
 from magnetar.metadata.ledger_tree import ledger_ids
 from magnetar.metadata.model import EntryId, LedgerId, Member
 from magnetar.metadata.node import parents_of
-from magnetar.metadata.store import KEEP, UPDATE_PAUSE_S, MetadataStore, Verdict, update
+from magnetar.metadata.store import (
+    KEEP,
+    UPDATE_PAUSE_S,
+    MetadataStore,
+    SessionState,
+    Verdict,
+    update,
+)
 from magnetar.metadata.under_replication import BadCopy, UnderReplication, joined
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from magnetar.runtime.clock import Clock
 
 TIMEOUT_S: Final = 10.0
 """For one change, lost races and a store that is away for a moment included."""
+
+UNLOCK_S: Final = 2.0
+"""Whoever is cancelled waits no longer until it has let go of a lock: it ends, and its session with
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,39 +121,68 @@ class Marks:
         await self._prune(path)
         return True
 
+    @asynccontextmanager
+    async def holding(
+        self, ledger: LedgerId, owner: str
+    ) -> AsyncIterator[Callable[[], bool] | None]:
+        """Hold the ledger's lock while inside. None: somebody else has it; else what says whether
+        it is held still, as far as can be told.
+
+        On leaving it is let go of, for however long the store is away: one that stayed would keep
+        everybody from the ledger for as long as this process lives.
+        """
+        session = self._store.session_id
+        maybe_ours, cancelled = True, False
+        try:
+            maybe_ours = await self.lock(ledger, owner)
+            yield (lambda: self._lasts(session)) if maybe_ours else None
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+        finally:
+            if maybe_ours:
+                # Nothing that fails here may take the place of a cancellation that is under way.
+                with suppress(MetadataError, TimeoutError):
+                    async with asyncio.timeout(UNLOCK_S if cancelled else None):
+                        await self.unlock(ledger, owner)
+
+    def _lasts(self, session: int) -> bool:
+        connected = self._store.session_state is SessionState.CONNECTED
+        return connected and self._store.session_id == session
+
     async def lock(self, ledger: LedgerId, owner: str) -> bool:
         """False: somebody has it. It is gone with this process's metadata session at the latest.
 
         A lock that this owner left behind, because a reply was lost, is taken up again: an owner
         asks for no lock that it has.
         """
-        path = paths.repair_lock(ledger)
         try:
-            await self._store.create_ephemeral(path, owner.encode())
+            await self._store.create_ephemeral(paths.repair_lock(ledger), owner.encode())
         except NodeExists:
-            stored = await self._store.get(path)
-            return (
-                stored is not None
-                and stored.ephemeral_session == self._store.session_id
-                and stored.value == owner.encode()
-            )
+            return await self._own_lock(ledger, owner) is not None
         return True
 
-    async def unlock(self, ledger: LedgerId) -> None:
-        """Let go of a lock of this session; others' are left alone. Tries again while the store is
-        away or does not answer: the caller sets a deadline."""
-        path = paths.repair_lock(ledger)
+    async def unlock(self, ledger: LedgerId, owner: str) -> None:
+        """Let go of a lock of this owner and session; others' are left alone. Tries again while the
+        store is away or does not answer, until this one is closed."""
         while True:
             try:
-                stored = await self._store.get(path)
-                if stored is not None and stored.ephemeral_session == self._store.session_id:
-                    await self._store.delete(path, expected=stored.version)
-            except (NoNode, BadVersion):
+                version = await self._own_lock(ledger, owner)
+                if version is not None:
+                    await self._store.delete(paths.repair_lock(ledger), expected=version)
+            except (NoNode, BadVersion, StoreClosed):
                 return
             except (OutcomeUnknown, Unavailable):
                 await asyncio.sleep(UPDATE_PAUSE_S)
             else:
                 return
+
+    async def _own_lock(self, ledger: LedgerId, owner: str) -> int | None:
+        """Its version. None: it is not this owner's, of this session."""
+        stored = await self._store.get(paths.repair_lock(ledger))
+        if stored is None or stored.value != owner.encode():
+            return None
+        return stored.version if stored.ephemeral_session == self._store.session_id else None
 
     async def locked(self, ledger: LedgerId) -> bool:
         return await self._store.get(paths.repair_lock(ledger)) is not None

@@ -21,7 +21,7 @@ What fails is tried again, with growing pauses, and the reason stands in the mar
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -34,11 +34,10 @@ from magnetar.bookie.repair.plan import Move, Rewrite, Widen, plan_repair
 from magnetar.metadata import paths
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
-from magnetar.metadata.store import SessionState
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from random import Random
 
     from magnetar.bookie.ledger.services import Services
@@ -61,7 +60,6 @@ MARKS_KEPT_MAX: Final = 10_000
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
 WRITTEN_RECHECK_S: Final = 10.0
-UNLOCK_S: Final = 2.0
 
 _NOBODY: Final = Member(BookieId("?"), "0" * 32)
 """Sits on the seat that a widened segment is to get, until somebody is found for it."""
@@ -172,32 +170,15 @@ class Replicator:
 
     async def _work(self, ledger: LedgerId, slots: asyncio.Semaphore) -> None:
         try:
-            session = self._store.session_id
-            async with self._locked(ledger) as ours:
-                if ours:
-                    await self._repair(ledger, lambda: self._holds(session))
+            async with self._marks.holding(ledger, self._name) as locked:
+                if locked is not None:
+                    await self._repair(ledger, locked)
         except MetadataError as error:
             log.warning("repair put off", ledger=ledger, error=str(error))
             self._put_off(ledger)
         finally:
             self._working.discard(ledger)
             slots.release()
-
-    @asynccontextmanager
-    async def _locked(self, ledger: LedgerId) -> AsyncIterator[bool]:
-        ours = await self._marks.lock(ledger, self._name)
-        try:
-            yield ours
-        finally:
-            if ours:
-                with suppress(MetadataError, TimeoutError):
-                    async with asyncio.timeout(UNLOCK_S):
-                        await self._marks.unlock(ledger)
-
-    def _holds(self, session: int) -> bool:
-        """Whether locks that were taken in this session are held still, as far as can be told."""
-        connected = self._store.session_state is SessionState.CONNECTED
-        return connected and self._store.session_id == session
 
     # -- one ledger ------------------------------------------------------------------------------
 

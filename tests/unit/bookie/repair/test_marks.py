@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from fakes.virtual_loop import run_virtual
 from support import ManualClock, run
 
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.marks import UNLOCK_S, Marks
 from magnetar.metadata import paths
 from magnetar.metadata.errors import OutcomeUnknown
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
@@ -114,11 +115,11 @@ def test_one_repairs_at_a_time_and_a_lost_session_lets_go() -> None:
         first, second = (Marks(store, ManualClock()) for store in stores)
         assert await first.lock(LEDGER, "one")
         assert not await second.lock(LEDGER, "two")
-        await second.unlock(LEDGER)  # not its own
+        await second.unlock(LEDGER, "one")  # not of its session
         assert await second.locked(LEDGER)
         stores[0].expire()
         assert await second.lock(LEDGER, "two")
-        await second.unlock(LEDGER)
+        await second.unlock(LEDGER, "two")
         assert not await second.locked(LEDGER)
 
     run(main())
@@ -150,8 +151,87 @@ def test_letting_go_of_a_lock_outlasts_a_store_that_is_away() -> None:
         )
         marks = Marks(store, ManualClock())
         assert await marks.lock(LEDGER, "one")
-        await marks.unlock(LEDGER)
+        await marks.unlock(LEDGER, "one")
         assert not await marks.locked(LEDGER)
+
+    run(main())
+
+
+def flaky(away: list[str]) -> tuple[Marks, Marks]:
+    """Marks on a store that loses requests of the kinds in `away`, and others on the same tree."""
+    tree = MemoryTree()
+    store = MemoryStore(
+        tree, faults=lambda operation, _: Fault.REQUEST_LOST if operation in away else None
+    )
+    return Marks(store, ManualClock()), Marks(MemoryStore(tree), ManualClock())
+
+
+def test_a_lock_stays_no_longer_than_the_store_is_away() -> None:
+    async def main() -> None:
+        away = ["delete"]
+        marks, others = flaky(away)
+
+        async def repair() -> None:
+            async with marks.holding(LEDGER, "one") as locked:
+                assert locked is not None
+                assert locked()
+
+        async with asyncio.TaskGroup() as group:
+            repairing = group.create_task(repair())
+            await asyncio.sleep(600)
+            assert not repairing.done()
+            assert await others.locked(LEDGER)
+            away.clear()
+        assert not await others.locked(LEDGER)
+
+    run_virtual(main())
+
+
+def test_whoever_is_cancelled_while_the_store_is_away_waits_for_no_lock() -> None:
+    async def main() -> None:
+        marks, _ = flaky(["delete"])
+        inside = asyncio.Event()
+
+        async def repair() -> None:
+            async with marks.holding(LEDGER, "one"):
+                inside.set()
+                await asyncio.get_running_loop().create_future()
+
+        async with asyncio.timeout(UNLOCK_S + 1), asyncio.TaskGroup() as group:
+            repairing = group.create_task(repair())
+            await inside.wait()
+            repairing.cancel()
+        assert repairing.cancelled()
+
+    run_virtual(main())
+
+
+def test_a_lock_that_nobody_knows_whether_it_was_taken_is_let_go_of() -> None:
+    async def main() -> None:
+        faults = iter([Fault.REPLY_LOST])
+        store = MemoryStore(
+            faults=lambda operation, _: next(faults, None) if "create" in operation else None
+        )
+        marks = Marks(store, ManualClock())
+        with pytest.raises(OutcomeUnknown):
+            async with marks.holding(LEDGER, "one"):
+                pytest.fail("it is not known to be held")
+        assert not await marks.locked(LEDGER)
+
+    run(main())
+
+
+def test_another_owners_lock_of_the_same_session_stays() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        marks = Marks(store, ManualClock())
+        assert await marks.lock(LEDGER, "a bookie's collector")
+        async with marks.holding(LEDGER, "a replicator in the same process") as locked:
+            assert locked is None
+        await marks.unlock(LEDGER, "a replicator in the same process")
+        assert await marks.locked(LEDGER)
+        await store.close()
+        await marks.unlock(LEDGER, "a bookie's collector")  # went with the session
 
     run(main())
 

@@ -296,7 +296,7 @@ def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
                 await asyncio.sleep(60)
                 assert await metadata_of(nodes, before.ledger) == before
                 del spare.ledgers[before.ledger]
-                await marks_of(nodes).unlock(before.ledger)
+                await marks_of(nodes).unlock(before.ledger, "collector")
                 await unmarked(nodes, before.ledger, within_s=700)
             check_whole(nodes, await metadata_of(nodes, before.ledger))
 

@@ -8,8 +8,9 @@ Theory. A bookie is not told of deletions; it compares. What makes deleting safe
     2. A listing only proposes. Each candidate is looked up again, behind a `sync`, right before it
        goes. Ids are never used twice, so one that is absent stays absent.
     3. A metadata store that is empty where it must not be, is of another cluster, or has not handed
-       out the id of a ledger that is stored here, is the wrong one or an old image: the round ends
-       without having deleted anything. Any error ends it as well.
+       out the id of a ledger that was written here, is the wrong one or an old image: the round
+       ends without having deleted anything. Any error ends it as well. A record of no ledger at
+       all, which a fence for an id out of thin air leaves, is kept, and keeps nothing else.
     4. Together with the entries goes a tombstone, in one write: a writer that lives on is told that
        its ledger was deleted, by this bookie at least for as long as tombstones are kept.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from contextlib import suppress
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -35,6 +36,7 @@ from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.storage.format import (
     FormatDamaged,
     Tombstone,
+    decode_ledger_record,
     decode_tombstone,
     encode_tombstone,
     tombstone_key,
@@ -44,11 +46,10 @@ from magnetar.metadata.codec import decode_cluster, decode_ledger, decode_ledger
 from magnetar.metadata.errors import InvalidRecord, MetadataError
 from magnetar.metadata.ledger_tree import ledger_ids
 from magnetar.metadata.model import BookieId, LedgerId, LedgerState, Member
-from magnetar.metadata.store import SessionState
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
     from concurrent.futures import Executor
     from random import Random
 
@@ -66,8 +67,8 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 PAGE: Final = 10_000  # of a listing of the store: a few milliseconds on the read thread
+RECORDS_AT_ONCE: Final = 1_000  # looked up on the read thread: some milliseconds
 LOOK_TIMEOUT_S: Final = 10.0
-UNLOCK_S: Final = 2.0  # a stop waits for it; the lock goes with the session at the latest
 LISTING_TIMEOUT_S: Final = 600.0
 # Left-over copies are looked for on a rota, at 200 looks/s 50 s of each round.
 LOOKS_FOR_COPIES_MAX: Final = 10_000
@@ -91,6 +92,7 @@ class CollectorCounts:
     rounds: int = 0  # that came to their end
     aborted: int = 0
     candidates: int = 0  # ledgers that a listing did not have
+    never_handed_out: int = 0  # records of no ledger at all, in the last round
     ledgers_deleted: int = 0
     copies_deleted: int = 0
     tombstones_deleted: int = 0
@@ -165,11 +167,7 @@ class Collector:
         stored = await self._stored()
         handed_out = await self._check_metadata()
         gone, there = await self._compare(stored)
-        if gone and gone[-1] >= handed_out:
-            raise CollectionAborted(
-                f"ledger {gone[-1]} is stored here, but the metadata has handed out no id beyond "
-                f"{handed_out - 1}: it is the wrong one, or an old image"
-            )
+        gone = await self._handed_out(gone, handed_out)
         self.counts.candidates += len(gone)
         deleted = [ledger for ledger in gone if await self._maybe_delete(ledger)]
         deleted += await self._left_over_copies(there)
@@ -225,6 +223,42 @@ class Collector:
             raise CollectionAborted("the metadata knows no ledger, nor ever knew one")
         return gone, there
 
+    async def _handed_out(self, gone: list[int], end: int) -> list[int]:
+        """Those of `gone` below `end`, the least id that was not handed out. Raises
+        CollectionAborted when one of the others was: then it is the metadata that is wrong."""
+        first = bisect_left(gone, end)
+        strangers = gone[first:]
+        for begin in range(0, len(strangers), RECORDS_AT_ONCE):
+            some = strangers[begin : begin + RECORDS_AT_ONCE]
+            written = await self._read(partial(self._first_written, some))
+            if written is not None:
+                raise CollectionAborted(
+                    f"ledger {written} is stored here, but the metadata has handed out no id "
+                    f"beyond {end - 1}: it is the wrong one, or an old image"
+                )
+        self.counts.never_handed_out = len(strangers)
+        if strangers:
+            log.error(
+                "records of ledgers whose ids were never handed out: somebody fenced them; they "
+                "are kept",
+                ledgers=strangers[:10],
+                records=len(strangers),
+            )
+        return gone[:first]
+
+    def _first_written(self, ledgers: Sequence[int]) -> int | None:
+        """On the read thread: one that has entries, or of which the metadata said once that this
+        bookie is to take them. None: these are records and nothing else."""
+        for ledger in ledgers:
+            record = self._storage.ledger_record(ledger)
+            try:
+                verified = record is not None and decode_ledger_record(record).verified
+            except FormatDamaged:
+                verified = True  # nobody can tell
+            if verified or self._storage.entry_ids(ledger, 0, entries_max=1):
+                return ledger
+        return None
+
     async def _folder_missing(self) -> bool:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             return await self._metadata.get(paths.LEDGERS) is None
@@ -233,7 +267,11 @@ class Collector:
 
     async def _maybe_delete(self, ledger: int) -> bool:
         await self._wait_turn()
-        if await self._records.get(LedgerId(ledger)) is not None:
+        try:
+            exists = await self._records.get(LedgerId(ledger)) is not None
+        except InvalidRecord:
+            exists = True
+        if exists:
             log.error("a listing of the metadata lacked a ledger that exists", ledger=ledger)
             return False
         self._admission.delete(ledger, for_good=True)
@@ -246,26 +284,23 @@ class Collector:
     # -- Copies that were replaced -----------------------------------------------------------------
 
     async def _left_over_copies(self, there: array[int]) -> list[int]:
-        now_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         ripe = [
             ledger
             for ledger, since_s in self._left_over.items()
-            if now_s - since_s >= self._config.grace_s
+            if began_s - since_s >= self._config.grace_s
         ]
         deleted = [ledger for ledger in ripe if await self._maybe_delete_copy(ledger)]
-        rota = [ledger for ledger in there if ledger > self._looked_at]
-        for ledger in rota[:LOOKS_FOR_COPIES_MAX]:
+        begin = bisect_right(there, self._looked_at)
+        rota = there[begin : begin + LOOKS_FOR_COPIES_MAX]
+        for ledger in rota:
             await self._wait_turn()
-            try:
-                metadata = await self._records.get(LedgerId(ledger))
-            except InvalidRecord as error:
-                log.error("metadata unreadable: a copy is kept", ledger=ledger, error=str(error))
-                metadata = None
-            if not self._is_left_over(metadata):
+            if not self._is_left_over(await self._readable(ledger)):
                 self._left_over.pop(ledger, None)
             elif len(self._left_over) < LEFT_OVER_MAX:
-                self._left_over.setdefault(ledger, now_s)
-        self._looked_at = rota[LOOKS_FOR_COPIES_MAX - 1] if len(rota) > LOOKS_FOR_COPIES_MAX else -1
+                self._left_over.setdefault(ledger, loop.time())
+        self._looked_at = rota[-1] if begin + len(rota) < len(there) else -1
         for ledger in deleted:
             self._left_over.pop(ledger, None)
         return deleted
@@ -274,14 +309,14 @@ class Collector:
         """The second look. Whoever repairs the ledger may be making this very copy anew, unless the
         lock is held still when the metadata is read."""
         await self._wait_turn()
-        session = self._metadata.session_id
-        if not await self._marks.lock(LedgerId(ledger), f"bookie {self._member.bookie}"):
-            return False
-        try:
+        owner = f"bookie {self._member.bookie}"
+        async with self._marks.holding(LedgerId(ledger), owner) as locked:
+            if locked is None:
+                return False
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 await self._metadata.sync(paths.ledger(LedgerId(ledger)))
-            metadata = await self._records.get(LedgerId(ledger))
-            if not self._holds(session):
+            metadata = await self._readable(ledger)
+            if not locked():
                 return False
             if not self._is_left_over(metadata):
                 del self._left_over[ledger]
@@ -289,19 +324,17 @@ class Collector:
             self._admission.delete(ledger, for_good=False)
             self._reclaimer.note_dead([ledger])
             await self._commit.wait_durable()
-        finally:
-            # Nothing that fails here may take the place of a cancellation that is under way.
-            with suppress(MetadataError, TimeoutError):
-                async with asyncio.timeout(UNLOCK_S):
-                    await self._marks.unlock(LedgerId(ledger))
         self.counts.copies_deleted += 1
         log.info("left-over copy deleted", ledger=ledger)
         return True
 
-    def _holds(self, session: int) -> bool:
-        """Whether a lock that was taken in this session is held, as far as can be told."""
-        connected = self._metadata.session_state is SessionState.CONNECTED
-        return connected and self._metadata.session_id == session
+    async def _readable(self, ledger: int) -> LedgerMetadata | None:
+        """None: it was deleted, or cannot be read."""
+        try:
+            return await self._records.get(LedgerId(ledger))
+        except InvalidRecord as error:
+            log.error("metadata unreadable: a copy is kept", ledger=ledger, error=str(error))
+            return None
 
     def _is_left_over(self, metadata: LedgerMetadata | None) -> bool:
         return (
@@ -312,27 +345,30 @@ class Collector:
 
     # -- Tombstones, former incarnations, space ----------------------------------------------------
 
-    async def _tombstones(self) -> list[tuple[int, Tombstone]]:
-        found: list[tuple[int, Tombstone]] = []
+    async def _tombstones(self) -> AsyncIterator[list[tuple[int, Tombstone]]]:
+        """A page at a time."""
         after = -1
         while True:
             page = await self._read(partial(self._storage.tombstones, after, ledgers_max=PAGE))
+            found: list[tuple[int, Tombstone]] = []
             for ledger, stone in page:
                 try:
                     found.append((ledger, decode_tombstone(stone)))
                 except FormatDamaged as damage:
                     log.error("tombstone unreadable", ledger=ledger, reason=damage.reason)
+            yield found
             if len(page) < PAGE:
-                return found
+                return
             after = page[-1][0]
 
     async def _drop_tombstones(self) -> None:
         """A clock that jumps may make them go too early: the check of first adds remains."""
         oldest_ms = self._clock.now_ms() - self._config.tombstones_kept_s * 1000
-        old = [at for at, stone in await self._tombstones() if stone.deleted_ms < oldest_ms]
-        for begin in range(0, len(old), PAGE):
-            self._commit.delete_tombstones(old[begin : begin + PAGE])
-        self.counts.tombstones_deleted += len(old)
+        async for page in self._tombstones():
+            old = [ledger for ledger, stone in page if stone.deleted_ms < oldest_ms]
+            if old:
+                self._commit.delete_tombstones(old)
+                self.counts.tombstones_deleted += len(old)
 
     async def _drop_formers(self) -> None:
         for incarnation in list(self._formers):
@@ -367,8 +403,8 @@ class Collector:
     async def _reclaim_unreclaimed(self) -> None:
         """What an earlier run deleted."""
         if self.counts.rounds == 0:
-            stones = await self._tombstones()
-            self._reclaimer.note_dead(at for at, stone in stones if not stone.reclaimed)
+            async for page in self._tombstones():
+                self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)
 
     def _note_reclaimed(self) -> None:
         """So that nothing is rewritten for it again after the next start."""

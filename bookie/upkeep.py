@@ -123,6 +123,12 @@ class Upkeep:
         )
         gauge(
             registry,
+            "magnetar_bookie_records_never_handed_out",
+            "Records of ledgers whose ids were never handed out, in the last round.",
+            lambda: collected.never_handed_out,
+        )
+        gauge(
+            registry,
             "magnetar_bookie_disk_used_ratio",
             "Share of the disk that is used.",
             lambda: 1 - self.disk.usage.free / (self.disk.usage.total or 1),

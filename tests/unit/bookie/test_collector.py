@@ -14,6 +14,7 @@ from fakes.bookies import Bookie, add, running_bookie
 from fakes.virtual_loop import run_virtual
 from support import run
 
+from magnetar.bookie import collector
 from magnetar.bookie.collector import Collector, CollectorConfig
 from magnetar.bookie.reclaimer import Reclaimer
 from magnetar.bookie.repair.marks import Marks
@@ -219,6 +220,34 @@ def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None:
     with_world(test)
 
 
+@pytest.mark.parametrize("flags", [0, COPY])
+def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(flags: int) -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, handed_out=2)
+        await world.drop(1)
+        writer = await world.bookie.connect()
+        await writer.add(add(5, 0, flags=flags))
+        assert not await world.collector.maybe_round()
+        assert world.stored == [1, 5]
+
+    with_world(test)
+
+
+def test_a_record_of_no_ledger_at_all_is_kept_and_keeps_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, handed_out=3)
+        await world.drop(1)
+        world.bookie.service._admission.fence(7_000_000, 1)
+        assert await world.collector.maybe_round()
+        assert world.stored == [2, 7_000_000]
+        assert world.collector.counts.never_handed_out == 1
+        assert "never handed out" in caplog.text
+
+    with_world(test)
+
+
 def test_metadata_without_any_trace_of_ledgers_deletes_nothing() -> None:
     async def test(world: World) -> None:
         await world.begin()
@@ -280,7 +309,7 @@ def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
         await world.keep(2, HERE, closed=True)
         assert await world.collector.maybe_round()
         assert world.stored == [1, 2]
-        await repairing.unlock(LedgerId(1))
+        await repairing.unlock(LedgerId(1), "replicator")
         assert await world.collector.maybe_round()
         assert world.stored == [2]
 
@@ -300,6 +329,20 @@ def test_tombstones_go_when_they_are_old() -> None:
         assert await world.collector.maybe_round()
         assert world.tombstones == [2]
         assert world.collector.counts.tombstones_deleted == 1
+
+    with_world(test)
+
+
+def test_tombstones_are_looked_through_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        monkeypatch.setattr(collector, "PAGE", 3)
+        await world.begin()
+        for ledger in range(20):
+            world.clock.advance_ms(100_000)
+            world.bookie.service._admission.delete(ledger, for_good=True)
+        assert await world.collector.maybe_round()
+        assert world.tombstones == list(range(9, 20))
+        assert world.collector.counts.tombstones_deleted == 9
 
     with_world(test)
 
@@ -447,6 +490,38 @@ def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None
         assert FORMER.incarnation in world.formers  # that ledger may name it
 
     virtual(test)
+
+
+def test_metadata_that_becomes_unreadable_between_two_looks_stops_nothing_else() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2)
+        for ledger in (1, 2):
+            await world.keep(ledger, THERE, closed=True)
+        assert await world.collector.maybe_round()
+        await asyncio.sleep(CONFIG.grace_s + 1)
+        path = paths.ledger(LedgerId(1))
+        stored = await world.elsewhere.get(path)
+        assert stored is not None
+        await world.elsewhere.put(path, b"\xff", expected=stored.version)
+        assert await world.collector.maybe_round()
+        assert world.stored == [1]
+
+    virtual(test)
+
+
+def test_a_hidden_ledger_whose_metadata_cannot_be_read_stops_nothing_else() -> None:
+    async def test(world: World) -> None:
+        await world.begin(1, 2, 3)
+        await world.drop(3)
+        path = paths.ledger(LedgerId(2))
+        stored = await world.elsewhere.get(path)
+        assert stored is not None
+        await world.elsewhere.put(path, b"\xff", expected=stored.version)
+        world.store.hidden.add("2")
+        assert await world.collector.maybe_round()
+        assert world.stored == [1, 2]
+
+    with_world(test)
 
 
 def test_a_damaged_tombstone_does_not_end_the_bookie() -> None:

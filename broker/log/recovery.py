@@ -31,7 +31,7 @@ class RecoveredLog:
 
 
 async def recover_log(tenure: Tenure, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
-    """Nothing is written but by closing ledgers. Raises LogUnavailable, LogDamaged."""
+    """Nothing is written but by closing ledgers. Raises LogFenced, LogUnavailable, LogDamaged."""
     found: list[TopicLedger] = []
     next_index = 0
     for record in tenure.record.ledgers:
@@ -54,13 +54,20 @@ async def recover_log(tenure: Tenure, ledgers: LedgerStore, clock: Clock) -> Rec
 
 
 async def recover_ledger(tenure: Tenure, ledgers: LedgerStore, ledger: LedgerId) -> LedgerMetadata:
-    """Fence and close one ledger of the topic. Raises LogUnavailable, LogDamaged."""
+    """Fence and close one ledger of the topic. Raises LogFenced, LogUnavailable, LogDamaged."""
     try:
         return await ledgers.recover(ledger)
     except LedgerNotFound:
-        raise LogDamaged(str(tenure.name), ledger, "it does not exist") from None
+        raise await _missing(tenure, ledger) from None
     except (LedgerError, MetadataError) as error:
         raise LogUnavailable(str(tenure.name), f"recovering ledger {ledger}", error) from error
+
+
+async def _missing(tenure: Tenure, ledger: LedgerId) -> LogDamaged:
+    """Nothing is wrong with a ledger that the topic's next owner has dropped. Raises LogFenced,
+    LogUnavailable; else returns the error to raise."""
+    await tenure.verify()
+    return LogDamaged(str(tenure.name), ledger, "it does not exist")
 
 
 async def _index_after(tenure: Tenure, ledgers: LedgerStore, last: TopicLedger) -> int:
@@ -69,7 +76,7 @@ async def _index_after(tenure: Tenure, ledgers: LedgerStore, last: TopicLedger) 
     try:
         metadata = await ledgers.metadata(last.ledger)
         if metadata is None:
-            raise LogDamaged(str(tenure.name), last.ledger, "it does not exist")
+            raise await _missing(tenure, last.ledger)
         if metadata.last_entry != position.entry:
             why = (
                 f"it ends at entry {metadata.last_entry}, the topic's record says {position.entry}"

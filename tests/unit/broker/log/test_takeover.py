@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.entries import entry_of
-from fakes.ledgers import BrokerDied, Steps
+from fakes.ledgers import BrokerDied, FakeLedgers, Steps
 from fakes.topic_log import QUICK, SMALL, TOPIC, SteppingStore, World, opened, opened_cursors
 from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
-from magnetar.broker.errors import LogError, LogUnavailable, ReadFailed
+from magnetar.broker.errors import LogError, LogFenced, LogUnavailable, ReadFailed
 from magnetar.broker.log.log import LogState
 from magnetar.broker.log.position import EARLIEST, Position
-from magnetar.broker.log.tenure import topic_path
+from magnetar.broker.log.recovery import recover_log
+from magnetar.broker.log.tenure import Tenure, topic_path
 from magnetar.metadata.codec import decode_topic
 
 if TYPE_CHECKING:
@@ -362,3 +363,18 @@ def test_a_broker_is_overtaken_at_any_call() -> None:
                     assert_subscriptions(told, cursors, stored)
 
         run(main())
+
+
+def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world, close=False) as topic:
+            await topic.append_and_wait("a")
+        slow = await Tenure.take(TOPIC, world.store())
+        async with opened(world):  # takes it meanwhile
+            for ledger in list(world.ledgers.ledgers):
+                del world.ledgers.ledgers[ledger]
+            with pytest.raises(LogFenced):
+                await recover_log(slow, FakeLedgers(world.ledgers), world.clock)
+
+    run(main())

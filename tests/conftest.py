@@ -1,5 +1,6 @@
 """For all tests: `support` can be imported from any depth (with importlib import mode pytest adds
-no paths), and logging is afterwards what it was before, whatever a command made of it."""
+no paths), logging is afterwards what it was before, whatever a command made of it, and Hypothesis
+plays the same examples each time, however long one takes."""
 
 from __future__ import annotations
 
@@ -9,11 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Otherwise an example fails that takes 200 ms, as any may on a busy machine; and a change would be
+# refused for what chance found elsewhere. `--hypothesis-profile default` looks for new examples.
+settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

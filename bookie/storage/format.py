@@ -192,7 +192,10 @@ def encode_watermark(watermark: Watermark) -> bytes:
 
 
 def decode_watermark(slots: bytes) -> Watermark:
-    """The later of the two slots; one of them may be torn. Raises FormatDamaged when both are."""
+    """The later of the two slots; one of them may be torn. Raises FormatDamaged when both are.
+
+    The notes of an idle store differ in what RocksDB did to its manifest alone.
+    """
     found: list[Watermark] = []
     reasons: list[str] = []
     for at in range(0, WATERMARK_SLOTS * WATERMARK_SLOT_BYTES, WATERMARK_SLOT_BYTES):
@@ -202,7 +205,12 @@ def decode_watermark(slots: bytes) -> Watermark:
             reasons.append(damage.reason)
     if not found:
         raise FormatDamaged(f"neither slot is whole ({'; '.join(reasons)})")
-    return max(found, key=lambda mark: (mark.boot_epoch, mark.sequence, mark.closed))
+    return max(found, key=_age)
+
+
+def _age(mark: Watermark) -> tuple[int, int, bool, int, int]:
+    manifest = mark.manifest or ManifestMark(0, 0, 0)
+    return mark.boot_epoch, mark.sequence, mark.closed, manifest.number, manifest.size_bytes
 
 
 def _decode_slot(slot: bytes) -> Watermark:

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from magnetar.bookie.storage.format import WATERMARK_SLOT_BYTES, FormatDamaged, Watermark
+from magnetar.bookie.storage.format import (
+    WATERMARK_SLOT_BYTES,
+    FormatDamaged,
+    ManifestMark,
+    Watermark,
+)
 from magnetar.bookie.storage.watermark import LAG_S, WatermarkFile, read_watermark
 
 if TYPE_CHECKING:
@@ -60,6 +65,21 @@ def test_a_closed_one_says_so_until_the_next_start(tmp_path: Path) -> None:
     file.advance(6)
     assert read_watermark(tmp_path / "watermark") == Watermark(2, 6)
     file.close(sequence=6)
+
+
+def test_what_an_idle_stores_manifest_became_is_not_forgotten(tmp_path: Path) -> None:
+    """The sequence stays the same: only the manifest tells the slots apart."""
+    marks = iter([ManifestMark(4, 100, 0), ManifestMark(4, 180, 5), ManifestMark(6, 90, 5)])
+    look = [next(marks)]
+    file = WatermarkFile(
+        tmp_path / "watermark", boot_epoch=1, now_s=Seconds(), look_at_manifest=lambda: look[0]
+    )
+    file.advance(5)
+    for mark in marks:
+        look[0] = mark
+        file.follow_manifest()
+        assert read_watermark(tmp_path / "watermark") == Watermark(1, 5, manifest=mark)
+    file.abandon()
 
 
 def test_it_never_goes_back(tmp_path: Path) -> None:

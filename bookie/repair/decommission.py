@@ -115,17 +115,35 @@ class _Leaving:
 
     async def run(self) -> None:
         while True:
+            cookie = await self._cookie()
             await self._move_all()
-            if not await self._serves():
+            if await self._serves():
+                self._tell(Stage.SERVING)
+                await asyncio.sleep(LOOK_S)
+                continue
+            # It is down and was empty: a ledger may have got it just before the writer learnt that
+            # it drains, so all are looked at once more.
+            await self._move_all()
+            if await self._remove_cookie(cookie):
                 break
-            self._tell(Stage.SERVING)
-            await asyncio.sleep(LOOK_S)
-        # It is down and was empty: a ledger may have got it just before the writer learnt that it
-        # drains, so all are looked at once more.
-        await self._move_all()
-        for path in (paths.bookie_cookie(self._bookie), paths.bookie_draining(self._bookie)):
-            await update(self._store, path, lambda _: DELETE, deadline=_deadline())
+        path = paths.bookie_draining(self._bookie)
+        await update(self._store, path, lambda _: DELETE, deadline=_deadline())
         self._tell(Stage.REMOVED)
+
+    async def _cookie(self) -> bytes | None:
+        path = paths.bookie_cookie(self._bookie)
+        await self._store.sync(path)
+        stored = await self._store.get(path)
+        return None if stored is None else stored.value
+
+    async def _remove_cookie(self, seen: bytes | None) -> bool:
+        """False: the bookie was started since, which a start enters there before anything else."""
+        path = paths.bookie_cookie(self._bookie)
+
+        def change(value: bytes | None) -> Verdict:
+            return DELETE if value == seen else KEEP
+
+        return await update(self._store, path, change, deadline=_deadline()) is None
 
     async def _move_all(self) -> None:
         """Until no ledger names the bookie."""

@@ -98,10 +98,10 @@ async def metadata_of(nodes: Cluster, ledger: LedgerId) -> LedgerMetadata:
     return decode_ledger(stored.value)
 
 
-async def bake_cookies(nodes: Cluster) -> None:
+async def bake_cookies(nodes: Cluster, *, boot_epoch: int = 1) -> None:
     """The cluster knows all of its present bookies by name."""
     for bookie in nodes.bookies:
-        cookie = BookieCookie(bookie.member.bookie, bookie.member.incarnation, 1, "c")
+        cookie = BookieCookie(bookie.member.bookie, bookie.member.incarnation, boot_epoch, "c")
         path = paths.bookie_cookie(bookie.member.bookie)
         stored = await nodes.store.get(path)
         await nodes.store.put(

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.ledger_bookies import Cluster, cluster
-from fakes.repairs import bake_cookies, lose, metadata_of, payload_of, replicating, written
+from fakes.repairs import (
+    bake_cookies,
+    lose,
+    metadata_of,
+    payload_of,
+    replicating,
+    written,
+)
 from fakes.virtual_loop import run_virtual
 from support import ManualClock
 
@@ -16,11 +23,16 @@ from magnetar.bookie.repair.decommission import Progress, Stage, decommission, d
 from magnetar.bookie.repair.errors import NoSuchBookie, StillNeeded
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_cluster
+from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import NO_LEDGER, BookieId
 from magnetar.metadata.store import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from fakes.ledger_bookies import FakeBookie
+
+    from magnetar.metadata.node import Versioned
 
 
 @asynccontextmanager
@@ -62,6 +74,55 @@ def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> None:
             assert await nodes.store.get(paths.bookie_draining(name)) is None
 
     run_virtual(main())
+
+
+def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() -> None:
+    """Its process manager may start it while its ledgers are looked for once more."""
+
+    async def main() -> None:
+        told: list[Progress] = []
+        async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
+            made = await written(ledgers, 5)
+            leaving = nodes.bookie(made.segments[0].members[0])
+            name = leaving.member.bookie
+            store = Restarting(nodes, leaving)
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(
+                    decommission(store, ManualClock(), name, timeout_s=600, on_progress=told.append)
+                )
+                while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
+                    await asyncio.sleep(0.5)
+                store.armed = True
+                await lose(nodes, leaving)
+                await asyncio.sleep(30)
+                assert not store.armed, "it did not start again"
+                assert await nodes.store.get(paths.bookie_cookie(name)) is not None
+                assert await nodes.store.get(paths.bookie_draining(name)) is not None
+                assert told[-1].stage is Stage.SERVING
+                await lose(nodes, leaving)
+                await work
+            assert await nodes.store.get(paths.bookie_cookie(name)) is None
+
+    run_virtual(main())
+
+
+class Restarting(MemoryStore):
+    """Once armed: as soon as the bookie has been found to be down, it starts again."""
+
+    def __init__(self, nodes: Cluster, bookie: FakeBookie) -> None:
+        super().__init__(nodes.tree)
+        self.armed = False
+        self._nodes = nodes
+        self._bookie = bookie
+
+    async def get(self, path: str) -> Versioned | None:
+        found = await super().get(path)
+        if self.armed and path == paths.bookie_available(self._bookie.member.bookie) and not found:
+            self.armed = False
+            await bake_cookies(self._nodes, boot_epoch=2)  # a start does that first
+            self._bookie.restart()
+            await self._nodes.register(self._bookie)
+        return found
 
 
 def test_t32_what_keeps_it_is_named() -> None:

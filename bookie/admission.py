@@ -159,7 +159,12 @@ class Admission:
         self._clock = clock
         self._ledgers_cached_max = ledgers_cached_max
         self._states: dict[int, LedgerState] = {}
+        self._removal_watchers: list[Callable[[int], None]] = []
         self.conflicts = 0  # entries that were offered with other content than is stored
+
+    def watch_removals(self, tell: Callable[[int], None]) -> None:
+        """Call `tell` with each ledger of which entries that are stored are deleted or replaced."""
+        self._removal_watchers.append(tell)
 
     def state(self, ledger: int) -> LedgerState:
         """Raises StorageFailed: the ledger's record cannot be read, or makes no sense."""
@@ -229,6 +234,7 @@ class Admission:
         stone = encode_tombstone(Tombstone(self._clock.now_ms())) if for_good else None
         self._delete(ledger, stone)
         self._states.pop(ledger, None)
+        self._tell_removed(ledger)
 
     def _admit_one(self, add: Add, puts: list[Put], *, verified: bool) -> BookieCode | None:
         """Append to `puts` what storing the add takes, or say why not. None: the metadata is to be
@@ -278,13 +284,20 @@ class Admission:
             # What cannot be read is replaced by what replicators and recoverers read soundly from
             # other bookies: it is the same entry, since a ledger has one writer and an envelope
             # names its id. Refused, a ledger with no spare bookie could never be recovered.
-            return None if add.flags & (COPY | RECOVERY) else BookieCode.IO_ERROR
+            if not add.flags & (COPY | RECOVERY):
+                return BookieCode.IO_ERROR
+            self._tell_removed(add.ledger)
+            return None
         # Two writers of one ledger, or corruption: neither must ever happen.
         self.conflicts += 1
         if not state.alarmed:
             state.alarmed = True
             log.error("entry offered again with other content", ledger=add.ledger, entry=add.entry)
         return BookieCode.CONFLICT
+
+    def _tell_removed(self, ledger: int) -> None:
+        for tell in self._removal_watchers:
+            tell(ledger)
 
     def _load(self, ledger: int) -> LedgerState:
         value = self._storage.ledger_record(ledger)

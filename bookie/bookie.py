@@ -17,7 +17,7 @@ from magnetar.bookie.admission import Admission
 from magnetar.bookie.disk import release_if_short
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.newcomers import FirstAddCheck
-from magnetar.bookie.service import BookieService
+from magnetar.bookie.service import READ_CACHE_BYTES, BookieService
 from magnetar.bookie.storage.commit import GroupCommit
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
@@ -71,6 +71,7 @@ async def open_bookie(
     chance: random.Random,
     registry: CollectorRegistry,
     pending_bytes_max: int = PENDING_BYTES_MAX,
+    read_cache_bytes: int = READ_CACHE_BYTES,
     open_deadline_s: float = OPEN_DEADLINE_S,
     stop_grace_s: float = STOP_GRACE_S,
     new_incarnation: bool = False,
@@ -81,8 +82,7 @@ async def open_bookie(
     """A bookie that serves while inside. Raises StartRefused, or what the metadata store raises;
     later WrongIncarnation when another process took the bookie's name.
 
-    `new_incarnation` lets it begin anew on an empty directory; every `epoch_s` it begins another
-    boot epoch.
+    `new_incarnation`: begin anew on an empty directory. Each `epoch_s` begins another boot epoch.
 
     On leaving, whatever was written is made durable and acknowledged if that takes no longer than
     `stop_grace_s`; then the store is closed in good order.
@@ -104,7 +104,6 @@ async def open_bookie(
         directory=str(data_dir),
     )
     threads = _Threads()
-    sync = threads.sync
     try:
         service, upkeep = _assemble(
             directory,
@@ -114,6 +113,7 @@ async def open_bookie(
             chance=chance,
             registry=registry,
             pending_bytes_max=pending_bytes_max,
+            read_cache_bytes=read_cache_bytes,
             upkeep_config=upkeep_config,
             die=die,
         )
@@ -122,8 +122,8 @@ async def open_bookie(
             lasting = [
                 group.create_task(service.run()),
                 group.create_task(upkeep.run()),
-                group.create_task(_count_epochs(directory, metadata, chance, sync, epoch_s)),
-                group.create_task(_follow_manifest(directory, sync, die)),
+                group.create_task(_count_epochs(directory, metadata, chance, threads, epoch_s)),
+                group.create_task(_follow_manifest(directory, threads.sync, die)),
             ]
             yield service
             await service.stop(grace_s=stop_grace_s)
@@ -161,6 +161,7 @@ def _assemble(
     chance: random.Random,
     registry: CollectorRegistry,
     pending_bytes_max: int,
+    read_cache_bytes: int,
     upkeep_config: UpkeepConfig,
     die: Callable[[StorageFailed], None],
 ) -> tuple[BookieService, Upkeep]:
@@ -176,7 +177,7 @@ def _assemble(
     admission = Admission(
         directory.storage, write=commit.write, delete=commit.delete_ledger, clock=clock
     )
-    service = _service(directory, commit, admission, metadata, threads.read)
+    service = _service(directory, commit, admission, metadata, threads.read, read_cache_bytes)
     upkeep = Upkeep(
         directory=directory,
         service=service,
@@ -198,14 +199,14 @@ async def _count_epochs(
     directory: DataDirectory,
     metadata: MetadataStore,
     chance: random.Random,
-    sync_thread: Executor,
+    threads: _Threads,
     epoch_s: float,
 ) -> None:
     """Raises WrongIncarnation."""
     while True:
         await asyncio.sleep(epoch_s)
         try:
-            await directory.count_up(metadata, chance=chance, thread=sync_thread)
+            await directory.count_up(metadata, chance=chance, thread=threads.sync)
         except (Unavailable, OutcomeUnknown) as error:
             log.warning("boot epoch not counted up; next time", error=str(error))
 
@@ -245,6 +246,7 @@ def _service(
     admission: Admission,
     metadata: MetadataStore,
     read_thread: ThreadPoolExecutor,
+    read_cache_bytes: int,
 ) -> BookieService:
     identity = directory.identity
     return BookieService(
@@ -258,6 +260,7 @@ def _service(
             metadata, Member(BookieId(identity.bookie), identity.incarnation)
         ),
         formers=directory.formers,
+        read_cache_bytes=read_cache_bytes,
     )
 
 
@@ -267,7 +270,7 @@ def _export(
     commit: GroupCommit,
     formers: Mapping[str, object],
 ) -> None:
-    counts = service.counts
+    counts, cache = service.counts, service.read_cache
     for name, text, read in (
         ("adds_stored", "Adds that were stored, duplicates included.", lambda: counts.adds_stored),
         ("adds_refused", "Adds that were refused.", lambda: counts.adds_refused),
@@ -279,6 +282,8 @@ def _export(
         ),
         ("reads", "Requests to read entries.", lambda: counts.reads),
         ("entries_read", "Entries given to readers.", lambda: counts.entries_read),
+        ("read_cache_hits", "Frames of reads that came from memory.", lambda: cache.hits),
+        ("read_cache_misses", "Frames that had to be read from disk.", lambda: cache.misses),
         (
             "fences",
             "Requests that fenced a ledger, again or for the first time.",
@@ -291,6 +296,12 @@ def _export(
         "magnetar_bookie_pending_bytes",
         "Bytes written and not yet synced.",
         lambda: commit.pending_bytes,
+    )
+    gauge(
+        registry,
+        "magnetar_bookie_read_cache_bytes",
+        "What the read cache takes.",
+        lambda: cache.bytes,
     )
     gauge(
         registry,

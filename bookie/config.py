@@ -11,6 +11,7 @@ from magnetar.bookie.bookie import PENDING_BYTES_MAX, STOP_GRACE_S
 from magnetar.bookie.collector import CollectorConfig
 from magnetar.bookie.disk import DiskLimits
 from magnetar.bookie.scrub import ScrubConfig
+from magnetar.bookie.service import READ_CACHE_BYTES
 from magnetar.bookie.storage.format import is_name
 from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
 from magnetar.bookie.upkeep import UpkeepConfig
@@ -34,6 +35,9 @@ class BookieConfig(RoleConfig):
     session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
     pending_bytes_max: int = Field(
         PENDING_BYTES_MAX, ge=1 << 20, description="bytes not yet on disk before writers must wait"
+    )
+    read_cache_mb: int = Field(
+        READ_CACHE_BYTES >> 20, ge=0, description="MiB of entries kept that were read lately"
     )
     open_deadline_s: float = Field(
         OPEN_DEADLINE_S, gt=0, description="for opening the store after an unclean end"

@@ -82,6 +82,7 @@ async def serve_bookie(
                 chance=random.SystemRandom(),
                 registry=registry,
                 pending_bytes_max=config.pending_bytes_max,
+                read_cache_bytes=config.read_cache_mb << 20,
                 open_deadline_s=config.open_deadline_s,
                 stop_grace_s=config.stop_grace_s,
                 new_incarnation=config.new_incarnation,

@@ -2,9 +2,9 @@
 
 Theory. Adds come in frames. A frame is decoded, decided upon and written in one synchronous step
 (admission.py); its acks go into the stream's outbox once the group that it fell into is durable
-(storage/commit.py). Reads run on a thread of their own, so that none waits behind a sync. A read
-that fences writes the fence first and answers nothing, neither yes nor no, before the fence is
-durable.
+(storage/commit.py). Reads run on a thread of their own, so that none waits behind a sync; what was
+read lately is answered from memory (read_cache.py). A read that fences writes the fence first and
+answers nothing, neither yes nor no, before the fence is durable.
 
 Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). No is said
 only when the store, which opened undamaged and without gaps (storage/directory.py), does not have
@@ -36,6 +36,7 @@ from magnetar.bookie.contract import (
 from magnetar.bookie.errors import ReadsOverloaded, StorageFailed
 from magnetar.bookie.limbo import Limbo
 from magnetar.bookie.newcomers import Newcomers
+from magnetar.bookie.read_cache import ReadCache, Run
 from magnetar.bookie.stripes import read_stripes
 from magnetar.protos.envelope import (
     BookieCode,
@@ -64,7 +65,9 @@ if TYPE_CHECKING:
     from magnetar.protos.envelope import Add
     from magnetar.runtime.frames import Buffer, FrameStream
 
-    _Run = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
+    _Source = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
+    # What comes next of a read, and why the entry behind it does not; None: ask for it.
+    _Answer = tuple[Run, BookieCode | None]
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -81,6 +84,8 @@ READ_ENTRIES_MAX: Final = 10_000
 # Where a frame of a read's answer ends: half of the thread hops and of gRPC's calls that 256 KiB
 # would take. Reading as much holds the interpreter's lock for 0.6 ms.
 READ_FRAME_BYTES: Final = 512 << 10
+# Eight streams of readers, each a second behind the one before.
+READ_CACHE_BYTES: Final = 64 << 20
 LEDGERS_PAGE_MAX: Final = 10_000
 ENTRIES_PAGE_MAX: Final = 1_000  # listing costs a read of each entry
 
@@ -117,6 +122,7 @@ class BookieService:
         read_thread: Executor,
         check_first_add: Callable[[int], Awaitable[BookieCode]],
         formers: Mapping[str, Storage | None] = MappingProxyType({}),
+        read_cache_bytes: int = READ_CACHE_BYTES,
     ) -> None:
         """`data_dir` is asked for free space (None: nothing is on a disk). `read_thread` has one
         worker. `admission` writes through `commit`. `check_first_add`: see newcomers.py. `formers`
@@ -125,6 +131,8 @@ class BookieService:
         self.identity = identity
         self.state = State.SERVING
         self.counts = Counts()
+        self.read_cache = ReadCache(read_cache_bytes)
+        admission.watch_removals(self.read_cache.forget)
         self._data_dir = data_dir
         self._storage = storage
         self._commit = commit
@@ -268,37 +276,41 @@ class BookieService:
         if code is not BookieCode.OK and not limbo:
             yield encode_read_answer(max(request.first, -1), code)
             return
-        run = partial(self._run_of_former, request) if limbo else partial(self._run, request.ledger)
+        source = (
+            partial(self._run_of_former, request) if limbo else partial(self._run, request.ledger)
+        )
         if request.stride:
-            async for parts in self._read_striped(request, run):
+            async for parts in self._read_striped(request, source):
                 yield parts
             return
+        # A recovery is told what the disk holds.
+        cached = None if limbo or request.fence else request.ledger
         rest = _Rest(
             at=request.first,
             last=request.last,
             entries_left=min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX),
             bytes_left=min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX),
         )
-        reading = self._begin_run(run, rest)
+        reading = self._begin_run(source, rest, cached)
         try:
             while not rest.given:
                 try:
                     found, why = await reading
                 except ReadsOverloaded as error:
-                    found, why = [], _unknown(error)
-                parts, short = encode_run(rest.at, found), rest.take(found)
-                self.counts.entries_read += len(found)
-                if short:
-                    yield [*parts, *encode_read_answer(rest.at, why)]
+                    found, why = Run.of(rest.at, []), _unknown(error)
+                self.counts.entries_read += found.count
+                short = rest.take(found)
+                if short and why is not None:
+                    yield [*found.parts, *encode_read_answer(rest.at, why)]
                     return
                 if not rest.given:  # the next frame is read while this one is being sent
-                    reading = self._begin_run(run, rest)
-                yield parts
+                    reading = self._begin_run(source, rest, cached)
+                yield found.parts
         finally:
             reading.cancel()
 
     async def _read_striped(
-        self, request: ReadRequest, run: _Run
+        self, request: ReadRequest, source: _Source
     ) -> AsyncGenerator[Sequence[Buffer], None]:
         """As `read`, across gaps."""
         bytes_left = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
@@ -310,7 +322,7 @@ class BookieService:
             parts: list[Buffer] = []
             try:
                 pieces, at, why = await self._on_read_thread(
-                    partial(read_stripes, run, request, at, **limits)
+                    partial(read_stripes, source, request, at, **limits)
                 )
             except ReadsOverloaded as error:
                 pieces, why = [], _unknown(error)
@@ -323,9 +335,29 @@ class BookieService:
                 parts += encode_read_answer(at, why)
             yield parts
 
-    def _begin_run(self, run: _Run, rest: _Rest) -> asyncio.Future[tuple[list[bytes], BookieCode]]:
-        limits = {"bytes_max": rest.frame_bytes, "entries_max": rest.entries_left}
-        return self._on_read_thread(partial(run, rest.at, rest.last, **limits))
+    def _begin_run(
+        self, source: _Source, rest: _Rest, cached: int | None
+    ) -> asyncio.Future[_Answer]:
+        """`cached`: the ledger whose runs may come from memory; None: from the disk alone."""
+        at, last = rest.at, rest.last
+        bytes_max, entries_max = rest.frame_bytes, rest.entries_left
+        limits = {"bytes_max": bytes_max, "entries_max": entries_max}
+        if cached is not None:
+            held = self.read_cache.get(
+                cached, at, last, bytes_max=bytes_max, entries_max=entries_max
+            )
+            if held is not None:
+                answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+                answer.set_result((held, None))
+                return answer
+        reading = self._on_read_thread(partial(_read_run, source, at, last, **limits))
+        if cached is not None:
+            reading.add_done_callback(partial(self._keep, cached, self.read_cache.epoch))
+        return reading
+
+    def _keep(self, ledger: int, epoch: int, reading: asyncio.Future[_Answer]) -> None:
+        if not reading.cancelled() and reading.exception() is None:
+            self.read_cache.put(ledger, reading.result()[0], epoch)
 
     def _run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
@@ -508,14 +540,18 @@ class _Rest:
     def given(self) -> bool:
         return self.at > self.last or self.entries_left <= 0 or self.bytes_left <= 0
 
-    def take(self, found: Sequence[bytes]) -> bool:
+    def take(self, found: Run) -> bool:
         """These come next. True: there should have been more in this frame."""
-        size = sum(map(len, found))
-        full = size >= self.frame_bytes or len(found) == self.entries_left
-        self.at += len(found)
-        self.entries_left -= len(found)
-        self.bytes_left -= size
+        full = found.size >= self.frame_bytes or found.count == self.entries_left
+        self.at += found.count
+        self.entries_left -= found.count
+        self.bytes_left -= found.size
         return not full and self.at <= self.last
+
+
+def _read_run(source: _Source, at: int, last: int, **limits: int) -> _Answer:
+    found, why = source(at, last, **limits)
+    return Run.of(at, found), why
 
 
 def _absent(state: LedgerState) -> BookieCode:

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from fakes.bookies import (
+    KEY,
+    OTHER,
+    Bookie,
+    FaultyStorage,
+    add,
+    envelope,
+    none,
+    read_request,
+    some,
+    with_bookie,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.read_cache import ENTRY_OVERHEAD_BYTES, RUN_OVERHEAD_BYTES, ReadCache, Run
+from magnetar.bookie.storage.format import entry_key
+from magnetar.protos.envelope import COPY, BookieCode, decode_read_answers
+
+OK = BookieCode.OK
+BROKEN = StorageFailed("read", "Corruption: checksum mismatch")
+MANY = 1 << 20
+
+
+def entries(ledger: int, first: int, count: int) -> list[bytes]:
+    """Of different sizes, each recognisable."""
+    return [
+        envelope(ledger, entry, b"x" * (7 * entry % 30)) for entry in range(first, first + count)
+    ]
+
+
+def answered(run: Run | None) -> list[bytes]:
+    if run is None:
+        return []
+    answers = list(decode_read_answers(b"".join(run.parts)))
+    assert [answer.entry for answer in answers] == list(range(run.first, run.following))
+    assert run.size == sum(len(answer.envelope) for answer in answers)
+    return [answer.envelope for answer in answers]
+
+
+def cost_of(ledger: int, first: int, count: int) -> int:
+    return Run.of(first, entries(ledger, first, count)).cost
+
+
+# -- the cache by itself ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Put:
+    ledger: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Get:
+    ledger: int
+    first: int
+    last: int
+    bytes_max: int
+    entries_max: int
+
+
+@dataclass(frozen=True)
+class Forget:
+    ledger: int
+
+
+LEDGERS = st.integers(1, 2)
+PLACES = st.integers(0, 40)
+STEPS = st.lists(
+    st.one_of(
+        st.builds(Put, LEDGERS, PLACES, st.integers(0, 12)),
+        st.builds(
+            Get, LEDGERS, PLACES, st.integers(40, 60), st.integers(1, 600), st.integers(1, 30)
+        ),
+        st.builds(Forget, LEDGERS),
+    ),
+    max_size=60,
+)
+
+
+def expected(held: set[int], get: Get) -> list[bytes]:
+    """What a store would give that has these entries."""
+    found: list[bytes] = []
+    for entry in range(get.first, min(get.last, get.first + get.entries_max - 1) + 1):
+        if entry not in held:
+            break
+        found += entries(get.ledger, entry, 1)
+        if sum(map(len, found)) >= get.bytes_max:
+            break
+    return found
+
+
+@given(STEPS)
+def test_with_room_for_all_it_gives_what_a_store_would(steps: list[Put | Get | Forget]) -> None:
+    cache = ReadCache(MANY)
+    held: dict[int, set[int]] = {1: set(), 2: set()}
+    for step in steps:
+        match step:
+            case Put(ledger, first, count):
+                cache.put(ledger, Run.of(first, entries(ledger, first, count)), cache.epoch)
+                held[ledger] |= set(range(first, first + count))
+            case Get(ledger, first, last, bytes_max, entries_max):
+                run = cache.get(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max)
+                assert answered(run) == expected(held[ledger], step)
+            case Forget(ledger):
+                cache.forget(ledger)
+                held[ledger].clear()
+        cache.check()
+
+
+@given(STEPS, st.integers(0, 6_000))
+def test_with_little_room_it_gives_less_and_nothing_else(
+    steps: list[Put | Get | Forget], bytes_max: int
+) -> None:
+    cache = ReadCache(bytes_max)
+    for step in steps:
+        match step:
+            case Put(ledger, first, count):
+                run = Run.of(first, entries(ledger, first, count))
+                cache.put(ledger, run, cache.epoch)
+                if count and run.cost <= bytes_max:
+                    found = cache.get(ledger, first, 99, bytes_max=MANY, entries_max=MANY)
+                    assert answered(found)[:count] == answered(run)
+            case Get(ledger, first, last, most, entries_max):
+                found = cache.get(ledger, first, last, bytes_max=most, entries_max=entries_max)
+                given_ = answered(found)
+                assert given_ == expected(set(range(100)), step)[: len(given_)]
+            case Forget(ledger):
+                cache.forget(ledger)
+                assert cache.get(ledger, 0, 99, bytes_max=1, entries_max=1) is None
+        cache.check()
+
+
+def test_what_was_not_asked_for_longest_goes_first() -> None:
+    cache = ReadCache(2 * cost_of(1, 0, 4))
+    cache.put(1, Run.of(0, entries(1, 0, 4)), 0)
+    cache.put(2, Run.of(0, entries(2, 0, 4)), 0)
+    assert cache.get(1, 0, 0, bytes_max=1, entries_max=1) is not None
+    cache.put(2, Run.of(4, entries(2, 0, 4)), 0)
+    assert cache.get(1, 3, 3, bytes_max=1, entries_max=1) is not None
+    assert cache.get(2, 0, 3, bytes_max=1, entries_max=1) is None
+    assert (cache.hits, cache.misses) == (2, 1)
+
+
+def test_a_run_that_was_begun_before_something_was_deleted_is_not_taken() -> None:
+    cache = ReadCache(MANY)
+    before = cache.epoch
+    cache.forget(2)
+    cache.put(1, Run.of(0, entries(1, 0, 4)), before)
+    assert cache.bytes == 0
+    cache.put(1, Run.of(0, entries(1, 0, 4)), cache.epoch)
+    assert cache.bytes > 0
+
+
+def test_what_python_takes_is_counted() -> None:
+    cache = ReadCache(MANY)
+    cache.put(1, Run.of(0, [envelope(1, 0), envelope(1, 1)]), 0)
+    size = len(envelope(1, 0)) + len(envelope(1, 1))
+    assert cache.bytes == size + 2 * ENTRY_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
+
+
+# -- a bookie that has one -------------------------------------------------------------------------
+
+
+async def with_five_read(bookie: Bookie) -> None:
+    """Entries 0 to 4 of ledger 1 are stored and were read."""
+    writer = await bookie.connect()
+    await writer.add(*(add(1, entry) for entry in range(5)))
+    assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
+    assert bookie.service.read_cache.bytes > 0
+
+
+def test_what_was_read_is_not_read_again_and_what_was_not_is() -> None:
+    async def test(bookie: Bookie) -> None:
+        await with_five_read(bookie)
+        bookie.storage.failing["read"] = BROKEN
+        assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
+        assert await bookie.read(read_request(2, 3)) == some(2, 3)
+        assert await bookie.read(read_request(1, 4, bytes_max=44)) == some(1, 2)
+        assert await bookie.read(read_request(3, 9)) == [
+            *some(3, 4),
+            none(5, BookieCode.IO_ERROR),
+        ]
+        del bookie.storage.failing["read"]
+        absent = none(5, BookieCode.NO_SUCH_ENTRY)
+        assert await bookie.read(read_request(3, 9)) == [*some(3, 4), absent]
+        writer = await bookie.connect()
+        await writer.add(add(1, 5))
+        assert await bookie.read(read_request(3, 5)) == some(3, 4, 5)
+
+    with_bookie(test)
+
+
+def test_nothing_is_kept_by_a_cache_of_no_size() -> None:
+    async def test(bookie: Bookie) -> None:
+        bookie.service.read_cache = ReadCache(0)
+        writer = await bookie.connect()
+        await writer.add(add(1, 0))
+        assert await bookie.read(read_request(0, 0)) == some(0)
+        assert bookie.service.read_cache.bytes == 0
+
+    with_bookie(test)
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_a_deleted_ledger_is_forgotten(*, for_good: bool) -> None:
+    async def test(bookie: Bookie) -> None:
+        await with_five_read(bookie)
+        bookie.service._admission.delete(1, for_good=for_good)
+        code = BookieCode.DELETED if for_good else BookieCode.NO_SUCH_LEDGER
+        assert await bookie.read(read_request(0, 4)) == [none(0, code)]
+        if not for_good:  # it gets one entry again, from a replicator
+            writer = await bookie.connect()
+            assert await writer.add(add(1, 3, flags=COPY)) == [OK]
+            missing = BookieCode.NO_SUCH_ENTRY
+            assert await bookie.read(read_request(0, 4)) == [none(0, missing)]
+            assert await bookie.read(read_request(3, 4)) == [*some(3), none(4, missing)]
+
+    with_bookie(test)
+
+
+def test_what_was_read_while_its_ledger_was_deleted_is_not_kept() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(*(add(1, entry) for entry in range(5)))
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(bookie.read(read_request(0, 4)))
+            await asyncio.sleep(0)  # the store has been asked, inline, and nobody was told yet
+            bookie.service._admission.delete(1, for_good=False)
+        assert reading.result() == some(0, 1, 2, 3, 4)
+        assert bookie.service.read_cache.misses == 1
+        assert bookie.service.read_cache.bytes == 0
+
+    with_bookie(test, inline=True)
+
+
+def test_an_entry_that_was_replaced_is_given_as_it_is_now() -> None:
+    """Another entry stood where it should stand."""
+
+    async def test(bookie: Bookie) -> None:
+        await with_five_read(bookie)
+        bookie.storage.write([(entry_key(1, 2), envelope(1, 9))])
+        bookie.service.read_cache.forget(1)
+        assert (await bookie.read(read_request(2, 2)))[0].envelope == envelope(1, 9)
+        writer = await bookie.connect()
+        assert await writer.add(add(1, 2, flags=COPY)) == [OK]
+        assert await bookie.read(read_request(2, 2)) == some(2)
+
+    with_bookie(test)
+
+
+def test_a_read_that_fences_is_told_what_the_disk_holds() -> None:
+    async def test(bookie: Bookie) -> None:
+        await with_five_read(bookie)
+        bookie.storage.failing["read"] = BROKEN
+        fencing = read_request(0, 4, fence=True)
+        assert await bookie.read(fencing) == [none(0, BookieCode.IO_ERROR)]
+        assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
+
+    with_bookie(test)
+
+
+def test_who_may_not_read_gets_nothing_out_of_it() -> None:
+    async def test(bookie: Bookie) -> None:
+        await with_five_read(bookie)
+        wrong_key = read_request(0, 4, master_key=KEY + 1)
+        assert await bookie.read(wrong_key) == [none(0, BookieCode.UNAUTHORIZED)]
+        # Nor does what is read of another incarnation of the bookie mix with it, either way.
+        former = read_request(0, 9, incarnation=OTHER)
+        assert await bookie.read(former) == [none(0, BookieCode.LIMBO)]
+
+    with_bookie(test, formers={OTHER: FaultyStorage()})

@@ -11,17 +11,16 @@ store is asked how much it has to do in the background, and before it is too muc
 
 Invariants:
     1. A `done` given to `when_durable` is called only after a sync that began after everything
-    written
-       before the call, and after its sequence was noted in the watermark.
-    2. Once a write or a sync has failed, nothing is written, synced or acknowledged any more:
-    what is
-       on disk is unknown, and syncing again could succeed without having written anything (the
+       written before the call, and after its sequence was noted in the watermark.
+    2. Once a write or a sync has failed, nothing is written, synced or acknowledged any more: what
+       is on disk is unknown, and syncing again could succeed without having written anything (the
        kernel drops the pages of a failed sync). The process is to die.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,8 +67,8 @@ class GroupCommit:
         observe_sync: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         """`note_durable` and the syncs run on `thread`, which has one worker. `die` ends the
-        process (in tests it may return). `observe_sync` is told of each sync's seconds and
-        bytes."""
+        process (in tests it may return). `observe_sync` is told of each sync's
+        seconds."""
         self._storage = storage
         self._note_durable = note_durable
         self._thread = thread
@@ -150,9 +149,8 @@ class GroupCommit:
                 break
             group, self._filling = self._filling, _Group()
             self._syncing_bytes = group.bytes
-            begun_s = loop.time()
             try:
-                pressed = await loop.run_in_executor(
+                pressed, seconds = await loop.run_in_executor(
                     self._thread, self._sync, self._storage.sequence()
                 )
             except StorageFailed as error:
@@ -160,7 +158,7 @@ class GroupCommit:
                 raise
             self._syncing_bytes = 0
             self._note_pressure(pressed)
-            self._observe_sync(loop.time() - begun_s)
+            self._observe_sync(seconds)
             for done in group.waiting:
                 done()
         raise self._failure
@@ -189,12 +187,14 @@ class GroupCommit:
             log.info("store keeps up again")
         self._room.set()
 
-    def _sync(self, sequence: int) -> bool:
+    def _sync(self, sequence: int) -> tuple[bool, float]:
         """On the sync thread: `sequence` was read before, so the sync covers it. Returns whether
-        adds are to be held back."""
+        adds are to be held back, and how many seconds the sync took."""
+        begun_s = time.perf_counter()
         self._storage.sync()
+        seconds = time.perf_counter() - begun_s
         self._note_durable(sequence)
-        return self._pressed()
+        return self._pressed(), seconds
 
     def _pressed(self) -> bool:
         with suppress(StorageFailed):  # the next write says what that means

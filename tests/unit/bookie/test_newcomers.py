@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from fakes.bookies import Bookie, add, last_request, read_request, some, with_bookie
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.newcomers import (

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.registration import Registration
 from magnetar.metadata import paths

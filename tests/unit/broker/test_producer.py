@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fakes.entries import entry_of
 from fakes.sessions import FakeProducerSession
-from support import run, settle
+from fakes.virtual_loop import run_virtual as run
+from support import settle
 
 from magnetar.broker.contract import ClientInfo, CloseReason, ProducerRequest
 from magnetar.broker.errors import EntryTooLarge, LogError, LogFenced

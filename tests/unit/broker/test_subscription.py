@@ -13,7 +13,8 @@ from fakes.entries import texts_of
 from fakes.sessions import FakeConsumerSession
 from fakes.topic_log import SMALL, World
 from fakes.topics import opened_topic
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.broker.contract import CloseReason, InitialPosition, SubscriptionType
 from magnetar.broker.dispatch.explain import Why

@@ -10,7 +10,8 @@ from fakes.entries import entry_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import World
 from fakes.topics import opened_topic
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.broker.contract import AccessMode, CloseReason, SubscriptionType
 from magnetar.broker.errors import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fakes.virtual_loop import run_virtual as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import run
 
 from magnetar.metadata import paths
 from magnetar.metadata.ledger_tree import ledger_ids

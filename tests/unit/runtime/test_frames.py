@@ -7,9 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.virtual_loop import run_virtual as run
 from hypothesis import given
 from hypothesis import strategies as st
-from support import run, settle
+from support import settle
 
 from magnetar.runtime.frames import (
     FRAME_BYTES_MAX,

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from fakes.ledger_bookies import FakeBookie
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
 from magnetar.bookie.ledger.errors import BookieUnavailable

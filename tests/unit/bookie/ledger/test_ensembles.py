@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from fakes.ledger_bookies import Cluster, cluster
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.errors import NotEnoughBookies

@@ -1,4 +1,4 @@
-"""Ledgers, appenders and recoveries over fake bookies: whole shells on a real loop."""
+"""Ledgers, appenders and recoveries over fake bookies: whole shells, in virtual time."""
 
 import asyncio
 from dataclasses import replace
@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from fakes.ledger_bookies import cluster
 from fakes.ledger_lives import append, confirmed, create, payload, read_all, seated, world
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.errors import (

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
-from support import run, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import wait_until
 
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import BookieUnavailable

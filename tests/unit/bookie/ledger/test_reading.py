@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
 from fakes.ledger_lives import QUICK, append, confirmed, create, payload, seated, world
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
 from magnetar.bookie.ledger.bad_copies import BadCopies

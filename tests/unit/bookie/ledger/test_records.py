@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.ledger_world import member, open_metadata
-from support import run, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import wait_until
 
 from magnetar.bookie.ledger.errors import LedgerFenced, LedgerNotFound
 from magnetar.bookie.ledger.quorum import Quorum

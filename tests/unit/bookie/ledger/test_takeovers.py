@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from fakes.ledger_bookies import cluster
 from fakes.ledger_lives import append, confirmed, create, payload, read_all, seated, world
-from support import run, settle, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.errors import (

@@ -61,6 +61,10 @@ class DirectoryUnusable(StartRefused):
     """It cannot be written: read-only, full, no permission, not a directory."""
 
 
+class OpenTooSlow(StartRefused):
+    """The store did not open in time, and nothing says that it is damaged."""
+
+
 class DirectoryLocked(StartRefused):
     """Another process uses it."""
 
@@ -112,7 +116,8 @@ class TooManyFormers(StartRefused):
 
 
 class DamagedStore(BookieError):
-    """The store does not open, hangs while opening, or has lost what was on disk already.
+    """The store does not open, makes whoever opens it compute without end, or has lost what was on
+    disk already.
 
     What is missing from it is unknown, never "no": it is kept for a former incarnation.
     """

@@ -19,7 +19,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Final
 
-from magnetar.bookie.errors import DirectoryUnusable, StorageFailed
+from magnetar.bookie.errors import StartRefused, StorageFailed
 from magnetar.bookie.storage.format import is_incarnation
 from magnetar.bookie.storage.layout import (
     FORMER,
@@ -82,7 +82,7 @@ async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStora
     for incarnation in former_incarnations(path):
         try:
             formers[incarnation] = await _open(path, incarnation, deadline_s)
-        except (StorageFailed, DirectoryUnusable, OSError) as error:
+        except (StorageFailed, StartRefused, OSError) as error:
             formers[incarnation] = None
             log.error("former store does not open", incarnation=incarnation, reason=str(error))
         else:

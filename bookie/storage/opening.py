@@ -5,19 +5,27 @@ lock, and on damaged files it may never return, or end the
 process. After an unclean end the opening is therefore tried in a child process first (probe.py),
 with a deadline. The child compares the store with the watermark before it lets RocksDB write to it;
 then it also does the replaying, so that the opening here is short.
+
+To replace a store that is sound costs all of its copies, so a child that comes to no end does not
+speak against the store by itself: a disk may be slow, a machine short of memory. The store is to
+blame for one that computes without reading or writing anything, and for one that crashes where
+there is memory enough.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from magnetar.bookie.errors import (
     DamagedStore,
     DirectoryUnusable,
+    OpenTooSlow,
     StorageFailed,
     WrongIncarnation,
 )
@@ -30,8 +38,6 @@ from magnetar.bookie.storage.watermark import read_watermark
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from magnetar.bookie.storage.format import Identity, Watermark
 
 log = get_logger(__name__)
@@ -40,6 +46,10 @@ log = get_logger(__name__)
 # done twice. A slow disk may take ten times as long.
 OPEN_DEADLINE_S: Final = 60.0
 
+# Of the second half of the deadline, without a byte read or written. Replaying reads a log in steps
+# of 32 KiB, each of which takes less than a millisecond.
+SPINNING_SHARE: Final = 0.1
+
 # Someone's decision, or the kernel's when memory was short: nothing that the store did.
 _KILLED: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -47,8 +57,8 @@ _KILLED: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signa
 async def open_whole(path: Path, identity: Identity, deadline_s: float) -> RocksStorage:
     """Open the store of a directory in use.
 
-    Raises DamagedStore; DirectoryUnusable when the trouble is not the store's; WrongIncarnation
-    when it is the store of another incarnation.
+    Raises DamagedStore; DirectoryUnusable, OpenTooSlow when the trouble is not the store's;
+    WrongIncarnation when it is the store of another incarnation.
     """
     mark = _read_mark(path, identity)
     try:
@@ -80,32 +90,13 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
 
 async def probe(path: Path, *arguments: str | Path, deadline_s: float) -> str | None:
     """Run probe.py. Returns what is wrong with the store, None: nothing. Raises DirectoryUnusable
-    when someone killed it, or it failed for a reason of its own."""
-    command = [sys.executable, "-m", "magnetar.bookie.storage.probe", *map(str, arguments)]
-    child = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            _, said = await child.communicate()
-    except TimeoutError:
-        return f"it has not opened within {deadline_s:g} s"
-    finally:
-        with suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    status = child.returncode
+    when someone killed it, or it failed for a reason of its own; OpenTooSlow."""
+    status, reason = await _run_probe(path, arguments, deadline_s)
     if status == 0:
         return None
-    if status is not None and -status in _KILLED:
-        raise DirectoryUnusable(
-            path,
-            found=f"that {signal.Signals(-status).name} ended the process that tried the store",
-            expected="it to end by itself",
-            remedy="Nothing was changed. If memory was short, free some; then start again.",
-        )
-    reason = said.decode(errors="replace").strip().rpartition("\n")[2]
-    if status is not None and status > 0 and status != DAMAGED:
+    if status == DAMAGED:
+        return reason
+    if status > 0:
         raise DirectoryUnusable(
             path,
             found=f"that the process that tried the store ended with status {status}: {reason}",
@@ -113,7 +104,73 @@ async def probe(path: Path, *arguments: str | Path, deadline_s: float) -> str | 
             remedy="Nothing was changed. If the installation or its memory limit is to blame, "
             "correct that; then start again.",
         )
+    if -status in _KILLED:
+        raise DirectoryUnusable(
+            path,
+            found=f"that {signal.Signals(-status).name} ended the process that tried the store",
+            expected="it to end by itself",
+            remedy="Nothing was changed. If memory was short, free some; then start again.",
+        )
+    if arguments[0] != "means":  # RocksDB crashes when it gets no memory, too
+        await probe(path, "means", deadline_s=deadline_s)
     return reason or f"the process that tried it ended with status {status}"
+
+
+async def _run_probe(
+    path: Path, arguments: tuple[str | Path, ...], deadline_s: float
+) -> tuple[int, str]:
+    """Its exit status, and the last line of what it said. Raises OpenTooSlow."""
+    command = [sys.executable, "-m", "magnetar.bookie.storage.probe", *map(str, arguments)]
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            talking = group.create_task(child.communicate())
+            await asyncio.wait({talking}, timeout=deadline_s / 2)
+            before = _effort(child.pid)
+            await asyncio.wait({talking}, timeout=deadline_s / 2)
+            late, after = not talking.done(), _effort(child.pid)
+            if late:
+                child.kill()  # which ends the talking as well
+    finally:
+        with suppress(ProcessLookupError):
+            child.kill()
+        status = await child.wait()
+    if late:
+        computed_s = after.cpu_s - before.cpu_s
+        if after.bytes == before.bytes and computed_s >= SPINNING_SHARE * deadline_s / 2:
+            return DAMAGED, f"opening it computes for {deadline_s:g} s and comes to no end"
+        raise _too_slow(path, deadline_s)
+    return status, talking.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
+
+
+class _Effort(NamedTuple):
+    """What a process has done so far."""
+
+    cpu_s: float
+    bytes: int  # read and written, from wherever; -1: unknown
+
+
+def _effort(process: int) -> _Effort:
+    try:
+        of = Path(f"/proc/{process}")
+        moved = dict(line.split(": ") for line in (of / "io").read_text().splitlines())
+        times = (of / "stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return _Effort(0.0, -1)
+    cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    return _Effort(cpu_s, int(moved["rchar"]) + int(moved["wchar"]))
+
+
+def _too_slow(path: Path, deadline_s: float) -> OpenTooSlow:
+    return OpenTooSlow(
+        path,
+        found=f"that the store has not opened within {deadline_s:g} s",
+        expected="it to have replayed its log by then",
+        remedy="Nothing was replaced, and nothing says that the store is damaged: the disk or the "
+        "machine is slow. Raise open_deadline_s, then start again.",
+    )
 
 
 def _read_mark(path: Path, identity: Identity) -> Watermark:

@@ -5,6 +5,7 @@ this program itself, and tells nothing of the store.
     whole STORE SEQUENCE   nothing may be missing from the store up to that operation: first opened
                            without writing to it, then once more, which replays its log
     salvage VIEW           whatever can be read of a damaged one (former.py)
+    means                  no store at all: may a process have what opening one takes?
 
 A process of its own, because RocksDB may hang or crash on damaged files while it holds the
 interpreter's lock.
@@ -12,13 +13,18 @@ interpreter's lock.
 
 from __future__ import annotations
 
+import mmap
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.rocks import RocksStorage
 
+# What eight memtables take, and as much again for blocks, buffers, libraries and threads' stacks.
+MEMORY_BYTES: Final = 1 << 30
+THREADS: Final = 16
 DAMAGED: Final = 65  # EX_DATAERR of sysexits.h; an exception that nobody catches ends with 1
 
 
@@ -32,7 +38,22 @@ def check_sequence(found: int, durable: int) -> None:
         )
 
 
+def check_means() -> None:
+    """Raises what there is too little of. Costs nothing: what is not touched is only reserved."""
+    mmap.mmap(-1, MEMORY_BYTES).close()
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(THREADS)]
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        done.set()
+
+
 def main(arguments: list[str]) -> int:
+    if arguments == ["means"]:
+        check_means()
+        return 0
     kind, path, *rest = arguments
     directory = Path(path)
     try:

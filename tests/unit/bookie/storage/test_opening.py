@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from support import run
 
-from magnetar.bookie.errors import DirectoryUnusable
+from magnetar.bookie.errors import DirectoryUnusable, OpenTooSlow
 from magnetar.bookie.storage.opening import probe
+from magnetar.bookie.storage.rocks import RocksStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,3 +31,62 @@ def test_a_probe_that_fails_by_itself_does_not_blame_the_store(tmp_path: Path) -
             await probe(tmp_path, "whole", deadline_s=30)
 
     run(main())
+
+
+def test_a_probe_that_crashes_for_want_of_memory_does_not_blame_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RocksStorage(tmp_path / "store", create=True).close()
+    python = f'ulimit -v {120 << 10}; exec {sys.executable} "$@"'
+    monkeypatch.setattr(sys, "executable", program(tmp_path, python))
+
+    async def main() -> None:
+        with pytest.raises(DirectoryUnusable, match="Cannot allocate memory"):
+            await probe(tmp_path, "whole", tmp_path / "store", "0", deadline_s=30)
+
+    run(main())
+
+
+def test_a_probe_that_crashes_where_there_is_memory_blames_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashing = f'[ $3 = means ] && exec {sys.executable} "$@"; echo what >&2; kill -SEGV $$'
+    monkeypatch.setattr(sys, "executable", program(tmp_path, crashing))
+
+    async def main() -> None:
+        assert await probe(tmp_path, "whole", tmp_path, "0", deadline_s=30) == "what"
+
+    run(main())
+
+
+@pytest.mark.parametrize("doing", ["exec sleep 60", "exec cat /dev/zero > /dev/null"])
+def test_a_probe_that_is_slow_blames_nobody_and_says_what_to_raise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", program(tmp_path, doing))
+
+    async def main() -> None:
+        with pytest.raises(OpenTooSlow, match="open_deadline_s"):
+            await probe(tmp_path, "whole", tmp_path, "0", deadline_s=1)
+
+    run(main())
+
+
+def test_a_probe_that_computes_without_end_blames_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", program(tmp_path, "while :; do :; done"))
+
+    async def main() -> None:
+        reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3)
+        assert reason is not None
+        assert "comes to no end" in reason
+
+    run(main())
+
+
+def program(directory: Path, text: str) -> str:
+    path = directory / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)

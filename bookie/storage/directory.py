@@ -196,16 +196,16 @@ async def _open_locked(
             identity, storage = _make_store(path, identity)
         manifest = ManifestWatch(path / STORE, storage)
         watermark = _begin_watermark(path, identity, storage, manifest)
+        if identity.state is not DirectoryState.READY:
+            identity = replace(identity, state=DirectoryState.READY)
+            write_identity(path, identity)
+            log.info("directory formatted", directory=str(path), incarnation=identity.incarnation)
+        formers = await open_formers(path, deadline_s=deadline_s)
     except BaseException:
         if storage is not None:
             with suppress(StorageFailed):
                 storage.close()
         raise
-    if identity.state is not DirectoryState.READY:
-        identity = replace(identity, state=DirectoryState.READY)
-        write_identity(path, identity)
-        log.info("directory formatted", directory=str(path), incarnation=identity.incarnation)
-    formers = await open_formers(path, deadline_s=deadline_s)
     return DataDirectory(path, identity, storage, watermark, manifest, formers, lock, entered)
 
 

@@ -67,7 +67,7 @@ def environment_error(reason: str) -> OSError | None:
 def lock_directory(path: Path) -> int:
     """Make the directory if need be, and lock it against other processes. Returns what to close."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        _make_directory(path)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise unusable(path, error) from error
@@ -83,6 +83,14 @@ def lock_directory(path: Path) -> int:
         os.close(lock)
         raise unusable(path, error) from error
     return lock
+
+
+def _make_directory(path: Path) -> None:
+    """As durable as what will be in it."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync_directory(each.parent)
 
 
 def in_use(path: Path, lock: int) -> DirectoryLocked:

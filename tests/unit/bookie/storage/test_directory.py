@@ -12,6 +12,7 @@ from fakes.directories import COOKIE, Cluster, flip, foreign_store, killed_direc
 from support import run
 
 from magnetar.bookie import errors
+from magnetar.bookie.storage import layout
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.format import (
     DirectoryState,
@@ -64,6 +65,18 @@ def test_an_empty_directory_is_formatted(cluster: Cluster, tmp_path: Path) -> No
     assert (cookie.incarnation, cookie.boot_epoch) == (identity.incarnation, 1)
     assert cookie.cluster == identity.cluster
     directory.close()
+
+
+def test_a_directory_that_was_made_is_durable_in_its_parents(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(layout, "sync_directory", synced.append)
+    cluster.start(tmp_path / "disk" / "bookie").close()
+    assert synced[:2] == [tmp_path, tmp_path / "disk"]
+    synced.clear()
+    cluster.start(tmp_path / "disk" / "bookie").close()
+    assert tmp_path / "disk" not in synced
 
 
 def test_a_mount_point_counts_as_empty(cluster: Cluster, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -287,3 +288,26 @@ def test_a_bookie_whose_name_was_taken_learns_it(
     with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
         count_up(directory, MemoryStore(cluster.tree), cluster.chance)
     directory.close()
+
+
+def test_a_start_that_is_broken_off_at_a_former_store_lets_go_of_everything(
+    cluster: Cluster, used: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_watermark(used)
+    cluster.start(used).close()
+    sleeping = used.parent / "python"
+    sleeping.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeping.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(sleeping))
+        with pytest.raises(TimeoutError):
+            run(start_within(cluster, used, seconds=1))
+    directory = cluster.start(used)
+    assert list(directory.formers)
+    directory.close()
+
+
+async def start_within(cluster: Cluster, path: Path, *, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        store = MemoryStore(cluster.tree)
+        await open_directory(path, bookie="b1", metadata=store, chance=cluster.chance)

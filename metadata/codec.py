@@ -40,6 +40,7 @@ from magnetar.metadata.under_replication import (
 from magnetar.protos import metadata_pb2 as pb
 
 FORMAT: Final = 1
+_COUNTER: Final = "ledger counter"
 
 
 class _Record(Protocol):
@@ -130,12 +131,15 @@ def _member_from_wire(message: pb.Member) -> Member:
     return Member(BookieId(message.bookie), message.incarnation, _unknown(message))
 
 
-def encode_ledger_counter(next_ledger: LedgerId) -> bytes:
-    return _bytes(pb.LedgerCounter(format=FORMAT, next=next_ledger))
+def encode_ledger_counter(next_ledger: LedgerId, *, replaced: bytes | None = None) -> bytes:
+    """`replaced`: the record in whose place it is put. None: there is none."""
+    before = None if replaced is None else _parse(pb.LedgerCounter(), _COUNTER, replaced)
+    unknown = b"" if before is None else _unknown(before)
+    return _bytes(pb.LedgerCounter(format=FORMAT, next=next_ledger), unknown)
 
 
 def decode_ledger_counter(data: bytes) -> LedgerId:
-    kind = "ledger counter"
+    kind = _COUNTER
     message = _parse(pb.LedgerCounter(), kind, data)
     if message.next < 0:
         raise CorruptRecord(kind, f"next ledger {message.next}")

@@ -61,7 +61,8 @@ class LedgerIds:
                 first = decode_ledger_counter(stored.value) if stored is not None else 0
                 first = max(first, newer_than + 1)
                 version = ABSENT if stored is None else stored.version
-                value = encode_ledger_counter(LedgerId(first + BLOCK))
+                before = None if stored is None else stored.value
+                value = encode_ledger_counter(LedgerId(first + BLOCK), replaced=before)
                 await self._store.put(paths.NEXT_LEDGER_ID, value, expected=version)
             except BadVersion:
                 continue  # another process took a block; each lost race is someone's success

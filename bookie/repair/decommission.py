@@ -11,7 +11,7 @@ back by mistake. Everything may be broken off and done again.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
@@ -64,7 +64,10 @@ async def drain(
         before = None if value is None else decode_bookie_drain(value)
         if before is not None and before.decommission >= decommission:
             return KEEP
-        return encode_bookie_drain(BookieDrain(bookie, clock.now_ms(), decommission=decommission))
+        fresh = BookieDrain(bookie, clock.now_ms(), decommission=decommission)
+        return encode_bookie_drain(
+            fresh if before is None else replace(fresh, unknown=before.unknown)
+        )
 
     await update(store, paths.bookie_draining(bookie), change, deadline=_deadline())
 

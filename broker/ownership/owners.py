@@ -232,8 +232,10 @@ class Owners:
             if heir is None:
                 await self._store.delete(_path(bundle), expected=stored.version)
                 return
-            epoch = codec.decode_ownership(stored.value).epoch + 1
-            record = Ownership(heir.broker, heir.incarnation, epoch)
+            ours = codec.decode_ownership(stored.value)
+            record = replace(
+                ours, owner=heir.broker, incarnation=heir.incarnation, epoch=ours.epoch + 1
+            )
             await self._store.put(
                 _path(bundle), codec.encode_ownership(record), expected=stored.version
             )

@@ -287,6 +287,29 @@ def test_releasing_unloads_and_names_the_next_owner() -> None:
     run(main())
 
 
+def test_what_a_later_version_wrote_goes_over_with_the_bundle() -> None:
+    async def main() -> None:
+        async with brokers(2) as peers:
+            name, later = topic_of(peers[0], peers), b"\xc2\x3e\x05later"  # field 1000
+            bundle = bundle_of(name)
+            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+            await peers[0].owners.locate(name, authoritative=False)
+            stored = await peers[0].store.get(path)
+            assert stored is not None
+            await peers[0].store.put(path, stored.value + later, expected=stored.version)
+
+            async def unload(_: Bundle) -> None:
+                await settle()
+
+            await peers[0].owners.release(bundle, unload)
+            given = await peers[0].store.get(path)
+            assert given is not None
+            assert codec.decode_ownership(given.value).owner == peers[1].me.broker
+            assert given.value.endswith(later)
+
+    run(main())
+
+
 def test_a_broker_that_is_gone_is_no_heir() -> None:
     async def main() -> None:
         async with brokers(3) as peers:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.metadata import paths
-from magnetar.metadata.codec import decode_ledger_counter
+from magnetar.metadata.codec import decode_ledger_counter, encode_ledger_counter
 from magnetar.metadata.errors import CorruptRecord, Unavailable
 from magnetar.metadata.ids import BLOCK, LedgerIds
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
@@ -76,6 +76,20 @@ def test_an_id_from_a_foreign_counter_moves_the_counter_on() -> None:
         stored = tree.tree.get(paths.NEXT_LEDGER_ID)
         assert stored is not None
         assert decode_ledger_counter(stored.value) == 5_001 + BLOCK
+
+    run_virtual(main())
+
+
+def test_what_a_later_version_wrote_beside_the_counter_stays() -> None:
+    async def main() -> None:
+        tree, later = MemoryTree(), b"\xc2\x3e\x05later"  # field 1000
+        store = MemoryStore(tree)
+        value = encode_ledger_counter(LedgerId(7)) + later
+        await store.put(paths.NEXT_LEDGER_ID, value, expected=ABSENT)
+        assert await take(LedgerIds(store)) == 7
+        stored = tree.tree.get(paths.NEXT_LEDGER_ID)
+        assert stored is not None
+        assert stored.value == encode_ledger_counter(LedgerId(7 + BLOCK)) + later
 
     run_virtual(main())
 

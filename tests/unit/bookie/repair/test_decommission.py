@@ -22,10 +22,11 @@ from support import ManualClock
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
 from magnetar.bookie.repair.errors import NoSuchBookie, StillNeeded
 from magnetar.metadata import paths
-from magnetar.metadata.codec import decode_bookie_drain, encode_cluster
+from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain, encode_cluster
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import NO_LEDGER, BookieId
 from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BookieDrain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -157,6 +158,21 @@ def test_t32_what_keeps_it_is_named() -> None:
                 assert caught.value.blockers == {}
                 assert "still serves" in str(caught.value)
             assert await nodes.store.get(paths.bookie_cookie(name)) is not None
+
+    run_virtual(main())
+
+
+def test_what_a_later_version_wrote_into_the_mark_stays() -> None:
+    async def main() -> None:
+        async with founded(2) as nodes:
+            clock, name, later = ManualClock(), BookieId("b0"), b"\xc2\x3e\x05later"  # field 1000
+            value = encode_bookie_drain(BookieDrain(name, 1)) + later
+            await nodes.store.put(paths.bookie_draining(name), value, expected=ABSENT)
+            await drain(nodes.store, clock, name, decommission=True)
+            stored = await nodes.store.get(paths.bookie_draining(name))
+            assert stored is not None
+            assert decode_bookie_drain(stored.value).decommission
+            assert stored.value.endswith(later)
 
     run_virtual(main())
 

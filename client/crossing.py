@@ -13,7 +13,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message, MessageId
 
 T = TypeVar("T")
+
+INTERRUPT_SEEN_S: Final = 1.0
+"""How late a Ctrl-C is seen at most. The interpreter handles a signal between two of its steps: one
+that comes just before a thread goes to sleep does not wake it."""
 
 
 class LoopThread:
@@ -58,11 +63,11 @@ class LoopThread:
         except RuntimeError:  # the loop has ended since
             coroutine.close()
             raise AlreadyClosed("the client was closed") from None
-        self._calls.add(result)
-        if self._ended:
-            result.cancel()
         try:
-            return result.result()
+            self._calls.add(result)
+            if self._ended:
+                result.cancel()
+            return _result(result)
         except concurrent.futures.CancelledError:
             if self._ended:
                 coroutine.close()  # it may not have begun
@@ -127,6 +132,15 @@ class LoopThread:
             call.cancel()  # the loop did not get to it
         for crossing in list(self._crossings):
             crossing.end()
+
+
+def _result(call: concurrent.futures.Future[T]) -> T:
+    while True:
+        try:
+            return call.result(INTERRUPT_SEEN_S)
+        except TimeoutError:
+            if call.done():
+                return call.result()  # the error is its own, or it came just now
 
 
 class Crossing(Generic[T]):
@@ -238,8 +252,8 @@ class Mailbox:
         self._waiting += 1
         try:
             self.on_waiting()
-            there = self._changed.wait_for(
-                lambda: self._messages or self._failure is not None, timeout_s
+            there = wait_for(
+                self._changed, lambda: self._messages or self._failure is not None, timeout_s
             )
         finally:
             self._waiting -= 1
@@ -247,6 +261,18 @@ class Mailbox:
             raise self._failure
         if not there:
             raise Timeout(f"no message within {timeout_s} s", topic=self._topic)
+
+
+def wait_for(
+    changed: threading.Condition, predicate: Callable[[], object], timeout_s: float | None = None
+) -> object:
+    """`changed.wait_for`, which a Ctrl-C ends."""
+    end_at = None if timeout_s is None else monotonic() + timeout_s
+    while True:
+        left_s = INTERRUPT_SEEN_S if end_at is None else end_at - monotonic()
+        found = changed.wait_for(predicate, min(left_s, INTERRUPT_SEEN_S))
+        if found or (end_at is not None and monotonic() >= end_at):
+            return found
 
 
 class Outcome:
@@ -266,7 +292,8 @@ class Outcome:
 
     def wait(self) -> MessageId:
         """Raises the error, if that is what it is."""
-        self._arrived.acquire()
+        while not self._arrived.acquire(timeout=INTERRUPT_SEEN_S):
+            pass
         if self._error is not None:
             raise self._error
         assert self._message_id is not None

@@ -21,7 +21,7 @@ from magnetar.client.consumer import (
     id_of,
     subscription_of,
 )
-from magnetar.client.crossing import LoopThread, Mailbox, Outcome
+from magnetar.client.crossing import LoopThread, Mailbox, Outcome, wait_for
 from magnetar.client.errors import OperationNotSupported, PulsarException, Timeout
 from magnetar.client.listeners import Listener, ListenerThread
 from magnetar.client.options import (
@@ -328,7 +328,7 @@ class Producer:
                 return self._room.refusal()
             self._waiting += 1
             try:
-                self._room_changed.wait_for(lambda: self._room.maybe_take(size))
+                wait_for(self._room_changed, lambda: self._room.maybe_take(size))
             finally:
                 self._waiting -= 1
         return None

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from magnetar.client.crossing import Crossing, LoopThread, Outcome
+from magnetar.client import crossing
+from magnetar.client.crossing import Crossing, LoopThread, Mailbox, Outcome, wait_for
 from magnetar.client.errors import AlreadyClosed, OperationNotSupported, Timeout
 from magnetar.client.message import MessageId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class StillLoop:
@@ -28,26 +33,26 @@ class StillLoop:
 
 def test_a_burst_is_one_wake_up() -> None:
     loop, got = StillLoop(), []
-    crossing: Crossing[int] = Crossing(loop, got.append)  # type: ignore[arg-type]
+    one: Crossing[int] = Crossing(loop, got.append)  # type: ignore[arg-type]
     for number in range(1000):
-        crossing.put(number)
+        one.put(number)
     assert len(loop.asked) == 1
     loop.asked[0]()
     assert got == [deque(range(1000))]
-    crossing.put(1)
+    one.put(1)
     assert len(loop.asked) == 2
 
 
 def test_everything_that_was_put_arrives_in_order_also_at_the_end() -> None:
     thread = LoopThread("test")
     got: list[tuple[int, int]] = []
-    crossing = thread.crossing(got.extend)
+    way = thread.crossing(got.extend)
     refused: list[tuple[int, int]] = []
 
     def put(sender: int) -> None:
         for number in range(5000):
             try:
-                crossing.put((sender, number))
+                way.put((sender, number))
             except AlreadyClosed:
                 refused.append((sender, number))
 
@@ -106,19 +111,70 @@ def test_calls_under_way_when_the_loop_ends_are_told() -> None:
     time.sleep(0.02)
     thread.stop()
     for caller in callers:
-        caller.join(5)
+        caller.join(30)
         assert not caller.is_alive()
     assert len(errors) == 5
 
 
+def is_in(thread: int, function: Callable[..., object]) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def interrupt_in(thread: int, function: Callable[..., object]) -> None:
+    """Ctrl-C, which wakes nobody: like one that comes just before the thread goes to sleep."""
+    while not is_in(thread, function):
+        time.sleep(0.001)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossing, "INTERRUPT_SEEN_S", 0.02)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("what", ["message", "outcome", "room"])
+def test_whoever_waits_can_be_interrupted(what: str) -> None:
+    mailbox, outcome, changed = Mailbox("t", lambda: None), Outcome(), threading.Condition()
+    waits: dict[str, tuple[Callable[..., object], Callable[[], object]]] = {
+        "message": (Mailbox._wait, lambda: mailbox.take(None)),
+        "outcome": (Outcome.wait, outcome.wait),
+        "room": (wait_for, lambda: wait_for(changed, lambda: False)),
+    }
+    function, wait = waits[what]
+    main = threading.get_ident()
+    thread = threading.Thread(target=lambda: interrupt_in(main, function))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), changed:
+        wait()
+    thread.join()
+
+
+@pytest.mark.usefixtures("_soon")
+def test_waiting_for_a_condition_has_its_own_end() -> None:
+    changed = threading.Condition()
+    with changed:
+        began = time.monotonic()
+        assert not wait_for(changed, lambda: False, 0.05)
+        assert time.monotonic() - began >= 0.05
+        assert not wait_for(changed, lambda: False, 0)
+        assert wait_for(changed, lambda: True, 0)
+        threading.Timer(0.01, lambda: came.append(1)).start()
+        came: list[int] = []
+        assert wait_for(changed, lambda: came)  # nobody notifies: it looks itself
+
+
+@pytest.mark.usefixtures("_soon")
 def test_an_interrupted_call_is_cancelled() -> None:
     thread = LoopThread("test")
     cancelled = threading.Event()
 
     async def wait() -> None:
         try:
-            await asyncio.sleep(0.02)  # it waits by now
-            signal.pthread_kill(main, signal.SIGINT)
+            interrupt_in(main, crossing._result)
             await asyncio.sleep(60)
         finally:
             cancelled.set()
@@ -126,7 +182,7 @@ def test_an_interrupted_call_is_cancelled() -> None:
     main = threading.get_ident()
     with pytest.raises(KeyboardInterrupt):
         thread.call(wait())
-    assert cancelled.wait(5)
+    assert cancelled.wait(30)
     thread.stop()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -26,11 +25,11 @@ from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.model import BookieId, BookieRegistration, Member
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, histogram
+from magnetar.runtime.thread import LoopThread
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Mapping
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.directory import DataDirectory
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
+    from magnetar.runtime.thread import Worker
 
 log = get_logger(__name__)
 
@@ -135,21 +135,19 @@ async def open_bookie(
 
 
 class _Threads:
-    """Of one worker each."""
-
     def __init__(self) -> None:
-        self.sync = ThreadPoolExecutor(1, thread_name_prefix="bookie-sync")
-        self.read = ThreadPoolExecutor(1, thread_name_prefix="bookie-read")
-        self.compaction = ThreadPoolExecutor(1, thread_name_prefix="bookie-compaction")
+        self.sync = LoopThread("bookie-sync")
+        self.read = LoopThread("bookie-read")
+        self.compaction = LoopThread("bookie-compaction")
 
     def end(self, directory: DataDirectory) -> None:
         for thread in (self.sync, self.read):
-            thread.shutdown(cancel_futures=True)
+            thread.shutdown()
         with suppress(StorageFailed):
             directory.storage.flush()  # so that the next start has nothing to replay
         with suppress(StorageFailed):
             directory.storage.interrupt()
-        self.compaction.shutdown(cancel_futures=True)
+        self.compaction.shutdown()
 
 
 def _assemble(
@@ -212,13 +210,12 @@ async def _count_epochs(
 
 
 async def _follow_manifest(
-    directory: DataDirectory, sync_thread: Executor, die: Callable[[StorageFailed], None]
+    directory: DataDirectory, sync_thread: Worker, die: Callable[[StorageFailed], None]
 ) -> None:
-    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(FOLLOW_MANIFEST_S)
         try:
-            await loop.run_in_executor(sync_thread, directory.watermark.follow_manifest)
+            await sync_thread.do(directory.watermark.follow_manifest)
         except StorageFailed as error:
             die(error)
             raise
@@ -245,7 +242,7 @@ def _service(
     commit: GroupCommit,
     admission: Admission,
     metadata: MetadataStore,
-    read_thread: ThreadPoolExecutor,
+    read_thread: Worker,
     read_cache_bytes: int,
 ) -> BookieService:
     identity = directory.identity

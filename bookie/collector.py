@@ -50,7 +50,6 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
-    from concurrent.futures import Executor
     from random import Random
 
     from magnetar.bookie.admission import Admission
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
+    from magnetar.runtime.thread import Worker
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Collector:
         reclaimer: Reclaimer,
         clock: Clock,
         chance: Random,
-        read_thread: Executor,
+        read_thread: Worker,
         formers: Collection[str] = (),
         remove_former: Callable[[str], None] = lambda _: None,
         config: CollectorConfig,
@@ -428,7 +428,7 @@ class Collector:
     async def _read(self, read: Callable[[], T]) -> T:
         """Raises CollectionAborted when the store cannot be read."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._read_thread, read)
+            return await self._read_thread.do(read)
         except StorageFailed as error:
             raise CollectionAborted(str(error)) from error
 

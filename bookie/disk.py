@@ -26,8 +26,9 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
     from pathlib import Path
+
+    from magnetar.runtime.thread import Worker
 
 log = get_logger(__name__)
 
@@ -126,7 +127,7 @@ class DiskMonitor:
         *,
         usage: Callable[[], Usage],
         reserve: Reserve,
-        thread: Executor,
+        thread: Worker,
         set_intake: Callable[[Intake], None],
         limits: DiskLimits,
     ) -> None:
@@ -149,7 +150,7 @@ class DiskMonitor:
     async def check(self) -> None:
         """Look now. A disk that cannot be asked changes nothing."""
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+            found = await self._thread.do(self._look)
         except OSError as error:
             log.error("disk usage unknown", error=str(error))
             return

@@ -23,10 +23,10 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from magnetar.bookie.storage.store import Storage
+    from magnetar.runtime.thread import Worker
 
 log = get_logger(__name__)
 
@@ -54,7 +54,7 @@ class Region(NamedTuple):
 class Reclaimer:
     """Owned by the loop. `thread` does the compactions and nothing else, one at a time."""
 
-    def __init__(self, storage: Storage, *, thread: Executor, marker: Path | None = None) -> None:
+    def __init__(self, storage: Storage, *, thread: Worker, marker: Path | None = None) -> None:
         """`marker` None: nothing outlives the process."""
         self.failures = 0
         self.suspended = marker is not None and marker.exists()
@@ -96,7 +96,7 @@ class Reclaimer:
             begun_s = loop.time()
             compact = partial(self._compact, region.dead[0], region.dead[-1])
             try:
-                await loop.run_in_executor(self._thread, compact)
+                await self._thread.do(compact)
             except (StorageFailed, OSError) as error:
                 self.failures += 1
                 self.suspended = True

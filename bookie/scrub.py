@@ -21,10 +21,10 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from concurrent.futures import Executor
     from random import Random
 
     from magnetar.bookie.storage.store import Storage
+    from magnetar.runtime.thread import Worker
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Scrub:
         report: Callable[[int, int], Awaitable[None]],
         on_sound: Callable[[], None],
         chance: Random,
-        read_thread: Executor,
+        read_thread: Worker,
         config: ScrubConfig,
     ) -> None:
         """`report` is told of each bad copy (ledger, entry); what the metadata store raises from
@@ -194,7 +194,7 @@ class Scrub:
             return None
 
     async def _on_thread(self, read: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._read_thread, read)
+        return await self._read_thread.do(read)
 
 
 def _sound(value: bytes, ledger: int, entry: int) -> bool:

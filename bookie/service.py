@@ -55,7 +55,6 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from magnetar.bookie.admission import Admission, Admitted, LedgerState
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Storage
     from magnetar.protos.envelope import Add
     from magnetar.runtime.frames import Buffer, FrameStream
+    from magnetar.runtime.thread import Worker
 
     _Source = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
     # What comes next of a read, and why the entry behind it does not; None: ask for it.
@@ -119,7 +119,7 @@ class BookieService:
         storage: Storage,
         commit: GroupCommit,
         admission: Admission,
-        read_thread: Executor,
+        read_thread: Worker,
         check_first_add: Callable[[int], Awaitable[BookieCode]],
         formers: Mapping[str, Storage | None] = MappingProxyType({}),
         read_cache_bytes: int = READ_CACHE_BYTES,
@@ -506,14 +506,13 @@ class BookieService:
 
     def _on_read_thread(self, read: Callable[[], T]) -> asyncio.Future[T]:
         """Begins at once. The future raises ReadsOverloaded, or what `read` raises."""
-        loop = asyncio.get_running_loop()
         if self._reads_waiting >= READS_WAITING_MAX:
-            refused: asyncio.Future[T] = loop.create_future()
+            refused: asyncio.Future[T] = asyncio.get_running_loop().create_future()
             refused.set_exception(ReadsOverloaded(READS_WAITING_MAX))
             refused.exception()  # nobody may come to ask
             return refused
         self._reads_waiting += 1
-        reading = loop.run_in_executor(self._read_thread, read)
+        reading = self._read_thread.do(read)
         reading.add_done_callback(self._on_read_done)
         return reading
 

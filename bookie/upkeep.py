@@ -18,7 +18,6 @@ from magnetar.metadata.model import BookieId, LedgerId, Member
 from magnetar.runtime.metrics import counter, gauge
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
     from random import Random
 
     from prometheus_client import CollectorRegistry
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.directory import DataDirectory
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
+    from magnetar.runtime.thread import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Upkeep:
         metadata: MetadataStore,
         clock: Clock,
         chance: Random,
-        read_thread: Executor,
-        compaction_thread: Executor,
+        read_thread: Worker,
+        compaction_thread: Worker,
         config: UpkeepConfig,
     ) -> None:
         identity = directory.identity

@@ -12,7 +12,6 @@ the store has failed for good (StoreFailed), and the process should end.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,7 @@ from magnetar.metadata.node import Versioned, check_change, check_delete, check_
 from magnetar.metadata.store import SessionState
 from magnetar.metadata.tree import Tree
 from magnetar.metadata.watches import Watches
+from magnetar.runtime.thread import LoopThread
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class _GroupResult:
 class EmbeddedStore:
     """Made by `open`. Belongs to the loop that opened it."""
 
-    def __init__(self, nodes: DiskNodes, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, nodes: DiskNodes, thread: LoopThread) -> None:
         self._nodes = nodes
         self._tree = Tree(nodes)
         self._thread = thread
@@ -68,10 +68,9 @@ class EmbeddedStore:
     async def open(cls, directory: Path) -> "EmbeddedStore":
         """Open the store in `directory`, making it if it is not there. Raises StoreBusy,
         StoreDamaged, StoreForeign, StoreFailed."""
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
-        loop = asyncio.get_running_loop()
+        thread = LoopThread("metadata")
         try:
-            nodes = await loop.run_in_executor(thread, DiskNodes.open, directory)
+            nodes = await thread.do(partial(DiskNodes.open, directory))
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -135,9 +134,8 @@ class EmbeddedStore:
         await self._idle.wait()
         self._watches.fire_session(SessionState.CLOSED)
         self._watches.clear()
-        loop = asyncio.get_running_loop()
         with suppress(StoreFailed):  # its requests have said so
-            await loop.run_in_executor(self._thread, self._nodes.close)
+            await self._thread.do(self._nodes.close)
         self._thread.shutdown(wait=False)
 
     # ---- groups ----
@@ -162,8 +160,7 @@ class EmbeddedStore:
             group.append(self._waiting.popleft())
             size += group[-1].size
         self._idle.clear()
-        loop = asyncio.get_running_loop()
-        self._group = loop.run_in_executor(self._thread, self._run_group, group)
+        self._group = self._thread.do(partial(self._run_group, group))
         self._group.add_done_callback(partial(self._on_group, group))
 
     def _run_group(self, group: list[_Request]) -> _GroupResult:

@@ -32,9 +32,9 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
 
     from magnetar.bookie.storage.store import Put, Storage
+    from magnetar.runtime.thread import Worker
 
 
 log = get_logger(__name__)
@@ -61,12 +61,12 @@ class GroupCommit:
         storage: Storage,
         *,
         note_durable: Callable[[int], None],
-        thread: Executor,
+        thread: Worker,
         die: Callable[[StorageFailed], None],
         pending_bytes_max: int,
         observe_sync: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """`note_durable` and the syncs run on `thread`, which has one worker. `die` ends the
+        """`note_durable` and the syncs run on `thread`, in turn. `die` ends the
         process (in tests it may return). `observe_sync` is told of each sync's
         seconds."""
         self._storage = storage
@@ -142,7 +142,6 @@ class GroupCommit:
 
     async def run(self) -> None:
         """Commit groups until cancelled. Raises StorageFailed, after `die` was called."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._wait_work()
             if self._failure is not None:
@@ -150,9 +149,8 @@ class GroupCommit:
             group, self._filling = self._filling, _Group()
             self._syncing_bytes = group.bytes
             try:
-                pressed, seconds = await loop.run_in_executor(
-                    self._thread, self._sync, self._storage.sequence()
-                )
+                work = partial(self._sync, self._storage.sequence())
+                pressed, seconds = await self._thread.do(work)
             except StorageFailed as error:
                 self._fail(error)
                 raise
@@ -164,13 +162,12 @@ class GroupCommit:
         raise self._failure
 
     async def _wait_work(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._held_since is not None and not self._wake.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(PRESSURE_LOOK_S):
                     await self._wake.wait()
                     break
-            self._note_pressure(await loop.run_in_executor(self._thread, self._pressed))
+            self._note_pressure(await self._thread.do(self._pressed))
         await self._wake.wait()
         self._wake.clear()
 

@@ -19,6 +19,7 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import (
@@ -66,10 +67,10 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     import random
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from magnetar.metadata.store import MetadataStore, Verdict
+    from magnetar.runtime.thread import Worker
 
 log = get_logger(__name__)
 
@@ -93,7 +94,7 @@ class DataDirectory:
     _next: Identity | None = field(default=None, init=False)  # None: no count-up is under way
 
     async def count_up(
-        self, metadata: MetadataStore, *, chance: random.Random, thread: Executor
+        self, metadata: MetadataStore, *, chance: random.Random, thread: Worker
     ) -> None:
         """Begin the next boot epoch, so that an image of the disk that was taken before is known
         as older. May be called again when it raised what the metadata store raises.
@@ -107,8 +108,7 @@ class DataDirectory:
                 start=_random_id(chance),
                 intents=(),  # the last epoch's
             )
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(thread, write_identity, self.path, self._next)
+        await thread.do(partial(write_identity, self.path, self._next))
         self._cookie = await _enter(self.path, metadata, self._next, self._cookie)
         self._next = None
 

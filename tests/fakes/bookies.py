@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from support import ManualClock, run
 
@@ -29,6 +28,7 @@ from magnetar.protos.envelope import (
     encode_hello,
 )
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
+from magnetar.runtime.thread import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Put, Storage
     from magnetar.protos.envelope import HelloReply
     from magnetar.runtime.frames import FrameStream
+
+T = TypeVar("T")
 
 INCARNATION = "00112233445566778899aabbccddeeff"
 IDENTITY = Identity(
@@ -138,20 +140,20 @@ class FaultyStorage(MemoryStorage):
             raise self.failing[operation]
 
 
-class GatedThread(ThreadPoolExecutor):
-    """A sync thread that starts its work only while the gate is open: a disk as slow as the test
-    wants, with no real time in it."""
+class GatedThread:
+    """A thread that starts its work only while the gate is open: a disk as slow as the test wants,
+    with no real time in it."""
 
     def __init__(self) -> None:
-        super().__init__(max_workers=1)
-        self._held: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self._thread = LoopThread("gated")
+        self._held: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
         self.open = True
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
         if self.open:
-            return super().submit(fn, *args, **kwargs)
-        future: Future[Any] = Future()
-        self._held.append((future, lambda: fn(*args, **kwargs)))
+            return self._thread.do(work)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._held.append((future, work))
         return future
 
     @property
@@ -162,20 +164,23 @@ class GatedThread(ThreadPoolExecutor):
         """Do what was held back, here and now; later work is held back again unless `open`."""
         held, self._held = self._held, []
         for future, work in held:
-            if not future.set_running_or_notify_cancel():
+            if future.cancelled():
                 continue
             try:
                 future.set_result(work())
             except Exception as error:
                 future.set_exception(error)
 
+    def shutdown(self) -> None:
+        self._thread.shutdown()
+
 
 class InlineThread(GatedThread):
     """Does everything at once, on the caller's thread: for loops whose time is virtual."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
         opened, self.open = self.open, False
-        future = super().submit(fn, *args, **kwargs)
+        future = super().do(work)
         self.release()
         self.open = opened
         return future
@@ -256,7 +261,7 @@ async def running_bookie(
 ) -> AsyncIterator[Bookie]:
     storage = FaultyStorage() if storage is None else storage
     sync_thread = InlineThread() if inline else GatedThread()
-    read_thread = InlineThread() if inline else ThreadPoolExecutor(max_workers=1)
+    read_thread = InlineThread() if inline else LoopThread("read")
     deaths: list[StorageFailed] = []
     commit = GroupCommit(
         storage,

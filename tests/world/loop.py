@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from concurrent.futures import Executor
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,12 +80,6 @@ class SimLoop(asyncio.BaseEventLoop):
         host.paused = False
         frozen, self._frozen = self._frozen, []
         self._ready.extend(frozen)  # those of other paused hosts are put aside again
-
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., T], *args: Any
-    ) -> asyncio.Future[T]:
-        assert isinstance(executor, SimThread), "threads are injected, and simulated here"
-        return executor.do(lambda: func(*args))
 
     def _run_once(self) -> None:
         """One turn; stands where asyncio's own would ask the kernel for events."""
@@ -160,8 +153,8 @@ def _task_number(handle: Any) -> int:
     return number
 
 
-class SimThread(Executor):
-    """A thread with one worker. A job takes `takes_s()`; its effect falls somewhere within, and is
+class SimThread:
+    """A `Worker`. A job takes `takes_s()`; its effect falls somewhere within, and is
     all that a crash in between leaves of it."""
 
     def __init__(self, loop: SimLoop, takes_s: Callable[[], float]) -> None:
@@ -183,9 +176,6 @@ class SimThread(Executor):
         """With its process: what has not been done yet never will be."""
         self._killed = True
         self._jobs.clear()
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.kill()
 
     def _begin(self) -> None:
         self._busy = True

@@ -6,13 +6,12 @@ import asyncio
 import random
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookies import KEY, crash_image, envelope
+from fakes.bookies import KEY, InlineThread, crash_image, envelope
 from fakes.directories import (
     ENTRIES,
     Cluster,
@@ -222,9 +221,8 @@ def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
 
 def count_up(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
     async def main() -> None:
-        with ThreadPoolExecutor(1) as thread:
-            async with asyncio.timeout(5):
-                await directory.count_up(store, chance=chance, thread=thread)
+        async with asyncio.timeout(5):
+            await directory.count_up(store, chance=chance, thread=InlineThread())
 
     run(main())
 
@@ -275,9 +273,8 @@ def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
 
 
 async def _timed_count(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        async with asyncio.timeout(0.5):
-            await directory.count_up(store, chance=chance, thread=thread)
+    async with asyncio.timeout(0.5):
+        await directory.count_up(store, chance=chance, thread=InlineThread())
 
 
 def test_a_bookie_whose_name_was_taken_learns_it(

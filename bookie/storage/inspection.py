@@ -140,8 +140,9 @@ def _store(directory: Path, incarnation: str, view: Path, *, verify: bool) -> St
         owner = (storage.owner() or b"none").decode(errors="replace")
         if incarnation and owner != incarnation:
             facts.damage.append(f"the store belongs to {owner!r}")
-        facts.tombstones = len(storage.tombstones(-1, ledgers_max=1_000_000))
-        facts.ledgers = [_ledger(storage, each, verify=verify) for each in _ledgers(storage)]
+        facts.tombstones = sum(1 for _ in _tombstones(storage))
+        for each in _ledgers(storage):
+            facts.ledgers.append(_ledger(storage, each, facts.damage, verify=verify))
     except StorageFailed as error:
         facts.damage.append(str(error))
     finally:
@@ -180,17 +181,28 @@ def _ledgers(storage: RocksStorage) -> Iterator[int]:
         after = page[-1]
 
 
-def _ledger(storage: RocksStorage, ledger: int, *, verify: bool) -> LedgerFacts:
+def _tombstones(storage: RocksStorage) -> Iterator[int]:
+    after = -1
+    while page := storage.tombstones(after, ledgers_max=_PAGE):
+        yield from (ledger for ledger, _ in page)
+        after = page[-1][0]
+
+
+def _ledger(storage: RocksStorage, ledger: int, damage: list[str], *, verify: bool) -> LedgerFacts:
+    """What can be read of it; why that is not all is added to `damage`."""
     facts = LedgerFacts(ledger)
     try:
         facts.fenced = decode_ledger_record(storage.ledger_record(ledger) or b"").fenced
     except (FormatDamaged, StorageFailed):
         facts.fenced = None
     at = 0
-    while page := storage.entry_ids(ledger, at, entries_max=_PAGE):
-        for entry in page:
-            _add_entry(storage, facts, entry, verify=verify)
-        at = page[-1] + 1
+    try:
+        while page := storage.entry_ids(ledger, at, entries_max=_PAGE):
+            for entry in page:
+                _add_entry(storage, facts, entry, verify=verify)
+            at = page[-1] + 1
+    except StorageFailed as error:
+        damage.append(f"ledger {ledger} from entry {at} on: {error}")
     return facts
 
 

@@ -21,7 +21,14 @@ from fakes.directories import (
 from typer.testing import CliRunner
 
 from magnetar.bookie import errors
-from magnetar.bookie.storage.format import LedgerRecord, encode_ledger_record, entry_key, ledger_key
+from magnetar.bookie.storage.format import (
+    LedgerRecord,
+    Tombstone,
+    encode_ledger_record,
+    encode_tombstone,
+    entry_key,
+    ledger_key,
+)
 from magnetar.bookie.storage.inspection import LedgerFacts, inspect_directory
 from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
 from magnetar.cli.main import make_app
@@ -87,6 +94,30 @@ def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
     assert (ledger.fenced, ledger.entries, ledger.first, ledger.last) == (True, 6, 2, 10)
     assert (ledger.runs, ledger.damaged, ledger.damaged_entries) == (3, 2, [9, 10])
     assert (bad.ledger, bad.fenced, bad.entries) == (4, None, 0)
+
+
+def test_a_ledger_that_cannot_be_listed_hides_no_other(tmp_path: Path) -> None:
+    directory = Cluster().start(tmp_path / "live")
+    record = LedgerRecord(KEY, fenced=False, created_ms=0)
+    for ledger in (1, 2, 3):
+        directory.storage.write([(ledger_key(ledger), encode_ledger_record(record))])
+        directory.storage.write(
+            [(entry_key(ledger, entry), envelope(ledger, entry)) for entry in range(3000)]
+        )
+    directory.storage.delete_ledger(9, encode_tombstone(Tombstone(1)))
+    directory.close()
+    (table,) = (tmp_path / "live" / STORE).glob("*.sst")
+    with open(table, "r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(b"what is this")
+    facts = inspect_directory(tmp_path / "live", verify=False)
+    assert not facts.whole
+    assert [each.ledger for each in facts.store.ledgers] == [1, 2, 3]
+    first, second, third = (each.entries for each in facts.store.ledgers)
+    assert (first, third) == (3000, 3000)
+    assert second < 3000
+    assert facts.store.damage[0].startswith("ledger 2 from entry")
+    assert facts.store.tombstones == 1
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,9 @@ async def _run_probe(
         async with asyncio.TaskGroup() as group:
             talking = group.create_task(child.communicate())
             await asyncio.wait({talking}, timeout=deadline_s / 2)
-            before = _effort(child.pid)
+            before = effort_of(child.pid)
             await asyncio.wait({talking}, timeout=deadline_s / 2)
-            late, after = not talking.done(), _effort(child.pid)
+            late, after = not talking.done(), effort_of(child.pid)
             if late:
                 child.kill()  # which ends the talking as well
     finally:
@@ -138,29 +138,34 @@ async def _run_probe(
             child.kill()
         status = await child.wait()
     if late:
-        computed_s = after.cpu_s - before.cpu_s
-        if after.bytes == before.bytes and computed_s >= SPINNING_SHARE * deadline_s / 2:
+        if after.spins_since(before, deadline_s / 2):
             return DAMAGED, f"opening it computes for {deadline_s:g} s and comes to no end"
         raise _too_slow(path, deadline_s)
     return status, talking.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
 
 
-class _Effort(NamedTuple):
+class Effort(NamedTuple):
     """What a process has done so far."""
 
     cpu_s: float
     bytes: int  # read and written, from wherever; -1: unknown
 
+    def spins_since(self, before: Effort, seconds: float) -> bool:
+        """Whether it did nothing but compute since `before`, so many seconds ago."""
+        return self.bytes == before.bytes and (
+            self.cpu_s - before.cpu_s >= SPINNING_SHARE * seconds
+        )
 
-def _effort(process: int) -> _Effort:
+
+def effort_of(process: int) -> Effort:
     try:
         of = Path(f"/proc/{process}")
         moved = dict(line.split(": ") for line in (of / "io").read_text().splitlines())
         times = (of / "stat").read_text().rpartition(")")[2].split()[11:13]
     except OSError:
-        return _Effort(0.0, -1)
+        return Effort(0.0, -1)
     cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-    return _Effort(cpu_s, int(moved["rchar"]) + int(moved["wchar"]))
+    return Effort(cpu_s, int(moved["rchar"]) + int(moved["wchar"]))
 
 
 def _too_slow(path: Path, deadline_s: float) -> OpenTooSlow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import pytest
 from support import run
 
 from magnetar.bookie.errors import DirectoryUnusable, OpenTooSlow
-from magnetar.bookie.storage.opening import probe
+from magnetar.bookie.storage import opening
+from magnetar.bookie.storage.opening import Effort, effort_of, probe
 from magnetar.bookie.storage.rocks import RocksStorage
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ def test_a_probe_that_computes_without_end_blames_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program(tmp_path, "while :; do :; done"))
+    monkeypatch.setattr(opening, "SPINNING_SHARE", 0.0)  # others may compute at the same time
 
     async def main() -> None:
         reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3)
@@ -83,6 +86,23 @@ def test_a_probe_that_computes_without_end_blames_the_store(
         assert "comes to no end" in reason
 
     run(main())
+
+
+def test_only_who_computes_and_moves_not_a_byte_spins() -> None:
+    before = Effort(1.0, 500)
+    assert Effort(4.5, 500).spins_since(before, 30)
+    assert not Effort(4.5, 501).spins_since(before, 30)
+    assert not Effort(1.1, 500).spins_since(before, 30), "it waits for the disk, or for its turn"
+    unknown = effort_of(2**22 + 1)  # no such process
+    assert not unknown.spins_since(unknown, 30)
+
+
+def test_what_a_process_does_is_seen(tmp_path: Path) -> None:
+    before = effort_of(os.getpid())
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    assert effort_of(os.getpid()).bytes >= before.bytes + 10_000
+    while effort_of(os.getpid()).cpu_s <= before.cpu_s:
+        pass
 
 
 def program(directory: Path, text: str) -> str:

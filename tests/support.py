@@ -22,7 +22,7 @@ POLL_S = 0.002
 LATE_COMPLETIONS_S = 0.02
 
 
-def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 20.0) -> T:
+def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
     """Run a test's coroutine on a loop of its own.
 
     Fails when it takes longer than `deadline_s`, and when something failed where nobody looks: a
@@ -53,7 +53,7 @@ def _is_foreign(context: dict[str, Any]) -> bool:
 
 
 async def wait_until(
-    predicate: Callable[[], object], *, deadline_s: float = 5.0, what: str = "the condition"
+    predicate: Callable[[], object], *, deadline_s: float = 30.0, what: str = "the condition"
 ) -> None:
     """Let the loop run until `predicate()` is true."""
     loop = asyncio.get_running_loop()

@@ -303,7 +303,7 @@ def test_closing_ends_a_send_that_the_peer_does_not_take(wire: Wire, closer: str
             await stream.close()
             await stream.close()
             await flooding
-            assert loop.time() - begin_s < 2
+            assert loop.time() - begin_s < 20
         done.set()
 
     async def deaf(stream: FrameStream) -> None:

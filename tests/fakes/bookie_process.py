@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 def _with_tests() -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 @dataclass

@@ -16,7 +16,7 @@ from support import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 class StandaloneProcess:

@@ -25,7 +25,7 @@ from magnetar.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 30_000
 QUIET_MS = 300  # nothing came for so long: nothing comes
 MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 CLOCK = SystemClock()
@@ -63,7 +63,7 @@ def client(service: Service) -> Iterator[pulsar.Client]:
 
 @pytest.fixture(scope="module")
 def ours(service: Service) -> Iterator[magnetar.Client]:
-    with magnetar.Client(service.grpc_url, operation_timeout_seconds=10) as client:
+    with magnetar.Client(service.grpc_url, operation_timeout_seconds=30) as client:
         yield client
 
 
@@ -75,7 +75,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 def apache(service: Service) -> pulsar.Client:
     return pulsar.Client(
         service.pulsar_url,
-        operation_timeout_seconds=10,
+        operation_timeout_seconds=30,
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
 
@@ -564,7 +564,7 @@ def test_a_listener_gets_each_message(client: pulsar.Client, topic: str) -> None
 
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST, message_listener=listen)
     numbered(client, topic, 20)
-    assert [int(got.get(timeout=10)) for _ in range(20)] == list(range(20))
+    assert [int(got.get(timeout=30)) for _ in range(20)] == list(range(20))
     consumer.close()
 
 

@@ -112,7 +112,7 @@ def test_consuming_until_interrupted(magnetar, environment: dict[str, str]) -> N
         lines = [process.stdout.readline() for _ in range(4)]
         assert contents("".join(lines)) == ["a", "b"]
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=20)[0] == "2 messages successfully consumed\n"
+        assert process.communicate(timeout=60)[0] == "2 messages successfully consumed\n"
         assert process.returncode == 130
     finally:
         process.kill()

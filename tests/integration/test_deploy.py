@@ -174,7 +174,7 @@ class Service:
     def stop(self) -> int:
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(30)
+        return self._process.wait(60)
 
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -222,7 +222,7 @@ def test_every_service_runs_as_written(running: dict[str, Service]) -> None:
         for topic in ("a", "b", "c", "d"):  # some of each broker's
             client.create_producer(topic).send(b"hello")
             reader = client.create_reader(topic, magnetar.MessageId.earliest)
-            assert reader.read_next(timeout_millis=10_000).data() == b"hello"
+            assert reader.read_next(timeout_millis=30_000).data() == b"hello"
     for name in ("autorecovery-1", "broker-2", "broker-1", "bookie-3", "bookie-2", "bookie-1"):
         assert running[name].stop() == 0
         said = running[name].log_file.read_text()

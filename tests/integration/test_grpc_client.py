@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EARLIEST, SHARED = InitialPosition.Earliest, ConsumerType.Shared
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 30_000
 QUIET_MS = 300
 
 
@@ -28,7 +28,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[magnetar.Client]:
-    with magnetar.Client(service.grpc_url, operation_timeout_seconds=10) as client:
+    with magnetar.Client(service.grpc_url, operation_timeout_seconds=30) as client:
         yield client
 
 
@@ -90,7 +90,7 @@ def test_messages_have_the_index_that_the_broker_gave(client: magnetar.Client, t
     for number in range(1, 4):
         producer.send_async(b"%d" % number, None)
     producer.flush()
-    received = [consumer.receive(10_000) for _ in range(4)]
+    received = [consumer.receive(TIMEOUT_MS) for _ in range(4)]
     assert [(message.data(), message.index()) for message in received] == [
         (b"%d" % number, number) for number in range(4)
     ]

@@ -131,7 +131,7 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     with magnetar.Client(ready["service_url"]) as client:
         client.create_producer("greetings").send(b"hello")
         reader = client.create_reader("greetings", EARLIEST)
-        assert reader.read_next(timeout_millis=10_000).data() == b"hello"
+        assert reader.read_next(timeout_millis=30_000).data() == b"hello"
     launcher.process.send_signal(signal.SIGTERM)
     rest, _ = launcher.process.communicate(timeout=60)
     assert (launcher.process.returncode, rest) == (0, "")  # one line, and it is a clean end
@@ -282,7 +282,7 @@ def test_without_java_it_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     process = launcher.launch()
-    assert process.wait(30) == 1
+    assert process.wait(60) == 1
     assert "apt-get install openjdk-17-jre-headless" in launcher.log
     assert "Traceback" not in launcher.log
 

@@ -15,6 +15,7 @@ from fakes.bookie_process import BookieProcess
 from fakes.entries import entry_of
 from fakes.ledger_bookies import cluster
 from fakes.topic_log import SMALL, World, opened, opened_cursors
+from fakes.virtual_loop import run_virtual
 from support import run, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -108,7 +109,7 @@ def test_bookies_die_and_come_back_under_a_writer() -> None:
                 assert all(cursor.is_acked(position) for position in acked.positions)
                 assert cursor.backlog_entries == len(names) - len(acked.positions)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
@@ -135,13 +136,13 @@ def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
             for bookie in nodes.bookies[:2]:
                 bookie.restart()
             count = 5 + late
-            await wait_until(lambda: len(topic.appended) == count, deadline_s=15)
+            await wait_until(lambda: len(topic.appended) == count)
             names = [*"abcde", *(f"late{number}" for number in range(late))]
             assert await topic.contents() == names
             assert [name for name, _ in topic.appended] == names
             assert len(topic.log.chain.records) > before
 
-    run(main(), deadline_s=40)
+    run_virtual(main())
 
 
 def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> None:
@@ -162,7 +163,7 @@ def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> None:
             assert broker.topic.log.describe()["degraded"] is False
             assert await broker.topic.contents() == ["a", "b", "c"]
 
-    run(main())
+    run_virtual(main())
 
 
 def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
@@ -170,8 +171,8 @@ def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
         async with cluster(3) as nodes:
             acked = Acked()
             async with (
-                nodes.process(LEDGERS) as old_ledgers,
-                nodes.process(LEDGERS, seed=2) as new_ledgers,
+                nodes.process() as old_ledgers,
+                nodes.process(seed=2) as new_ledgers,
                 owner(nodes.tree, old_ledgers, close=False) as old,
             ):
                 names: list[str] = []
@@ -204,7 +205,7 @@ def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
                         assert all(cursor.is_acked(position) for position in acked.positions)
                         await new.topic.append_and_wait("moved")
 
-    run(main())
+    run(main())  # the writer never sleeps, so virtual time would stand still
 
 
 # ---- real processes ------------------------------------------------------------------------------

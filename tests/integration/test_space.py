@@ -41,8 +41,10 @@ LEDGERS, ENTRIES, ENTRY_BYTES = 200, 20, 50_000  # 200 MB
 KEPT_EACH = 20  # one of so many stays: 95 % are deleted
 GIVEN_BACK_S = 60.0
 # Adds go on while space is given back. On a shared machine with two cores a sync alone may take
-# 50 ms; what this finds is adds that wait for a compaction.
+# 50 ms, and on a slow disk everything takes longer; what this finds is adds that wait for a
+# compaction.
 ADD_S_MAX = 1.0
+ADD_SHARE_MAX = 1 / 3  # of the time that it takes to give the space back
 
 
 async def begin_ledger(store: MemoryStore, service: BookieService, ledger: int) -> None:
@@ -108,11 +110,12 @@ def test_space_comes_back_while_adds_go_on(tmp_path: Path) -> None:
                 assert await writer.add(add(LEDGERS, entry, bytes(1_000))) == [OK]
                 slowest_s = max(slowest_s, loop.time() - added_s)
                 entry += 1
+            took_s = loop.time() - begun_s
             print(
-                f"{before >> 20} MiB -> {size_of(tmp_path) >> 20} MiB in "
-                f"{loop.time() - begun_s:.1f} s; slowest of {entry} adds {slowest_s * 1000:.0f} ms"
+                f"{before >> 20} MiB -> {size_of(tmp_path) >> 20} MiB in {took_s:.1f} s; slowest of"
+                f" {entry} adds {slowest_s * 1000:.0f} ms"
             )
-            assert slowest_s < ADD_S_MAX
+            assert slowest_s < max(ADD_S_MAX, took_s * ADD_SHARE_MAX)
             kept = await service.list_ledgers(service.identity.incarnation, after=-1, ledgers_max=0)
             assert kept.ledgers == (*range(0, LEDGERS, KEPT_EACH), LEDGERS)
             for ledger in kept.ledgers[:-1]:

@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[StandaloneProcess]:
 
 
 def receive(consumer: magnetar.Consumer, count: int) -> list[magnetar.Message]:
-    return [consumer.receive(timeout_millis=10_000) for _ in range(count)]
+    return [consumer.receive(timeout_millis=30_000) for _ in range(count)]
 
 
 def test_the_first_program_and_a_crash(server: StandaloneProcess) -> None:
@@ -57,7 +57,7 @@ def test_the_first_program_and_a_crash(server: StandaloneProcess) -> None:
         with pytest.raises(magnetar.Timeout):
             consumer.receive(timeout_millis=200)
         reader = client.create_reader("greetings", magnetar.MessageId.earliest)
-        again = [reader.read_next(timeout_millis=10_000) for _ in range(20)]
+        again = [reader.read_next(timeout_millis=30_000) for _ in range(20)]
         assert [message.message_id() for message in again] == sent
         client.create_producer("greetings").send(b"20")
         [message] = receive(consumer, 1)
@@ -80,7 +80,7 @@ def test_a_client_that_is_there_survives_the_crash(server: StandaloneProcess) ->
         assert results == [magnetar.Result.Ok] * 10
         seen = []
         while len(set(seen)) < 20:
-            message = consumer.receive(timeout_millis=10_000)
+            message = consumer.receive(timeout_millis=30_000)
             seen.append(message.data())
             consumer.acknowledge(message)
         assert list(dict.fromkeys(seen)) == [b"%d" % n for n in range(20)]
@@ -95,7 +95,7 @@ def test_it_comes_back_again_and_again(server: StandaloneProcess) -> None:
     server.start()
     with magnetar.Client(server.service_url) as client:
         reader = client.create_reader("rounds", magnetar.MessageId.earliest)
-        seen = [reader.read_next(timeout_millis=10_000).data() for _ in range(3)]
+        seen = [reader.read_next(timeout_millis=30_000).data() for _ in range(3)]
         assert seen == [b"0", b"1", b"2"]
         assert not reader.has_message_available()
 
@@ -126,7 +126,7 @@ def test_a_stop_under_load_is_clean_and_keeps_what_was_acknowledged(
     reader = client.create_reader("load", magnetar.MessageId.earliest)
     seen = []
     while reader.has_message_available():
-        seen.append(reader.read_next(timeout_millis=10_000).data())
+        seen.append(reader.read_next(timeout_millis=30_000).data())
     assert list(dict.fromkeys(seen)) == [b"%d" % n for n in range(5000)]
     client.close()
 
@@ -245,7 +245,7 @@ def test_a_disk_that_others_fill_is_read_from_and_written_to_again_when_it_has_r
                     sent += 1
             reader = client.create_reader("big", magnetar.MessageId.earliest)
             for n in range(sent):
-                assert int.from_bytes(reader.read_next(timeout_millis=10_000).data()[:4]) == n
+                assert int.from_bytes(reader.read_next(timeout_millis=30_000).data()[:4]) == n
             other.unlink()
             client.create_producer("big").send(b"again")
         server.end()

@@ -116,7 +116,7 @@ def test_a_server_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
     started_s = time.monotonic()
     with pytest.raises(ZooKeeperNotReady, match="did not get ready"):
         server.start()
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 20
     assert not is_alive(pid)
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -166,12 +167,19 @@ def test_many_requests_at_once_share_syncs_and_all_hold(tmp_path: Path) -> None:
 def test_the_loop_goes_on_while_the_disk_syncs(tmp_path: Path) -> None:
     async def main() -> None:
         store = await EmbeddedStore.open(tmp_path / "m")
-        turns = 0
+        commit, turned = store._nodes.commit, threading.Event()
+
+        def slow() -> None:
+            assert turned.wait(30), "the loop stands still"
+            commit()
+
+        store._nodes.commit = slow  # type: ignore[method-assign]
         put = asyncio.get_running_loop().create_task(store.put("/a", b"", expected=ABSENT))
-        while not put.done():
-            turns += 1
+        for _ in range(10):
             await asyncio.sleep(0)
-        assert turns > 3
+        assert not put.done()
+        turned.set()
+        await put
         await store.close()
 
     run(main())
@@ -186,7 +194,7 @@ def test_closing_answers_everyone(tmp_path: Path) -> None:
         ]
         await asyncio.sleep(0)
         await store.close()
-        done, pending = await asyncio.wait(tasks, timeout=5)
+        done, pending = await asyncio.wait(tasks, timeout=30)
         assert not pending
         refused = [task for task in done if isinstance(task.exception(), StoreClosed)]
         kept = [task for task in done if task.exception() is None]

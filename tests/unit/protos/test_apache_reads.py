@@ -89,7 +89,7 @@ def received(entries: list[bytes], count: int) -> list[pulsar.Message]:
         client = pulsar.Client(f"pulsar://127.0.0.1:{port}", logger=logger)
         try:
             consumer = client.subscribe("topic", "subscription")
-            return [consumer.receive(timeout_millis=5_000) for _ in range(count)]
+            return [consumer.receive(timeout_millis=30_000) for _ in range(count)]
         finally:
             client.close()
 

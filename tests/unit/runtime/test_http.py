@@ -161,7 +161,7 @@ def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> 
             server.cancel()
             await asyncio.wait({server})
             assert server.cancelled()
-            assert loop.time() - begin_s < 4
+            assert loop.time() - begin_s < 20
         bind_port("127.0.0.1", int(url.rsplit(":", 1)[1])).close()
         await wait_until(lambda: len(asyncio.all_tasks()) == 1)
 

@@ -42,7 +42,7 @@ def start(body: str, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]]]:
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     return process.returncode, [json.loads(line) for line in errors.splitlines()]
 
 
@@ -123,7 +123,7 @@ finally:
     print("cleaned up", flush=True)
 """
     process = start(body)
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=60)
     assert process.returncode == 70
     assert out == ""
     assert "confirmed went backwards" in errors
@@ -143,7 +143,7 @@ await asyncio.sleep(0.05)
 
 def test_python_without_assertions_is_refused() -> None:
     process = start("up()", "-O")
-    out, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
     assert "python -O" in errors

@@ -191,14 +191,14 @@ def test_brokers_that_name_each_other_are_not_followed_for_ever(servers: ExitSta
     two = servers.enter_context(serving(RangeServer(None, owner=one.url)))
     one.owner = two.url
     with pytest.raises(ReadStalled, match="changing"):
-        TopicReader(options(one.url, timeout_ms=200)).plan()
+        TopicReader(options(one.url, timeout_ms=1500)).plan()
 
 
 def test_waiting_has_an_end() -> None:
-    reader = TopicReader(options(f"grpc://127.0.0.1:{free_port()}", timeout_ms=300))
+    reader = TopicReader(options(f"grpc://127.0.0.1:{free_port()}", timeout_ms=1500))
     with pytest.raises(ReadStalled, match="UNAVAILABLE") as caught:
         reader.plan()
-    assert caught.value.waited_s >= 0.3
+    assert caught.value.waited_s >= 1.5
 
 
 def test_leaving_a_read_early_ends_the_call(servers: ExitStack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,16 @@ def test_the_kernel_gives_none_of_them_to_a_connection() -> None:
     assert max(free_ports(20)) < int(first)
 
 
-def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    [port] = free_ports(1)
-    monkeypatch.setattr(ports, "_PORTS", range(port, port + 2))
-    listener = bind_port("127.0.0.1", port)
+@pytest.mark.parametrize("first", [0, 1])  # where the search begins
+def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    low, high = sorted(free_ports(2))
+    monkeypatch.setattr(ports, "_PORTS", range(low, high + 1, high - low))
+    monkeypatch.setattr(ports, "_steps", count(first))
+    listener = bind_port("127.0.0.1", low)
     try:
-        assert free_ports(1) == [port + 1]
-        with pytest.raises(NoFreePort, match=f"no 2 free ports between {port} and {port + 1}"):
+        assert free_ports(0) == []
+        assert free_ports(1) == [high]
+        with pytest.raises(NoFreePort, match=f"no 2 free ports between {low} and {high}"):
             free_ports(2)
     finally:
         listener.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from heapq import merge
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from magnetar.bookie.errors import StorageFailed
@@ -86,6 +87,8 @@ class Reclaimer:
         self._dead.difference_update(alive)  # a copy that was made again
         self.note_dead(deleted)
         loop = asyncio.get_running_loop()
+        if not self._dead:
+            return
         if self.suspended:
             log.warning("no space is given back before a scrub has found everything sound")
             return
@@ -129,10 +132,9 @@ class Reclaimer:
 
 def regions(dead: Sequence[int], alive: Sequence[int]) -> list[Region]:
     """All ledgers, in the order of their ids, in parts of REGION_LEDGERS_MAX."""
-    everything = list(merge(((ledger, True) for ledger in dead), ((at, False) for at in alive)))
+    everything = merge(((ledger, True) for ledger in dead), ((at, False) for at in alive))
     found: list[Region] = []
-    for begin in range(0, len(everything), REGION_LEDGERS_MAX):
-        part = everything[begin : begin + REGION_LEDGERS_MAX]
+    while part := list(islice(everything, REGION_LEDGERS_MAX)):
         gone = [ledger for ledger, is_dead in part if is_dead]
         found.append(Region(gone, len(part) - len(gone)))
     return found

@@ -2,8 +2,10 @@
 other copies are still there.
 
 An entry that is unreadable, or is not what it should be, is reported and left alone: a repair
-replaces it. One round follows the other, at most one each `interval_s`; a round begins at a ledger
-drawn by chance, so that a bookie that restarts often does not look at the same ones for ever.
+replaces it. A file that is gone makes bad ones by the thousand, next to each other: they are
+reported as one range. One round follows the other, at most one each `interval_s`; a round begins at
+a ledger drawn by chance, so that a bookie that restarts often does not look at the same ones for
+ever.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.storage.format import ID_MAX
 from magnetar.metadata.errors import MetadataError
 from magnetar.protos.envelope import EnvelopeDamaged, decode_envelope
 from magnetar.runtime.log import get_logger
@@ -57,20 +60,21 @@ class Scrub:
         self,
         storage: Storage,
         *,
-        report: Callable[[int, int], Awaitable[None]],
+        report: Callable[[int, int, int], Awaitable[None]],
         on_sound: Callable[[], None],
         chance: Random,
         read_thread: Worker,
         config: ScrubConfig,
     ) -> None:
-        """`report` is told of each bad copy (ledger, entry); what the metadata store raises from
-        there is logged: the next round finds the entry again. `on_sound` is called after each round
-        that could read everything and found nothing bad."""
+        """`report` is told of bad copies (ledger, first and last entry); what the metadata store
+        raises from there is logged: the next round finds the entries again. `on_sound` is called
+        after each round that could read everything and found nothing bad."""
         self.counts = ScrubCounts()
         self._storage = storage
         self._report = report
         self._on_sound = on_sound
         self._sound = True  # as far as this round has come
+        self._bad: tuple[int, int] | None = None  # first and last of those not reported yet
         self._chance = chance
         self._read_thread = read_thread
         self._config = config
@@ -98,8 +102,21 @@ class Scrub:
 
     async def _begin(self) -> int:
         """Somewhere among the ledgers' ids, without listing them all."""
-        first = await self._read(partial(self._storage.ledgers, -1, ledgers_max=LEDGERS_PAGE))
-        return self._chance.choice(first) if first else -1
+        span = await self._read(self._span)
+        return -1 if span is None else self._chance.randint(span[0] - 1, span[1] - 1)
+
+    def _span(self) -> tuple[int, int] | None:
+        """On the read thread: the least and the greatest ledger. None: there is none."""
+        found = self._storage.ledgers(-1, ledgers_max=1)
+        if not found:
+            return None
+        least = greatest = found[0]
+        beyond = ID_MAX + 1  # no ledger is as great
+        while greatest + 1 < beyond:
+            middle = (greatest + beyond) // 2
+            found = self._storage.ledgers(middle - 1, ledgers_max=1)
+            greatest, beyond = (found[0], beyond) if found else (greatest, middle)
+        return least, greatest
 
     async def _ledgers(self, after: int, until: int | None) -> None:
         """Those greater than `after`, up to `until` (None: all)."""
@@ -118,6 +135,7 @@ class Scrub:
         at: int | None = 0
         while at is not None:
             at = await self._next_entry(ledger, await self._run(ledger, at))
+        await self._tell(ledger)
 
     async def _run(self, ledger: int, first: int) -> int:
         """The entries from `first` on up to a gap; returns the first that is not there."""
@@ -178,11 +196,21 @@ class Scrub:
     async def _found(self, ledger: int, entry: int) -> None:
         self.counts.bad += 1
         self._sound = False
-        log.error("stored entry damaged", ledger=ledger, entry=entry)
+        if self._bad is not None and entry == self._bad[1] + 1:
+            self._bad = self._bad[0], entry
+        else:
+            await self._tell(ledger)
+            self._bad = entry, entry
+
+    async def _tell(self, ledger: int) -> None:
+        if self._bad is None:
+            return
+        (first, last), self._bad = self._bad, None
+        log.error("stored entries damaged", ledger=ledger, first=first, last=last)
         try:
-            await self._report(ledger, entry)
+            await self._report(ledger, first, last)
         except MetadataError as error:
-            log.warning("damage not reported", ledger=ledger, entry=entry, error=str(error))
+            log.warning("damage not reported", ledger=ledger, first=first, error=str(error))
 
     async def _read(self, read: Callable[[], T]) -> T | None:
         """None: that cannot be read, which is logged."""

@@ -97,8 +97,8 @@ class Upkeep:
             group.create_task(self.collector.run())
             group.create_task(self.scrub.run())
 
-    async def _mark_bad(self, ledger: int, entry: int) -> None:
-        await self._marks.mark_bad(LedgerId(ledger), self._member, entry, entry)
+    async def _mark_bad(self, ledger: int, first: int, last: int) -> None:
+        await self._marks.mark_bad(LedgerId(ledger), self._member, first, last)
 
     def export(self, registry: CollectorRegistry) -> None:
         collected, scrubbed = self.collector.counts, self.scrub.counts

@@ -63,8 +63,8 @@ def scrub(
 ) -> Scrub:
     sound = [] if sound is None else sound
 
-    async def report(ledger: int, entry: int) -> None:
-        found.append((ledger, entry))
+    async def report(ledger: int, first: int, last: int) -> None:
+        found.extend((ledger, entry) for entry in range(first, last + 1))
 
     return Scrub(
         storage,
@@ -125,6 +125,42 @@ def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
     storage.close()
 
 
+def test_neighbours_are_reported_as_one_range() -> None:
+    storage = filled({(ledger, entry) for ledger in (1, 2) for entry in range(5000)})
+    storage.unreadable = {(1, entry) for entry in [*range(998, 4000), 4001]} | {(2, 0)}
+    told: list[tuple[int, int, int]] = []
+
+    async def report(*bad: int) -> None:
+        told.append(bad)  # type: ignore[arg-type]
+
+    walk = scrub(storage, [])
+    walk._report = report
+    run_virtual(walk.round())
+    assert sorted(told) == [(1, 998, 3999), (1, 4001, 4001), (2, 0, 0)]
+    assert walk.counts.bad == 3004
+
+
+@pytest.mark.parametrize("ledgers", [[7], [0, 2**63 - 1], [3, 4, 5, 9_000_000]])
+def test_a_round_begins_anywhere_among_all_ledgers(ledgers: list[int]) -> None:
+    storage = filled({(ledger, 0) for ledger in ledgers})
+    walk = scrub(storage, [])
+    assert walk._span() == (ledgers[0], ledgers[-1])
+    for number in range(1, 20):
+        run_virtual(walk.round())
+        assert walk.counts.entries == number * len(ledgers)
+
+
+def test_each_ledger_of_many_is_the_first_some_time() -> None:
+    async def main() -> None:
+        ledgers = range(0, 20_000, 5)
+        walk = scrub(filled({(ledger, 0) for ledger in ledgers}), [])
+        begun = [await walk._begin() for _ in range(200)]
+        assert min(begun) < 2000
+        assert max(begun) > 18_000
+
+    run_virtual(main())
+
+
 def test_it_takes_its_time() -> None:
     async def main() -> None:
         storage = filled({(1, entry) for entry in range(100)})
@@ -144,7 +180,7 @@ def test_a_report_that_fails_is_made_again_in_the_next_round() -> None:
         storage.unreadable = {(1, 0)}
         told = 0
 
-        async def report(ledger: int, entry: int) -> None:
+        async def report(ledger: int, first: int, last: int) -> None:
             nonlocal told
             told += 1
             raise Unavailable("away")

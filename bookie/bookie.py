@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from magnetar.bookie.admission import Admission
 from magnetar.bookie.disk import release_if_short
-from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.errors import DirectoryUnusable, StorageFailed
 from magnetar.bookie.newcomers import FirstAddCheck
 from magnetar.bookie.service import READ_CACHE_BYTES, BookieService
 from magnetar.bookie.storage.commit import GroupCommit
@@ -205,7 +205,7 @@ async def _count_epochs(
         await asyncio.sleep(epoch_s)
         try:
             await directory.count_up(metadata, chance=chance, thread=threads.sync)
-        except (Unavailable, OutcomeUnknown) as error:
+        except (Unavailable, OutcomeUnknown, DirectoryUnusable) as error:  # a full disk, say
             log.warning("boot epoch not counted up; next time", error=str(error))
 
 

@@ -1,0 +1,45 @@
+"""A running bookie counts its boot epoch up, and outlives a disk that has no room for it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from support import ManualClock, run, wait_until
+
+from magnetar.bookie.bookie import open_bookie
+from magnetar.bookie.storage.layout import IDENTITY_NEW, find
+from magnetar.metadata.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def epoch() -> int:
+        identity = find(tmp_path).identity
+        return getattr(identity, "boot_epoch", 0)
+
+    async def main() -> None:
+        async with open_bookie(
+            tmp_path,
+            bookie="b1",
+            metadata=MemoryStore(),
+            clock=ManualClock(),
+            chance=Random(1),
+            registry=CollectorRegistry(),
+            epoch_s=0.02,
+        ):
+            await wait_until(lambda: epoch() > 2)
+            (tmp_path / IDENTITY_NEW).mkdir()  # what cannot be written
+            await wait_until(lambda: "not counted up" in caplog.text)
+            reached = epoch()
+            (tmp_path / IDENTITY_NEW).rmdir()
+            await wait_until(lambda: epoch() > reached)
+
+    run(main())

@@ -20,6 +20,7 @@ from magnetar.bookie.service import READ_CACHE_BYTES, BookieService
 from magnetar.bookie.storage.commit import GroupCommit
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
+from magnetar.bookie.storage.rot import note_rot
 from magnetar.bookie.upkeep import Upkeep, UpkeepConfig
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.model import BookieId, BookieRegistration, Member
@@ -104,6 +105,11 @@ async def open_bookie(
         directory=str(data_dir),
     )
     threads = _Threads()
+
+    def fail(error: StorageFailed) -> None:
+        note_rot(data_dir, directory.identity.incarnation, error)
+        die(error)
+
     try:
         service, upkeep = _assemble(
             directory,
@@ -115,7 +121,7 @@ async def open_bookie(
             pending_bytes_max=pending_bytes_max,
             read_cache_bytes=read_cache_bytes,
             upkeep_config=upkeep_config,
-            die=die,
+            die=fail,
         )
         await upkeep.disk.check()
         async with asyncio.TaskGroup() as group:
@@ -123,7 +129,7 @@ async def open_bookie(
                 group.create_task(service.run()),
                 group.create_task(upkeep.run()),
                 group.create_task(_count_epochs(directory, metadata, chance, threads, epoch_s)),
-                group.create_task(_follow_manifest(directory, threads.sync, die)),
+                group.create_task(_follow_manifest(directory, threads.sync, fail)),
             ]
             yield service
             await service.stop(grace_s=stop_grace_s)
@@ -131,7 +137,11 @@ async def open_bookie(
                 task.cancel()
     finally:
         threads.end(directory)
-        directory.close()
+        try:
+            directory.close()
+        except StorageFailed as error:
+            note_rot(data_dir, directory.identity.incarnation, error)
+            raise
 
 
 class _Threads:

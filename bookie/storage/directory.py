@@ -130,14 +130,16 @@ class DataDirectory:
         sequence = self.storage.sequence()
         with suppress(StorageFailed):  # no room, or RocksDB's own work was cancelled
             self.storage.flush()
-        self.manifest.look()
-        self.storage.close()
-        if self.manifest.settle():
-            self.watermark.close(sequence=sequence)
-        else:
-            self.watermark.abandon()
-        self.manifest.close()
-        os.close(self.lock)
+        try:
+            self.manifest.look()
+            self.storage.close()
+            if self.manifest.settle():
+                self.watermark.close(sequence=sequence)
+            else:
+                self.watermark.abandon()
+        finally:
+            self.manifest.close()
+            os.close(self.lock)
 
 
 async def open_directory(

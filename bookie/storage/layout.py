@@ -26,10 +26,11 @@ VIEWS: Final = "views"
 RESERVE: Final = "reserve"
 RESERVE_NEW: Final = "reserve.new"
 RECLAIMING: Final = "reclaiming"
+ROTTEN: Final = "rotten"
 
 # What says nothing of a store.
 _IGNORED: Final = frozenset(
-    {LOCK, IDENTITY, IDENTITY_NEW, RESERVE, RESERVE_NEW, RECLAIMING, "lost+found"}
+    {LOCK, IDENTITY, IDENTITY_NEW, RESERVE, RESERVE_NEW, RECLAIMING, ROTTEN, "lost+found"}
 )
 
 # What a failed operation says of the process or the disk, and nothing of the store.

@@ -34,6 +34,7 @@ from magnetar.bookie.storage.layout import STORE, WATERMARK, environment_error, 
 from magnetar.bookie.storage.manifest import find_damage
 from magnetar.bookie.storage.probe import DAMAGED, check_sequence
 from magnetar.bookie.storage.rocks import RocksStorage
+from magnetar.bookie.storage.rot import noted_rot
 from magnetar.bookie.storage.watermark import read_watermark
 from magnetar.runtime.log import get_logger
 
@@ -61,6 +62,9 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
     WrongIncarnation when it is the store of another incarnation.
     """
     mark = _read_mark(path, identity)
+    rot = noted_rot(path, identity.incarnation)
+    if rot is not None:
+        raise DamagedStore(path, f"a table was found unreadable: {rot}")
     try:
         damage = find_damage(path / STORE, mark)
     except OSError as error:

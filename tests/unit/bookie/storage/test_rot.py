@@ -1,0 +1,127 @@
+"""A table with a rotten block, met by a compaction: the bookie ends once, not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.bookies import KEY, envelope
+from fakes.directories import ENTRIES, Cluster, fill, flip, given
+from prometheus_client import CollectorRegistry
+from support import run
+
+from magnetar.bookie.bookie import open_bookie
+from magnetar.bookie.contract import LastConfirmedRequest
+from magnetar.bookie.errors import DirectoryUnusable, StorageFailed
+from magnetar.bookie.storage.format import entry_key
+from magnetar.bookie.storage.layout import ROTTEN, STORE
+from magnetar.bookie.storage.rot import is_rot, note_rot, noted_rot
+from magnetar.metadata.memory import MemoryStore
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = StorageFailed(
+    "write",
+    "Corruption: block checksum mismatch: stored(context removed) = 1, computed = 2, type = 4  in"
+    " /data/store/000009.sst offset 0 size 4128",
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "rot"),
+    [
+        (TABLE.reason, True),
+        ("Corruption: truncated block read from /d/000012.sst offset 5, in /d/000012.sst", True),
+        ("Corruption: Error while reading blob, in /data/store/000010.blob offset 30", False),
+        ("IO error: No space left on device: While appending to file: /d/000013.sst", False),
+        ("IO error: Input/output error: While pread offset 0 len 4096: /d/000013.sst", False),
+    ],
+)
+def test_only_the_content_of_a_table_is_meant(reason: str, rot: bool) -> None:
+    assert is_rot(StorageFailed("write", reason)) is rot
+
+
+def test_it_is_noted_of_one_incarnation(tmp_path: Path) -> None:
+    note_rot(tmp_path, "a" * 32, StorageFailed("sync", "Input/output error"))
+    assert noted_rot(tmp_path, "a" * 32) is None
+    note_rot(tmp_path, "a" * 32, TABLE)
+    assert noted_rot(tmp_path, "a" * 32) == TABLE.reason
+    assert noted_rot(tmp_path, "b" * 32) is None
+
+
+def test_a_note_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / ROTTEN).mkdir()
+    with pytest.raises(DirectoryUnusable, match="a directory"):
+        noted_rot(tmp_path, "a" * 32)
+    note_rot(tmp_path, "a" * 32, TABLE)  # is logged, and no failure of its own
+
+
+def with_tables(cluster: Cluster, path: Path) -> str:
+    """A directory whose store has four tables, enough for a compaction, the first of them rotten.
+    Returns its incarnation."""
+    directory = cluster.start(path)
+    fill(directory)
+    directory.storage.flush()
+    for entry in (100, 200):
+        directory.storage.write([(entry_key(1, entry), envelope(1, entry, bytes(500)))])
+        directory.storage.flush()
+    directory.close()
+    flip(min((path / STORE).glob("*.sst")), 1_000)
+    return directory.identity.incarnation
+
+
+async def fence_until_dead(cluster: Cluster, path: Path, deaths: list[StorageFailed]) -> None:
+    """Fences are written at once, so that the first one after the compaction fails."""
+    store = MemoryStore(cluster.tree)
+    async with open_bookie(
+        path,
+        bookie="b1",
+        metadata=store,
+        clock=SystemClock(),
+        chance=random.Random(1),
+        registry=CollectorRegistry(),
+        die=deaths.append,
+    ) as service:
+        storage = service._storage
+        with suppress(StorageFailed):  # met already
+            storage.write([(entry_key(1, 300), envelope(1, 300, bytes(500)))])
+            storage.flush()  # type: ignore[attr-defined]  # the fourth table: RocksDB compacts
+        ledgers = count(1_000)
+        while not deaths:
+            await service.last_confirmed(
+                LastConfirmedRequest(
+                    incarnation=service.identity.incarnation,
+                    ledger=next(ledgers),
+                    master_key=KEY,
+                    fence=True,
+                )
+            )
+        await asyncio.Event().wait()  # the store's failure ends this
+
+
+def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnation(
+    tmp_path: Path,
+) -> None:
+    cluster, deaths = Cluster(), list[StorageFailed]()
+    former = with_tables(cluster, tmp_path)
+    with pytest.raises(StorageFailed):
+        run(fence_until_dead(cluster, tmp_path, deaths))
+    assert is_rot(deaths[0])
+    assert noted_rot(tmp_path, former) == deaths[0].reason
+
+    directory = cluster.start(tmp_path)
+    assert directory.identity.former == former
+    assert directory.storage.ledgers(-1, ledgers_max=9) == []
+    sound = given(directory, former)
+    assert 0 < len(sound) < ENTRIES  # all but those in the block
+    directory.close()
+
+    again = cluster.start(tmp_path)  # the note was of the former one
+    assert again.identity.incarnation == directory.identity.incarnation
+    again.close()

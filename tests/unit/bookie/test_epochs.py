@@ -25,6 +25,13 @@ def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
         identity = find(tmp_path).identity
         return getattr(identity, "boot_epoch", 0)
 
+    def in_the_way() -> bool:
+        try:
+            (tmp_path / IDENTITY_NEW).mkdir()  # which is no file that could be written
+        except FileExistsError:  # it is being written just now
+            return False
+        return True
+
     async def main() -> None:
         async with open_bookie(
             tmp_path,
@@ -36,7 +43,7 @@ def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
             epoch_s=0.02,
         ):
             await wait_until(lambda: epoch() > 2)
-            (tmp_path / IDENTITY_NEW).mkdir()  # what cannot be written
+            await wait_until(in_the_way)
             await wait_until(lambda: "not counted up" in caplog.text)
             reached = epoch()
             (tmp_path / IDENTITY_NEW).rmdir()

@@ -94,6 +94,7 @@ async def _write_cookie(
         boot_epoch=identity.boot_epoch,
         cluster=CLUSTER,
         start=identity.start,
+        unknown=b"" if known is None else known.unknown,
     )
 
     path = paths.bookie_cookie(BookieId(node.name))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from random import Random
 from typing import TYPE_CHECKING
 
 from world.boot import CLUSTER
+from world.later import LaterVersion
+from world.logs import LIST
 from world.loop import until
 from world.meta import Ensemble
 from world.net import Host, Network, Unreachable
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from world.loop import SimLoop
 
     from magnetar.metadata.model import LedgerMetadata, Member
+    from magnetar.metadata.store import Versioned
 
 SETTLE_S = 30.0  # within this time of the healing all bookies are registered again
 RECOVER_S = 90.0  # and every ledger can be closed and read
@@ -70,11 +74,13 @@ class World:
         self.clients: dict[str, ClientNode] = {}
         self.known: dict[Member, None] = {}  # every incarnation that was ever formatted
         self.destroyed: dict[str, None] = {}  # bookies that lost copies for good
+        self.later = LaterVersion(self)
         self.config = quick_config(quorum)
         self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
         self.healed = False  # from now on whoever dies of an earlier fault comes back
         self._restarts: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = loop.create_future()
+        self.oracle.when_broken = self._end_with
 
     def draw(self, name: str) -> Random:
         return Random(f"{self.seed} {name}")
@@ -101,12 +107,22 @@ class World:
         return repairer
 
     @property
+    def staying(self) -> list[BookieNode]:
+        """Bookies that were not decommissioned."""
+        return [each for each in self.bookies.values() if not each.retired]
+
+    def retire(self, bookie: BookieNode, member: Member) -> None:
+        """It was decommissioned: nothing may name it any more, and nobody brings it back."""
+        bookie.retired = True
+        self.known.pop(member)
+
+    @property
     def processes(self) -> list[Process]:
         return [*self.bookies.values(), *self.clients.values()]
 
     async def wait_registered(self, bookies: int | None = None) -> None:
-        needed = len(self.bookies) if bookies is None else bookies
-        await until(lambda: sum(each.registered for each in self.bookies.values()) >= needed)
+        needed = len(self.staying) if bookies is None else bookies
+        await until(lambda: sum(each.registered for each in self.staying) >= needed)
 
     def may_destroy(self, bookie: BookieNode) -> bool:
         """Whether copies on this bookie may be lost for good, counting those lost already."""
@@ -141,14 +157,35 @@ class World:
         if self.oracle.first is None and found is None:
             found = self.oracle.broken("bug", f"{host.name}: {_drawn(error)}")
             found.__cause__ = error
+        self._end_with(self.oracle.first or found or error)
+
+    def _end_with(self, error: BaseException) -> None:
         if not self._failure.done():
-            self._failure.set_exception(self.oracle.first or found or error)
+            self._failure.set_exception(error)
 
     def _on_path(self, path: str) -> None:
+        stored = self.meta.tree.tree.get(path)
+        value = None if stored is None else stored.value
+        if self.later.on_path(path, value):
+            return
         if path.startswith(paths.LEDGERS + "/") and path.count("/") == 6:
-            stored = self.meta.tree.tree.get(path)
-            value = None if stored is None else stored.value
             self.oracle.on_metadata(path, value, self.known)
+        elif path == LIST and value:
+            self.oracle.logs.on_list(path, json.loads(value))
+        elif path.startswith(paths.TOPICS + "/") and value:
+            self.oracle.logs.on_record(path, value)
+        elif path.startswith(paths.BOOKIES_AVAILABLE + "/"):
+            self._on_listed(path, stored)
+
+    def _on_listed(self, path: str, stored: Versioned | None) -> None:
+        """T21: a bookie that serves vanishes from the list only with its session."""
+        bookie = self.bookies[path.rpartition("/")[2]]
+        session = bookie.listed_by
+        bookie.listed_by = None if stored is None else stored.ephemeral_session
+        if stored is None and bookie.alive and session in self.meta.tree.sessions:
+            assert bookie.store is not None
+            ours = bookie.store.session_id == session
+            self.oracle.hold(not ours, "T21", lambda: f"{bookie.name} serves and is not listed")
 
     # -- the quiet end -----------------------------------------------------------------------------
 
@@ -169,11 +206,11 @@ class World:
             vars(bookie.disk.health).update(vars(type(bookie.disk.health)(damaged=damaged)))
         try:
             async with asyncio.timeout(SETTLE_S):
-                for bookie in self.bookies.values():
+                for bookie in self.staying:
                     await self._bring_back(bookie)
                 await self.wait_registered()
         except TimeoutError:
-            missing = [b.name for b in self.bookies.values() if not b.registered]
+            missing = [bookie.name for bookie in self.staying if not bookie.registered]
             raise self.oracle.broken(
                 "I18", f"{missing} not registered {SETTLE_S:g} s after the healing"
             ) from None

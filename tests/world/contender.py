@@ -10,6 +10,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
+from world.logs import LIST
+
 from magnetar.bookie.contract import LastConfirmedRequest
 from magnetar.bookie.ledger.errors import (
     EntryUnreadable,
@@ -18,6 +20,7 @@ from magnetar.bookie.ledger.errors import (
     LedgerNotFound,
 )
 from magnetar.bookie.ledger.handle import LedgerReader
+from magnetar.bookie.ledger.writer import ENTRY_OVERHEAD_BYTES
 from magnetar.metadata.errors import BadVersion, MetadataError, NodeExists
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.metadata.store import ABSENT
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.appender import LedgerAppender
     from magnetar.bookie.ledger.ledgers import Ledgers
 
-LOG = "/topics/log"
 STUCK_S = 30.0  # beyond all timeouts of the configuration together, and all pauses
 
 
@@ -56,7 +58,19 @@ class Writer:
         payload = text + b"." * max(0, size - len(text))
         entry = self.appender.append_nowait([payload], len(payload))
         self._oracle.on_append(self.ledger, entry, payload)
+        self._check_memory(len(payload))
         return int(entry)
+
+    def _check_memory(self, size: int) -> None:
+        """I17, of a writer that waits for room before it appends."""
+        assert self._client.ledgers is not None
+        services = self._client.ledgers.services
+        config, one = services.config, size + ENTRY_OVERHEAD_BYTES
+        within = self._oracle.i17_within
+        within("ledger", self.appender.in_flight_bytes, config.unconfirmed_bytes_max + one)
+        within("process", services.budget.retained, config.retained_bytes_max + one)
+        for lag in services.budget._lag.values():
+            within("slow bookie", lag, config.lag_bytes_max + config.unconfirmed_bytes_max + one)
 
     async def wait_confirmed(self) -> None:
         """All that was appended. Raises what the ledger failed with."""
@@ -163,11 +177,11 @@ class Contender:
     ) -> tuple[Writer, int] | None:
         """A new ledger, in the list. None: somebody else was quicker."""
         newest = log[-1] if log else LedgerId(-1)
-        appender = await ledgers.create(newer_than=newest, custom={})
+        appender = await ledgers.create(newer_than=newest, custom={"log": b""})
         assert self.client.store is not None
         value = json.dumps([*log, appender.ledger]).encode()
         try:
-            version = await self.client.store.put(LOG, value, expected=version)
+            version = await self.client.store.put(LIST, value, expected=version)
         except (BadVersion, NodeExists):
             appender.abandon()
             await ledgers.delete(appender.ledger)
@@ -202,13 +216,13 @@ class Contender:
 
     async def _trim(self, ledgers: Ledgers, version: int, log: Sequence[LedgerId]) -> None:
         assert self.client.store is not None
-        await self.client.store.put(LOG, json.dumps(log[1:]).encode(), expected=version)
+        await self.client.store.put(LIST, json.dumps(log[1:]).encode(), expected=version)
         self.world.trace.note(self.client.name, "deletes", log[0])
         await ledgers.delete(log[0])
 
     async def _read_log(self) -> tuple[int, list[LedgerId]]:
         assert self.client.store is not None
-        stored = await self.client.store.get(LOG)
+        stored = await self.client.store.get(LIST)
         if stored is None:
             return ABSENT, []
         return stored.version, [LedgerId(each) for each in json.loads(stored.value)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from magnetar.bookie.disk import DiskLimits, Reserve, Usage
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import (
     IDENTITY_KEY,
@@ -31,9 +32,14 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Put, Storage
 
 
+DISK_BYTES = 64 << 20
+LIMITS = DiskLimits()
+
+
 class Damage(Enum):
     UNREADABLE = "unreadable"  # reading it fails
     FLIPPED = "flipped"  # it reads as something else
+    SWAPPED = "swapped"  # it reads as another entry, or another ledger's, as sound as any
 
 
 @dataclass
@@ -45,7 +51,8 @@ class Health:
     read_errors: float = 0.0  # probability that a read fails
     write_fails: bool = False  # the next write fails
     sync_fails: bool = False  # the next sync fails
-    full: bool = False  # writes fail
+    full: bool = False  # writes fail, and the figures do not tell: a quota
+    taken: int = 0  # bytes of the disk that others use
     damaged: dict[tuple[int, int], Damage] = field(default_factory=dict)
 
 
@@ -60,6 +67,8 @@ class SimDisk:
         self.formers: dict[str, DiskImage | None] = {}  # by incarnation; None: it does not open
         self.on_durable: Callable[[int, int], None] = lambda *_: None
         self.on_delete: Callable[[int, bool], None] = lambda *_: None
+        self.on_reopened: Callable[[DiskImage], None] = lambda _: None
+        self.reserve = SimReserve(self)
         self._random = random
         self.trace = trace
         self._generation = 0  # counts the openings: only the last one may write
@@ -107,12 +116,14 @@ class SimDisk:
             if kept < unsynced:
                 self.trace.fault(self.name, "unsynced batches lost", unsynced - kept)
             self.image = self.image.crash(kept=kept)
+            self.on_reopened(self.image)
             self.settle()
 
     def wipe(self) -> None:
         """Another, empty disk."""
         self._generation += 1
         self.identity, self.image, self.watermark, self.opens = None, None, 0, True
+        self.reserve = SimReserve(self)
         self.formers.clear()
         self.health.damaged.clear()
 
@@ -148,6 +159,20 @@ class SimDisk:
             if key.startswith(b"E"):
                 self.on_durable(*key_entry(key))
 
+    # -- space -----------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        used = 0 if self.image is None else self.image.bytes
+        return max(0, DISK_BYTES - self.health.taken - used - self.reserve.bytes)
+
+    def usage(self) -> Usage:
+        return Usage(DISK_BYTES, self.free)
+
+    def leave_free(self, free: int) -> None:
+        """Others take the disk, but for so much."""
+        self.health.taken = max(0, self.health.taken + self.free - free)
+
     def is_current(self, generation: int) -> bool:
         return generation == self._generation
 
@@ -163,11 +188,38 @@ class SimDisk:
         return record is not None and decode_ledger_record(record).fenced
 
 
+class SimReserve(Reserve):
+    """A file of zeros, as the bookie's own."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.bytes = 0
+        self._disk = disk
+
+    @property
+    def held(self) -> bool:
+        return self.bytes > 0
+
+    def make(self, size: int) -> None:
+        if not self.held and size <= self._disk.free:
+            self.bytes = size
+
+    def release(self) -> None:
+        if self.held:
+            self._disk.trace.fault(self._disk.name, "reserve given up")
+        self.bytes = 0
+
+    def release_if_short(self) -> None:
+        """As a bookie does before it opens its store."""
+        if self._disk.free < LIMITS.reserve_of(DISK_BYTES):
+            self.release()
+
+
 class DiskImage(MemoryStorage):
     """A store that also knows what of it is on the disk for good."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.bytes = 0  # that it takes: what is deleted or replaced stays until it is reclaimed
         self._on_disk: dict[bytes, bytes] = {}
         self._counted = 0  # how many batches of the log are in `_on_disk`
 
@@ -189,7 +241,18 @@ class DiskImage(MemoryStorage):
                     self._on_disk[operation[0]] = operation[1]
                     keys.append(operation[0])
         self._counted = self._durable
-        return keys
+        return [key for key in keys if key in self._on_disk]
+
+    def reclaim(self, first: int, last: int) -> None:
+        self.bytes = sum(len(key) + len(value) for key, value in self._values.items())
+
+    def _append(self, batch: Sequence[Put | _Deletion]) -> None:
+        super()._append(batch)
+        self.bytes += _size_of([each for each in batch if not isinstance(each, _Deletion)])
+
+    def entries(self) -> set[tuple[int, int]]:
+        """All that are there, durable or not."""
+        return {key_entry(key) for key in self._values if key.startswith(b"E")}
 
     def copy_as_on_disk(self) -> DiskImage:
         return self._opened(self._durable)
@@ -205,6 +268,10 @@ class DiskImage(MemoryStorage):
         return opened
 
 
+def _size_of(puts: Sequence[Put]) -> int:
+    return sum([len(key) + len(value) for key, value in puts])
+
+
 class SimStorage:
     """An opened store: a `Storage` that fails when its disk does."""
 
@@ -214,8 +281,12 @@ class SimStorage:
         self._generation = generation
 
     def write(self, puts: Sequence[Put]) -> None:
-        self._check_write("write")
+        self._check_write("write", _size_of(puts))
         self._image.write(puts)
+        if self._disk.health.damaged:  # what is written anew is sound, and stands elsewhere
+            for key, _ in puts:
+                if key.startswith(b"E"):
+                    self._disk.health.damaged.pop(key_entry(key), None)
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
         self._check_write("delete a ledger")
@@ -244,10 +315,21 @@ class SimStorage:
         found = self._image.last_entry(ledger)
         return None if found is None else (found[0], self._as_read(ledger, *found))
 
-    def run(self, ledger: int, first: int, last: int, **limits: int) -> list[bytes]:
+    def run(
+        self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
+    ) -> list[bytes]:
         self._check_read("read a run")
-        found = self._image.run(ledger, first, last, **limits)
-        return [self._as_read(ledger, first + at, value) for at, value in enumerate(found)]
+        found: list[bytes] = []
+        size, last = 0, min(last, first + entries_max - 1)
+        for entry in range(first, last + 1):
+            value = self._image.entry(ledger, entry)
+            if value is None:
+                break
+            found.append(self._as_read(ledger, entry, value))
+            size += len(found[-1])
+            if size >= bytes_max:
+                break
+        return found
 
     def __getattr__(self, name: str) -> Any:
         """Everything else only reads."""
@@ -271,13 +353,28 @@ class SimStorage:
         if damage is Damage.FLIPPED:
             self._disk.trace.fault(self._disk.name, "flipped bit", ledger, entry)
             return value[:-1] + bytes([value[-1] ^ 1])
+        if damage is Damage.SWAPPED:
+            return self._another(ledger, entry, value)
         return value
 
-    def _check_write(self, operation: str) -> None:
+    def _another(self, ledger: int, entry: int, value: bytes) -> bytes:
+        """What stands beside it; of an only one itself."""
+        following, before = (ledger, entry + 1), (ledger, entry - 1)
+        beside = [following, (ledger - 1, entry), before, (ledger + 1, entry)]
+        turn = entry % len(beside)
+        for other in [*beside[turn:], *beside[:turn]]:
+            found = self._image.entry(*other) if min(other) >= 0 else None
+            if found is not None:
+                self._disk.trace.fault(self._disk.name, "swapped entry", ledger, entry, *other)
+                return found
+        return value
+
+    def _check_write(self, operation: str, size: int = 0) -> None:
         health = self._disk.health
-        if health.full:
+        full = health.full or (health.taken > 0 and self._disk.free < size)
+        if full:
             self._disk.trace.fault(self._disk.name, "disk full")
-        self._check(operation, fails=health.write_fails or health.full)
+        self._check(operation, fails=health.write_fails or full)
 
     def _check_read(self, operation: str) -> None:
         self._check(operation, fails=self._disk.chance(self._disk.health.read_errors))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from world.disk import Damage
+from world.disk import DISK_BYTES, LIMITS, Damage
 from world.net import Weather
 
 from magnetar.metadata.store import SessionState
@@ -61,6 +61,7 @@ class Nemesis:
             "failing write": self._failing_write,
             "failing sync": self._failing_sync,
             "full disk": self._fill_disk,
+            "filling disk": self._fill_slowly,
             "wipe a disk": self._wipe,
             "restore an image": self._restore,
             "lose synced writes": self._lose_synced,
@@ -227,6 +228,17 @@ class Nemesis:
         await self._pass(3.0)
         bookie.disk.health.full = False
         await self._restart(bookie)
+
+    async def _fill_slowly(self) -> None:
+        """Others fill it: first beyond where it takes ordinary adds, then perhaps all of it."""
+        disk = self._bookie().disk
+        disk.leave_free(int(0.04 * DISK_BYTES))
+        await self._pass(3.0)
+        if self.random.random() < 0.5:
+            disk.leave_free(self.random.choice((0, 2_000, LIMITS.reserve_of(DISK_BYTES) // 2)))
+            await self._pass(2.0)
+        disk.health.taken = 0
+        await self._restart(self.world.bookies[disk.name])
 
     async def _wipe(self) -> None:
         bookie = self._bookie()

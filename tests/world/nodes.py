@@ -10,13 +10,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from world.boot import boot
-from world.disk import SimDisk, SimStorage
+from world.disk import LIMITS, SimDisk, SimStorage
 from world.loop import SimThread, until
 from world.net import Host
-from world.peer import SimPeer
+from world.peer import PENDING_BYTES_MAX, SimPeer
 
-from magnetar.bookie.admission import Admission
+from magnetar.bookie.admission import Admission, Intake
 from magnetar.bookie.collector import Collector, CollectorConfig
+from magnetar.bookie.disk import DiskMonitor
 from magnetar.bookie.errors import StartRefused, StorageFailed
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.ledgers import Ledgers
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Storage
     from magnetar.metadata.memory import MemoryStore
 
-PENDING_BYTES_MAX = 1 << 20
 BOOT_S = 0.05
 COLLECT = CollectorConfig(interval_s=3.0, grace_s=3.0)
 
@@ -139,10 +139,14 @@ class BookieNode(Process):
         self.zone = zone
         self.random: Random = world.draw(name)
         self.disk = SimDisk(name, world.draw(name + " disk"), world.trace)
-        self.service: BookieService | None = None  # None: it does not serve
+        self.service: BookieService | None = None  # None: it does not serve, nor do the next two
+        self.commit: GroupCommit | None = None
+        self.admission: Admission | None = None
         self.registration: Registration | None = None
         self.refused: StartRefused | None = None  # why it does not start on what it found
         self.may_format_anew = False  # the operator's --new-incarnation
+        self.retired = False  # decommissioned
+        self.listed_by: int | None = None  # the session that its registration is of
         self._threads: list[SimThread] = []
 
     @property
@@ -164,11 +168,11 @@ class BookieNode(Process):
             self.start()
 
     def _on_crash(self, *, power: bool) -> None:
-        self.service = self.registration = None
+        self.service = self.commit = self.admission = self.registration = None
         for thread in self._threads:
             thread.kill()
         self.disk.crash(power=power)
-        if self.world.healed and self.refused is None:
+        if self.world.healed and self.refused is None and not self.retired:
             self.world.restart_soon(self)
 
     async def _main(self) -> None:
@@ -181,6 +185,9 @@ class BookieNode(Process):
             self.disk.on_durable = lambda ledger, entry: oracle.on_durable(member, ledger, entry)
             self.disk.on_delete = lambda ledger, good: oracle.on_delete(
                 member, ledger, for_good=good
+            )
+            self.disk.on_reopened = lambda image: oracle.on_reopened(
+                member, lambda ledger: image.ledger_record(ledger) is not None
             )
             await self._serve(identity)
         except StartRefused as refused:
@@ -197,6 +204,7 @@ class BookieNode(Process):
 
     async def _serve(self, identity: Identity) -> None:
         loop, health, random = self.world.loop, self.disk.health, self.random
+        self.disk.reserve.release_if_short()
         storage = self.disk.open()
         self.world.trace.note(self.name, "serves", identity.incarnation[:4], identity.boot_epoch)
         sync_thread = SimThread(loop, lambda: random.expovariate(1 / health.sync_s))
@@ -226,12 +234,34 @@ class BookieNode(Process):
             ),
             formers=formers,
         )
-        self.registration = Registration(self.store, self._told(identity))
+        monitor = DiskMonitor(
+            usage=self.disk.usage,
+            reserve=self.disk.reserve,
+            thread=read_thread,
+            set_intake=lambda intake: self._set_intake(service, admission, intake),
+            limits=LIMITS,
+        )
+        await monitor.check()
+        registration = Registration(self.store, self._told(identity, service.read_only))
+        service.watch_read_only(registration.set_read_only)
+        self.registration = registration
         async with asyncio.TaskGroup() as group:
             group.create_task(service.run())
-            self.service = service
-            group.create_task(self.registration.run())
+            self.service, self.commit, self.admission = service, commit, admission
+            group.create_task(registration.run())
+            group.create_task(monitor.run())
             group.create_task(self._collector(identity, storage, commit, admission, formers).run())
+
+    def _set_intake(self, service: BookieService, admission: Admission, intake: Intake) -> None:
+        assert self.disk.image is not None
+        if intake is not admission.intake:
+            if intake is Intake.ALL:
+                self.world.trace.note(self.name, "takes all adds again")
+            else:
+                self.world.trace.fault(self.name, "disk nearly full", intake.value)
+        service.set_intake(intake)
+        every = intake is Intake.ALL
+        self.world.oracle.on_intake(self.member, None if every else self.disk.image.entries())
 
     def _collector(
         self,
@@ -269,7 +299,7 @@ class BookieNode(Process):
     def _note_durable(self, sequence: int) -> None:
         self.disk.watermark = sequence
 
-    def _told(self, identity: Identity) -> BookieRegistration:
+    def _told(self, identity: Identity, read_only: bool) -> BookieRegistration:
         return BookieRegistration(
             bookie=BookieId(self.name),
             incarnation=identity.incarnation,
@@ -277,7 +307,7 @@ class BookieNode(Process):
             address=f"{self.name}:3181",
             http_address="",
             zone=self.zone,
-            read_only=False,
+            read_only=read_only,
         )
 
 
@@ -291,7 +321,12 @@ class ClientNode(Process):
         self.ledgers: Ledgers | None = None  # None: it does not run
 
     async def _main(self) -> None:
-        await self._make_ledgers().run()
+        ledgers = self._make_ledgers()
+        assert self.store is not None
+        marks = Marks(self.store, self.clock)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ledgers.run())
+            group.create_task(report_bad_copies(ledgers.bad_copies, marks))
 
     def _make_ledgers(self) -> Ledgers:
         assert self.store is not None

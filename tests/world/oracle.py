@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from world.logs import Logs
+
 from magnetar.bookie.ledger.quorum import Quorum, seats
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_ledger
@@ -66,9 +68,13 @@ class Oracle:
         self.first: Violation | None = None
         self.stored_by: dict[Member, set[tuple[int, int]]] = {}  # ever, and for good
         self.reads = 0
+        self.when_broken: Callable[[Violation], None] = lambda violation: None
         self.when_fenced: Callable[[Member, int], None] = lambda member, ledger: None
+        self.logs = Logs(self)
         self._trace = trace
         self._answers: dict[tuple[Member, int], Answers] = {}
+        self._removed: dict[Member, set[int]] = {}  # deleted ledgers that it has got rid of
+        self._had: dict[Member, set[tuple[int, int]]] = {}  # when it ceased to take ordinary adds
 
     def life(self, ledger: int) -> Life:
         return self.lives.setdefault(LedgerId(ledger), Life())
@@ -78,6 +84,7 @@ class Oracle:
         violation = Violation(oracle, why)
         if self.first is None:
             self.first = violation
+            self.when_broken(violation)
             self._trace.note("oracle", "VIOLATION", str(violation))
         return violation
 
@@ -155,7 +162,9 @@ class Oracle:
         after = decode_ledger(value)
         self._trace.note(f"L{ledger}", "metadata", after.state.name, _drawn(after))
         self.i13_ensembles_make_sense(after, set(known))
-        if life.versions:
+        if not life.versions:
+            self.logs.on_ledger(after)
+        else:
             self.i2_states_go_forward(life.versions[-1], after)
             self.i4_copied_before_named(life.versions[-1], after)
         if after.state is LedgerState.CLOSED:
@@ -253,16 +262,29 @@ class Oracle:
 
     def on_durable(self, member: Member, ledger: int, entry: int) -> None:
         self.stored_by.setdefault(member, set()).add((ledger, entry))
+        self.logs.i14_nothing_outside_the_list(ledger, entry)
+        self.hold(
+            ledger not in self._removed.get(member, ()),
+            "T24",
+            lambda: f"{member.bookie} stores {ledger}:{entry}, a ledger that it had removed",
+        )
 
     def on_delete(self, member: Member, ledger: int, *, for_good: bool) -> None:
         """A bookie removes a ledger: as deleted, `for_good`, or as a copy that is left over."""
         self._trace.note(member.bookie, "removes", ledger, for_good)
         life = self.life(ledger)
         self.i15_nothing_needed_is_removed(member, ledger, for_good=for_good)
-        if not life.deleted:
+        if life.deleted:
+            self._removed.setdefault(member, set()).add(ledger)
+        else:
             held = self.stored_by.setdefault(member, set())
             held.difference_update({each for each in held if each[0] == ledger})
             self._answers.setdefault((member, ledger), Answers()).acked.clear()
+
+    def on_reopened(self, member: Member, has: Callable[[int], bool]) -> None:
+        """A power cut may have brought back what was removed just before."""
+        removed = self._removed.get(member, set())
+        removed.difference_update([ledger for ledger in removed if has(ledger)])
 
     def i15_nothing_needed_is_removed(self, member: Member, ledger: int, *, for_good: bool) -> None:
         """I15: no bookie removes a ledger whose metadata exists and lists it."""
@@ -283,12 +305,15 @@ class Oracle:
     def on_acks(self, member: Member, frame: bytes, *, normal: bool, durable: Any) -> None:
         """A frame of acks leaves a bookie. `normal`: for a writer, not for a recoverer."""
         for ledger, entry, code in decode_acks(frame):
+            if code is BookieCode.READ_ONLY:
+                self._trace.bitten["add refused by a nearly full disk"] += 1
             if code is not BookieCode.OK:
                 continue
             self.durable_before_ack(member, ledger, entry, durable)
             answers = self._answers.setdefault((member, ledger), Answers())
             if normal:
                 self.i11_no_add_after_a_fence(member, ledger, entry, answers)
+                self.t21_no_add_when_nearly_full(member, ledger, entry)
             answers.acked.add(entry)
 
     def durable_before_ack(self, member: Member, ledger: int, entry: int, durable: Any) -> None:
@@ -297,6 +322,23 @@ class Oracle:
             durable(ledger, entry),
             "I1",
             lambda: f"{member.bookie} acked {ledger}:{entry}, which a power cut would take",
+        )
+
+    def on_intake(self, member: Member, stored: set[tuple[int, int]] | None) -> None:
+        """A bookie has looked at its disk. `stored`: what it has of entries when it lets in no
+        ordinary adds any more; None: it lets in all."""
+        if stored is None:
+            self._had.pop(member, None)
+        else:
+            self._had.setdefault(member, stored)
+
+    def t21_no_add_when_nearly_full(self, member: Member, ledger: int, entry: int) -> None:
+        """T21: what is left of the disk is for fences, repairs and deletions."""
+        had = self._had.get(member)
+        self.hold(
+            had is None or (ledger, entry) in had,
+            "T21",
+            lambda: f"{member.bookie} takes {ledger}:{entry} with its disk nearly full",
         )
 
     def i11_no_add_after_a_fence(
@@ -356,6 +398,12 @@ class Oracle:
             "I10",
             lambda: f"{member.bookie} denies {ledger}:{entry}, which it has acked",
         )
+
+    def i17_within(self, whose: str, held: int, limit: int) -> None:
+        """I17: memory for what is in flight is bounded: of a ledger, a process, a bookie, a topic,
+        a read. Asked where it grows; each limit is what was configured and the one thing, entry or
+        frame, that was let in when there was room."""
+        self.hold(held <= limit, "I17", lambda: f"{whose}: {held} bytes in flight, not {limit}")
 
     # -- readers -----------------------------------------------------------------------------------
 

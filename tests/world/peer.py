@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PENDING_BYTES_MAX = 1 << 20  # of a bookie; a frame is no larger in these worlds
 FENCED = (BookieCode.OK, BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER)
 
 
@@ -106,6 +107,9 @@ class SimPeer:
             nonlocal greeted
             if greeted:
                 oracle.on_acks(member, frame, normal=normal, durable=target.disk.durable)
+                if target.commit is not None:
+                    held, streams = target.commit.pending_bytes, len(service._streams)
+                    oracle.i17_within("bookie", held, PENDING_BYTES_MAX * (1 + streams))
             greeted = True
 
         far.tap = tap

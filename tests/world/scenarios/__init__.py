@@ -1,7 +1,18 @@
 """All scenarios: importing a module enters its scenarios into the list."""
 
 from world.scenario import SCENARIOS
-from world.scenarios import changing, cluster, disks, fencing, recovering, repairing, sessions
+from world.scenarios import (
+    changing,
+    cluster,
+    disks,
+    fencing,
+    leaving,
+    reading,
+    recovering,
+    repairing,
+    sessions,
+    upgrading,
+)
 
 __all__ = [
     "SCENARIOS",
@@ -9,7 +20,10 @@ __all__ = [
     "cluster",
     "disks",
     "fencing",
+    "leaving",
+    "reading",
     "recovering",
     "repairing",
     "sessions",
+    "upgrading",
 ]

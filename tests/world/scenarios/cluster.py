@@ -9,6 +9,7 @@ from world.contender import Contender, Onlooker
 from world.nemesis import Nemesis
 from world.nodes import RepairNode
 from world.scenario import scenario
+from world.topic import Publisher, judge_topic
 
 if TYPE_CHECKING:
     from world.cluster import World
@@ -34,9 +35,13 @@ async def cluster(world: World) -> None:
 
     repairers = [world.add_repairer() for _ in range(random.choice((0, 1, 1, 2)))]
 
+    publishes = random.random() < 0.3
+
     def begin(client: ClientNode) -> None:
         if isinstance(client, RepairNode):
             return
+        if publishes:
+            Publisher(client, pause_s=pause_s).begin()
         Contender(client, pause_s=pause_s, burst_max=burst_max).begin()
         Onlooker(client).begin()
 
@@ -58,6 +63,8 @@ async def cluster(world: World) -> None:
     await asyncio.sleep(random.uniform(0.0, 3.0))
     for client in clients:
         client.crash()
+    if publishes:
+        await judge_topic(world)
     await world.judge()
     if repairers:
         await world.wait_repaired()

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from world.contender import Onlooker
-from world.disk import Damage
+from world.disk import DISK_BYTES, Damage
 from world.scenario import scenario
-from world.stage import Stage
+from world.stage import PATIENCE_S, Stage
+
+from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_registration
+from magnetar.metadata.model import BookieId
 
 if TYPE_CHECKING:
     from world.cluster import World
@@ -81,6 +86,13 @@ async def unreadable_blocks(world: World) -> None:
     await _damaged_copies(world, Damage.UNREADABLE)
 
 
+@scenario(
+    "T37", "a bookie gives another entry than was asked for: another replica is read", TWO_ACKS
+)
+async def wrong_entry(world: World) -> None:
+    await _damaged_copies(world, Damage.SWAPPED)
+
+
 @scenario("T36", "one replica's bytes are wrong: another one is read", TWO_ACKS)
 async def wrong_bytes(world: World) -> None:
     await _damaged_copies(world, Damage.FLIPPED)
@@ -103,8 +115,15 @@ async def _damaged_copies(world: World, kind: Damage) -> None:
     await stage.end()
 
 
-@scenario("T21", "a full disk: fences and write-backs while they can be, no acks that are not so")
+@scenario("T21", "disks fill: fences and write-backs while they can be, nobody vanishes")
 async def full_disk(world: World) -> None:
+    if world.random.random() < 0.4:
+        await _fill_at_once(world)
+    else:
+        await _fill_slowly(world)
+
+
+async def _fill_at_once(world: World) -> None:
     stage = await Stage.set(world)
     await stage.write(world.random.randint(0, 3))
     stage.meanwhile(stage.keep_appending(0.02))
@@ -116,6 +135,39 @@ async def full_disk(world: World) -> None:
     await victim.restart()
     await stage.recover()
     await stage.end()
+
+
+async def _fill_slowly(world: World) -> None:
+    """Any number of bookies take ordinary adds no more, and say so; a ledger can be recovered all
+    the same, also when they are all of them. With space again they are as before."""
+    stage = await Stage.set(world)
+    await stage.write(world.random.randint(0, 3))
+    stage.meanwhile(stage.keep_appending(0.02))
+    bookies = list(world.bookies.values())
+    victims = stage.some(bookies, world.random.randint(1, len(bookies)))
+    for victim in victims:
+        victim.disk.leave_free(int(world.random.uniform(0.02, 0.049) * DISK_BYTES))
+    await stage.until(lambda: all(_listed(world, victim, read_only=True) for victim in victims))
+    if world.random.random() < 0.3:
+        victims[0].crash(power=True)
+        await victims[0].restart()
+        await stage.until(lambda: _listed(world, victims[0], read_only=True))
+    await stage.lull(0.3)
+    await stage.recover()
+    for victim in victims:
+        if world.random.random() < 0.5:  # the reserve goes, and with it the rest of all adds
+            victim.disk.leave_free(world.random.choice((0, 3_000)))
+            await stage.until(lambda who=victim: not who.disk.reserve.held)
+        victim.disk.health.taken = 0
+    await stage.until(lambda: all(_listed(world, victim, read_only=False) for victim in victims))
+    await stage.write(2)
+    await stage.end()
+
+
+def _listed(world: World, bookie: BookieNode, *, read_only: bool) -> bool:
+    """Whether others can see that it takes ordinary adds, or does not."""
+    stored = world.meta.tree.tree.get(paths.bookie_available(BookieId(bookie.name)))
+    return stored is not None and decode_bookie_registration(stored.value).read_only is read_only
 
 
 @scenario("T22", "a sync fails: nothing of its group is acked, the process ends and starts again")
@@ -161,3 +213,48 @@ async def twice(world: World) -> None:
         await stage.recover()
     await stage.lull(0.2)
     await stage.end()
+
+
+@scenario("T39", "other bytes for ids that are taken: refused everywhere, with an alarm")
+async def conflicting(world: World) -> None:
+    """A process that was copied while it wrote: its twin has the key and knows the ledger, and is
+    some entries behind."""
+    stage = await Stage.set(world)
+    entries = world.random.randint(2, 8)
+    await stage.write(entries)
+    await stage.until(lambda: _everywhere(stage, entries))
+    if world.random.random() < 0.5:  # what was remembered of the ledger is read again
+        victim = world.random.choice(stage.seated())
+        victim.crash(power=world.random.random() < 0.5)
+        await victim.restart()
+        await stage.until(lambda: victim.registered)
+    ledgers = stage.ledgers(1)
+    for member in stage.stored.last_segment.members:
+        assert await ledgers.services.pool.adds(member).connect(PATIENCE_S)
+    twin = LedgerAppender(stage.stored, ledgers.services, on_busy=ledgers._on_busy)
+    for entry in range(world.random.randint(1, entries)):
+        payload = f"forged {entry}".encode() + b"." * world.random.choice((0, 30))
+        twin.append_nowait([payload], len(payload))
+    await stage.until(lambda: twin.failure is not None or twin.confirmed >= 0)
+    conflicts = sum(each.admission.conflicts for each in stage.seated() if each.admission)
+    world.oracle.hold(
+        twin.confirmed < 0 and conflicts > 0,
+        "T39",
+        lambda: f"forged entries: {twin.confirmed} confirmed, {conflicts} alarms",
+    )
+    world.trace.fault("twin", "conflicting add refused", conflicts)
+    twin.abandon()
+    if world.random.random() < 0.5:
+        stage.append(3)
+    await stage.recover()
+    await stage.end()
+
+
+def _everywhere(stage: Stage, entries: int) -> bool:
+    """Whether all members have for good what they should have."""
+    quorum, seated = stage.world.quorum, stage.seated()
+    return all(
+        seated[seat].disk.durable(stage.ledger, entry)
+        for entry in range(entries)
+        for seat in quorum.write_order(entry)
+    )

@@ -103,7 +103,7 @@ async def stale_lock(world: World) -> None:
         await victim.restart()
     else:
         await stage.until(lambda: not _names(stage, lost))
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 @scenario("T27", "the target of a copy loses power before, while or after it has all", TWO_ACKS)
@@ -123,7 +123,7 @@ async def target_fails(world: World) -> None:
                 stage.restart_later(bookie, 1.0)
         if _repaired(stage):
             break
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 def _unsynced(bookie: BookieNode) -> bool:
@@ -147,7 +147,7 @@ async def unreadable_source(world: World) -> None:
     )
     for bookie in world.bookies.values():
         bookie.disk.health.read_errors = 0.0
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 @scenario("T29", "a short absence moves nothing; nor does one of many at once", TWO_ACKS)
@@ -171,7 +171,7 @@ async def short_absence(world: World) -> None:
     for bookie in world.bookies.values():
         await bookie.restart()
     await stage.until(lambda: victim.registered)
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 @scenario(
@@ -194,7 +194,7 @@ async def open_ledger(world: World) -> None:
             not _failed(stage), "T30", lambda: f"a live writer was stopped: {stage.writer}"
         )
     await stage.recover()
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 @scenario(
@@ -214,7 +214,7 @@ async def marked_again(world: World) -> None:
         other.disk.opens = False
         await other.restart()
     await stage.lull(3.0)
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 @scenario(
@@ -236,7 +236,7 @@ async def repaired_while_recovered(world: World) -> None:
         stage.meanwhile(_try(stage, client))
         await stage.lull(0.5)
     await stage.recover()
-    await _end_repaired(stage)
+    await end_repaired(stage)
 
 
 async def _try(stage: Stage, client: int) -> None:
@@ -246,7 +246,7 @@ async def _try(stage: Stage, client: int) -> None:
         return
 
 
-async def _end_repaired(stage: Stage) -> None:
+async def end_repaired(stage: Stage) -> None:
     world = stage.world
     await stage.end(keep=tuple(name for name in world.clients if name.startswith("r")))
     await world.wait_repaired()

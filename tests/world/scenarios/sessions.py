@@ -1,12 +1,14 @@
-"""Sessions, clocks, ids and readers with old metadata: T40, T41, T45, T48."""
+"""Sessions, clocks, ids, owners of a topic, readers with old metadata: T40, T41, T43, T45, T48."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from world.contender import Contender, Onlooker
+from world.nodes import ClientNode
 from world.scenario import scenario
 from world.stage import Stage
+from world.topic import Publisher, judge_topic
 
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.ids import LedgerIds
@@ -14,6 +16,7 @@ from magnetar.metadata.model import LedgerId, Member
 
 if TYPE_CHECKING:
     from world.cluster import World
+    from world.nodes import Process
 
 
 @scenario("T40", "sessions expire, of bookies and of clients; old registrations linger")
@@ -99,3 +102,44 @@ async def ids(world: World) -> None:
     world.oracle.hold(len(set(handed)) == len(handed), "T48", lambda: f"twice in {handed}")
     Onlooker(stage.clients[0]).begin()
     await stage.end()
+
+
+@scenario("T43", "brokers take a topic from each other, die while its ledgers roll, or do not know")
+async def topic_rolls(world: World) -> None:
+    stage = await Stage.set(world, spares=world.random.randint(0, 2), clients=3)
+    random, troubles = world.random, world.meta.troubles
+    world.on_client_restart = lambda client: Publisher(client, pause_s=0.3).begin()
+    for client in stage.clients:
+        Publisher(client, pause_s=0.3).begin()
+    troubles.delay_s = random.choice((0.0008, 0.02))
+    for _ in range(random.randint(3, 8)):
+        await stage.lull(0.7)
+        troubles.reply_lost = random.choice((0.0, 0.0, 0.3))
+        victim = random.choice([*stage.clients, *world.bookies.values()])
+        kind = random.choice(("dies", "is stopped", "is cut off"))
+        if kind == "dies" and victim.alive:
+            victim.crash(power=random.random() < 0.5)
+            stage.meanwhile(_come_back(stage, victim))
+        elif kind == "is stopped" and victim in stage.clients:
+            victim.pause()
+            stage.meanwhile(_go_on(stage, victim))
+        elif kind == "is cut off":
+            others = stage.some(list(world.bookies.values()), 2)
+            stage.cut_off([random.choice(stage.clients)], others)
+            await stage.lull(0.3)
+            world.network.heal_all()
+    await stage.lull(1.0)
+    await stage.end()
+    await judge_topic(world)
+
+
+async def _come_back(stage: Stage, process: Process) -> None:
+    await stage.lull(0.5)
+    await process.restart()
+    if isinstance(process, ClientNode):
+        stage.world.on_client_restart(process)
+
+
+async def _go_on(stage: Stage, process: Process) -> None:
+    await stage.lull(2.0)
+    process.resume()

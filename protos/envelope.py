@@ -52,7 +52,7 @@ _FLAGS_KNOWN: Final = RECOVERY | COPY
 
 _ADD_AND_CRC: Final = struct.Struct(">BIQI")
 _ADD_ENVELOPE: Final = struct.Struct(">BIQIqqqQ")
-_READ_ENVELOPE: Final = struct.Struct(">qBIIqqqQ")
+_READ_ENVELOPE: Final = struct.Struct(">qBIIqq16x")
 _CRC: Final = struct.Struct(">I")
 _HEADER: Final = struct.Struct(">qqqQ")  # the part of the envelope's header that the CRC covers
 
@@ -301,23 +301,21 @@ def encode_run(first: int, envelopes: Sequence[bytes]) -> list[bytes]:
     return parts
 
 
-def decode_run(
-    frame: Buffer, *, ledger: int, first: int
-) -> tuple[list[tuple[bytes, int]], BookieCode]:
+def decode_run(frame: Buffer, *, ledger: int, first: int) -> tuple[list[bytes], BookieCode]:
     """The verified envelopes of entries `first`, `first + 1`, ... in a frame of read answers, each
-    a copy with a life of its own and with its `length`; and why there are no more: OK, the frame
-    ends; CORRUPT, what follows is not sound, or another entry; else what the bookie said.
+    a copy with a life of its own; and why there are no more: OK, the frame ends; CORRUPT, what
+    follows is not sound, or another entry; else what the bookie said.
 
     Raises FrameDamaged. The same as `decode_read_answers` and `decode_envelope`, in a third of the
     time.
     """
     view = memoryview(frame)
     unpack, crc32c = _READ_ENVELOPE.unpack_from, google_crc32c.value
-    found: list[tuple[bytes, int]] = []
+    found: list[bytes] = []
     at, end, expected = 0, len(view), first
     ok, before, least = BookieCode.OK.value, READ.size, _READ_ENVELOPE.size
     while end - at >= least:
-        entry, code, size, crc, inner_ledger, inner_entry, _, length = unpack(view, at)
+        entry, code, size, crc, inner_ledger, inner_entry = unpack(view, at)
         if code != ok:
             break
         begin = at + before
@@ -329,7 +327,7 @@ def decode_run(
             return found, BookieCode.CORRUPT
         if before + size < least or crc32c(envelope[4:]) != crc:
             return found, BookieCode.CORRUPT
-        found.append((envelope, length))
+        found.append(envelope)
         expected += 1
     answer = next(decode_read_answers(view[at:]), None)
     if answer is None:

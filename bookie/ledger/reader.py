@@ -62,12 +62,21 @@ class Standing(IntEnum):
 
 
 class LedgerEntry(NamedTuple):
-    """A confirmed entry. `payload` is a view over the entry's own bytes, not over a frame."""
+    """A confirmed entry, sound. Who copies it needs no more than that."""
 
     entry: EntryId
-    payload: memoryview
-    length: int  # payload bytes of the ledger's entries up to this one
-    envelope: bytes  # the entry as bookies store it, for whoever copies it
+    envelope: bytes  # the entry as bookies store it, with memory of its own
+
+    @property
+    def payload(self) -> memoryview:
+        """A view over the entry's own bytes, not over a frame."""
+        return memoryview(self.envelope)[ENVELOPE.size :]
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the ledger's entries up to this one."""
+        length: int = ENVELOPE.unpack_from(self.envelope)[4]
+        return length
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +207,11 @@ def sound_prefix(
     ended). Checksums, ledger and entry ids are checked: anything else is CORRUPT. Raises
     FrameDamaged."""
     entries: list[LedgerEntry] = []
-    new, header = tuple.__new__, ENVELOPE.size  # (`LedgerEntry(...)` costs twice as much)
+    new = tuple.__new__  # `LedgerEntry(...)` costs twice as much
     for frame in frames:
         following = first + len(entries)
         found, code = decode_run(frame, ledger=ledger, first=following)
-        entries += [
-            new(LedgerEntry, (entry, memoryview(envelope)[header:], length, envelope))
-            for entry, (envelope, length) in enumerate(found, following)
-        ]
+        entries += [new(LedgerEntry, numbered) for numbered in enumerate(found, following)]
         if code is not BookieCode.OK:
             return entries, code
     return entries, BookieCode.OK
@@ -227,9 +233,7 @@ def sound_stripes(
             return entries, (entry, BookieCode.CORRUPT)
         if (answer.entry, envelope.entry, envelope.ledger) != (entry, entry, ledger):
             return entries, (entry, BookieCode.CORRUPT)
-        entries[entry] = LedgerEntry(
-            EntryId(entry), envelope.payload, envelope.length, answer.envelope
-        )
+        entries[entry] = LedgerEntry(EntryId(entry), answer.envelope)
     return entries, None
 
 

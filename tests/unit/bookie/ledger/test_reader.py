@@ -26,7 +26,7 @@ from magnetar.protos.envelope import READ, BookieCode, ReadAnswer, encode_envelo
 
 B = [member(number) for number in range(5)]
 OK, NONE = BookieCode.OK, BookieCode.NO_SUCH_ENTRY
-ENTRIES = [LedgerEntry(EntryId(3), memoryview(b"abc"), 3, b"envelope")]
+ENTRIES = [LedgerEntry(EntryId(3), b"envelope")]
 
 
 def read(*replicas: Member) -> RangeRead:

@@ -45,6 +45,8 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         if isinstance(first, OSError):
             fail(f"{first.filename}: {first.strerror}" if first.filename else str(first))
         raise
+    finally:
+        work.close()  # it may not have begun
 
 
 def fail(reason: str, *, code: int = 1) -> NoReturn:
@@ -56,18 +58,14 @@ def fail(reason: str, *, code: int = 1) -> NoReturn:
 async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) -> None:
     """The client tries for 30 s, because brokers come back; a person who forgot to start one, or
     mistyped the address, should not have to wait for that."""
-    try:
-        brokers = [host_and_port(url) for url in parse_service_url(service_url)]
-        problems = [await _probe(broker) for broker in brokers]
-        if all(problems):
-            fail(
-                f"cannot reach {service_url}: {problems[0]}. Is a server running? `magnetar"
-                " standalone --data-dir DIR` starts one; --service-url or MAGNETAR_SERVICE_URL"
-                " names another"
-            )
-    except BaseException:
-        work.close()
-        raise
+    brokers = [host_and_port(url) for url in parse_service_url(service_url)]
+    problems = [await _probe(broker) for broker in brokers]
+    if all(problems):
+        fail(
+            f"cannot reach {service_url}: {problems[0]}. Is a server running? `magnetar"
+            " standalone --data-dir DIR` starts one; --service-url or MAGNETAR_SERVICE_URL"
+            " names another"
+        )
     await work
 
 

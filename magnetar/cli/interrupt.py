@@ -19,7 +19,10 @@ def run_interruptible(work: Coroutine[Any, Any, None]) -> None:
     goes to sleep, or to another thread, wakes nobody: asyncio.run cancels `work` only when
     something else ends the sleep, such as a client's keepalive after half a minute.
     """
-    asyncio.run(_woken(work))
+    try:
+        asyncio.run(_woken(work))
+    finally:
+        work.close()  # Ctrl-C may have come before it began
 
 
 async def _woken(work: Coroutine[Any, Any, None]) -> None:

@@ -6,10 +6,14 @@ import asyncio
 import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from magnetar.cli.interrupt import run_interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 PROGRAM = """
 import asyncio, signal, sys, threading, time
@@ -54,6 +58,18 @@ def test_a_loop_asleep_is_woken_and_the_work_cleans_up() -> None:
 def test_a_second_one_ends_the_clean_up() -> None:
     again = "threading.Thread(target=interrupt, daemon=True).start(); await asyncio.sleep(3600)"
     assert run(again) == ["cleaning up", "interrupted"]
+
+
+def test_before_anything_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is told that it will not begin; a RuntimeWarning would be this test's failure."""
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(asyncio.sleep(0))
+
+
+def interrupted(main: Coroutine[Any, Any, None]) -> None:
+    main.close()
+    raise KeyboardInterrupt
 
 
 def test_afterwards_it_is_as_before() -> None:

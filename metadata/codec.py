@@ -35,6 +35,7 @@ from magnetar.metadata.under_replication import (
     BadCopy,
     BookieDrain,
     CheckProgress,
+    RepairPause,
     UnderReplication,
 )
 from magnetar.protos import metadata_pb2 as pb
@@ -211,6 +212,16 @@ def decode_check_progress(data: bytes) -> CheckProgress:
         finished_ms=message.finished_ms,
         unknown=_unknown(message),
     )
+
+
+def encode_repair_pause(pause: RepairPause) -> bytes:
+    message = pb.RepairPause(format=FORMAT, since_ms=pause.since_ms, reason=pause.reason)
+    return _bytes(message, pause.unknown)
+
+
+def decode_repair_pause(data: bytes) -> RepairPause:
+    message = _parse(pb.RepairPause(), "pause of repair", data)
+    return RepairPause(message.since_ms, message.reason, _unknown(message))
 
 
 # ---- who is there --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
     /ledgers/repair-locks/<id>                           whoever repairs the ledger, ephemeral
     /ledgers/auditor                                     who looks for what to repair, ephemeral
     /ledgers/checked                                     CheckProgress
+    /ledgers/repair-paused                               RepairPause
     /bookies/cookies/<bookie>                            BookieCookie
     /bookies/available/<bookie>                          BookieRegistration, ephemeral
     /bookies/draining/<bookie>                           BookieDrain
@@ -31,6 +32,7 @@ UNDER_REPLICATED: Final = "/ledgers/under-replicated"
 REPAIR_LOCKS: Final = "/ledgers/repair-locks"
 AUDITOR: Final = "/ledgers/auditor"
 CHECKED: Final = "/ledgers/checked"
+REPAIR_PAUSED: Final = "/ledgers/repair-paused"
 BOOKIE_COOKIES: Final = "/bookies/cookies"
 BOOKIES_AVAILABLE: Final = "/bookies/available"
 BOOKIES_DRAINING: Final = "/bookies/draining"

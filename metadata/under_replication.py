@@ -87,6 +87,19 @@ class BookieDrain:
 
 
 @dataclass(frozen=True, slots=True)
+class RepairPause:
+    """An operator's word: nothing is to be given up, compared or copied while it stands."""
+
+    since_ms: int
+    reason: str = ""
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.since_ms < 0 or len(self.reason) > FAILURE_CHARS_MAX:
+            raise InvalidRecord("pause of repair", f"since {self.since_ms}, or a long reason")
+
+
+@dataclass(frozen=True, slots=True)
 class CheckProgress:
     """How far the comparison of all replicas has come, so that another auditor goes on there."""
 

@@ -430,6 +430,30 @@ class BookieDrain(google.protobuf.message.Message):
 Global___BookieDrain: typing_extensions.TypeAlias = BookieDrain
 
 @typing.final
+class RepairPause(google.protobuf.message.Message):
+    """/ledgers/repair-paused: an operator's word; repair goes on when it is gone."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    since_ms: builtins.int
+    reason: builtins.str
+    """for people; may be empty"""
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        since_ms: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "reason", b"reason", "since_ms", b"since_ms"]) -> None: ...
+
+Global___RepairPause: typing_extensions.TypeAlias = RepairPause
+
+@typing.final
 class BrokerRegistration(google.protobuf.message.Message):
     """/brokers/available/<broker>, ephemeral"""
 

@@ -10,7 +10,7 @@ the midst of a segment, where a confirmed entry may have only an ack quorum of c
 "not there" counts, so a bookie that is busy or away is never suspected. The place on the rota is
 kept in the metadata store, so that a new auditor goes on where the last one was.
 
-Nothing is held in memory per ledger.
+Both rest while an operator has paused repair (pause.py). Nothing is held in memory per ledger.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from magnetar.bookie.ledger.services import quorum_of
 from magnetar.bookie.repair.absences import Absences, Presence
 from magnetar.bookie.repair.census import all_ledgers, read_ledgers
 from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.repair.pause import PauseWatch
 from magnetar.bookie.repair.plan import is_narrow, missing, sealed, striped
 from magnetar.metadata import paths
 from magnetar.metadata.codec import (
@@ -103,17 +104,23 @@ class Auditor:
         self._known: dict[BookieId, str] = {}  # by cookie
         self._strangers: set[Member] = set()  # that were looked for in this audit, and not found
         self._scan_pace = Pace(config.scan_ledgers_per_s)
-        self._led = asyncio.Event()
-        self._deposed = asyncio.Event()
+        self._on_duty = asyncio.Event()  # elected, and not told to rest
+        self._off_duty = asyncio.Event()
         self._changed = asyncio.Event()  # bookies have come or gone
         self._audited = asyncio.Event()  # at least once
         self._election = Election(
             store, paths.AUDITOR, name.encode(), on_change=self._on_leadership
         )
+        self._pause = PauseWatch(store, on_change=self._judge)
 
     @property
     def is_leader(self) -> bool:
         return self._election.is_leader
+
+    @property
+    def paused(self) -> bool:
+        """By an operator, or it is not known yet whether it is."""
+        return self._pause.paused
 
     @property
     def held(self) -> bool:
@@ -125,17 +132,22 @@ class Auditor:
         await self._services.directory.wait_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.run())
+            group.create_task(self._pause.run())
             while True:
-                await self._led.wait()
+                await self._on_duty.wait()
                 async with asyncio.TaskGroup() as term:
                     duties = [term.create_task(self._audits()), term.create_task(self._rounds())]
-                    await self._deposed.wait()
+                    await self._off_duty.wait()
                     for duty in duties:
                         duty.cancel()
 
     def _on_leadership(self, leads: bool) -> None:
         log.info("auditor elected" if leads else "auditor no longer elected")
-        for event, on in ((self._led, leads), (self._deposed, not leads)):
+        self._judge()
+
+    def _judge(self) -> None:
+        works = self.is_leader and not self.paused
+        for event, on in ((self._on_duty, works), (self._off_duty, not works)):
             event.set() if on else event.clear()
 
     # -- audits ----------------------------------------------------------------------------------
@@ -146,7 +158,7 @@ class Auditor:
 
     async def _audits(self) -> None:
         loop = asyncio.get_running_loop()
-        # Who was missing in an earlier term may have been here and gone again since.
+        # Who was missing in an earlier term, or before a pause, may have been here since.
         self._absences = self._no_absences()
         unwatch = [
             self._services.directory.watch(self._changed.set),

@@ -189,6 +189,8 @@ class _Leaving:
             return "it is being copied"
         mark = await self._marks.get(ledger)
         failure = "" if mark is None else mark.what.failure
+        if await self._store.get(paths.REPAIR_PAUSED) is not None:
+            return "repair is paused: `magnetar bookies repair resume`"
         return failure or "it waits for a replicator"
 
     def _is_on(self, metadata: LedgerMetadata) -> bool:

@@ -153,6 +153,7 @@ def _health(
         details={
             "auditor": auditor.is_leader,
             "held": auditor.held,
+            "paused": auditor.paused,
             "under_replicated": replicator.marked,
         },
     )
@@ -197,6 +198,7 @@ def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicato
             "1 while so many bookies are missing at once that none is given up.",
             lambda: auditor.held,
         ),
+        ("paused", "1 while an operator has paused repair.", lambda: auditor.paused),
         ("under_replicated", "Ledgers marked for repair.", lambda: replicator.marked),
         ("ledgers", "Ledgers in the last audit.", lambda: findings.ledgers),
         (

@@ -30,6 +30,7 @@ from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.repair.copying import copy_entries
 from magnetar.bookie.repair.errors import NoTarget, Overtaken, RepairError, StillWritten
 from magnetar.bookie.repair.pace import Pace
+from magnetar.bookie.repair.pause import PauseWatch
 from magnetar.bookie.repair.plan import Move, Rewrite, Widen, plan_repair
 from magnetar.metadata import paths
 from magnetar.metadata.errors import MetadataError
@@ -121,6 +122,7 @@ class Replicator:
         self._recover = recover
         self._pace = Pace(config.copy_bytes_per_s)
         self._wake = asyncio.Event()
+        self._pause = PauseWatch(store, on_change=self._wake.set)
         self._working: set[LedgerId] = set()
         self._troubles: dict[LedgerId, _Trouble] = {}  # of ledgers that are marked
         self._tails: dict[LedgerId, _Tail] = {}  # as above
@@ -134,6 +136,7 @@ class Replicator:
         slots = asyncio.Semaphore(self._config.ledgers_at_once)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._pause.run())
                 while True:
                     self._wake.clear()
                     for ledger in await self._due():
@@ -148,7 +151,7 @@ class Replicator:
                 end()
 
     async def _due(self) -> Sequence[LedgerId]:
-        """Marked ledgers, by lot, without those that have to wait."""
+        """Marked ledgers, by lot, without those that have to wait; none while repair is paused."""
         sample: list[LedgerId] = []
         marked = 0
         try:
@@ -166,7 +169,7 @@ class Replicator:
         now = self._now()
         due = [each for each in sample if each not in self._working and self._may_try(each, now)]
         self._random.shuffle(due)
-        return due
+        return () if self._pause.paused else due
 
     async def _work(self, ledger: LedgerId, slots: asyncio.Semaphore) -> None:
         try:
@@ -194,6 +197,8 @@ class Replicator:
         done: set[Rewrite] = set()
         failed: dict[Step, RepairError | LedgerError] = {}
         while True:
+            if self._pause.paused:
+                return  # the mark stays
             metadata = await self._services.records.get(ledger)
             if metadata is None:
                 break  # it was deleted

@@ -21,6 +21,7 @@ from magnetar.bookie.ledger.connection import GrpcBookiePeer
 from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
 from magnetar.bookie.repair.errors import RepairError, StillNeeded
+from magnetar.bookie.repair.pause import pause, paused, resume
 from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_marks
 from magnetar.cli.client import fail
 from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.repair.survey import BookieRow, CopyRow, LedgerView
     from magnetar.metadata.model import Member
-    from magnetar.metadata.under_replication import UnderReplication
+    from magnetar.metadata.under_replication import RepairPause, UnderReplication
 
 WIDE: Final = 200  # columns where there is no terminal: nothing is cut
 BLOCKERS_SHOWN_MAX: Final = 10
@@ -63,6 +64,13 @@ def add_to(app: typer.Typer) -> None:
     bookies.command("decommission")(decommission_bookie)
     bookies.command("under-replicated")(under_replicated)
     bookies.command("ledger")(ledger)
+    repair = typer.Typer(
+        help="Pause repair of the whole cluster, as for maintenance.", rich_markup_mode=None
+    )
+    repair.command("pause")(pause_repair)
+    repair.command("resume")(resume_repair)
+    repair.command("status")(repair_status)
+    bookies.add_typer(repair, name="repair")
     app.add_typer(bookies, name="bookies")
 
 
@@ -154,6 +162,7 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
     async def work() -> None:
         async with _store(metadata_url) as store:
             marks = await survey_marks(store, SystemClock())
+            standing = await paused(store)
         if as_json:
             _print_json(
                 [
@@ -162,6 +171,8 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
                 ]
             )
             return
+        if standing is not None:
+            typer.echo(_pause_line(standing))
         _print_table(
             ("ledger", "since", "lost", "bad copies", "narrow", "state"),
             (
@@ -180,6 +191,48 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
                 for mark, working in marks
             ),
         )
+
+    _run(work())
+
+
+def pause_repair(
+    metadata_url: Url,
+    reason: Annotated[str, typer.Option(help="for whoever asks why")] = "",
+) -> None:
+    """Give up no bookie and begin no copy until told to resume. Reads and writes go on."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            await pause(store, SystemClock(), reason=reason)
+        typer.echo("repair is paused until `magnetar bookies repair resume`")
+
+    _run(work())
+
+
+def resume_repair(metadata_url: Url) -> None:
+    """Let repair go on. A bookie that is missing is given the whole delay anew."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            await resume(store)
+        typer.echo("repair goes on")
+
+    _run(work())
+
+
+def repair_status(metadata_url: Url, as_json: Json = False) -> None:
+    """Say whether repair is paused, since when, and why."""
+
+    async def work() -> None:
+        async with _store(metadata_url) as store:
+            found = await paused(store)
+        if as_json:
+            _print_json(
+                {"paused": found is not None}
+                | ({} if found is None else {"since_ms": found.since_ms, "reason": found.reason})
+            )
+        else:
+            typer.echo("repair is not paused" if found is None else _pause_line(found))
 
     _run(work())
 
@@ -351,6 +404,11 @@ def _copy_json(row: CopyRow) -> dict[str, object]:
 
 def _member_json(member: Member) -> dict[str, str]:
     return {"bookie": member.bookie, "incarnation": member.incarnation}
+
+
+def _pause_line(pause: RepairPause) -> str:
+    why = f": {pause.reason}" if pause.reason else ""
+    return f"repair is paused since {_time(pause.since_ms)}{why}"
 
 
 def _short(member: Member) -> str:

@@ -25,6 +25,9 @@ def invoke(*arguments: str) -> tuple[int, str]:
         ("decommission", "b1"),
         ("under-replicated",),
         ("ledger", "5"),
+        ("repair", "pause"),
+        ("repair", "resume"),
+        ("repair", "status"),
     ],
 )
 def test_where_the_cluster_is_must_be_told_and_make_sense(words: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ from magnetar.metadata.under_replication import (
     BadCopy,
     BookieDrain,
     CheckProgress,
+    RepairPause,
     UnderReplication,
     joined,
 )
@@ -184,6 +185,11 @@ RECORDS: dict[
         codec.encode_bookie_drain,
         codec.decode_bookie_drain,
         st.builds(BookieDrain, names.map(model.BookieId), counts, st.booleans()),
+    ),
+    "pause": (
+        codec.encode_repair_pause,
+        codec.decode_repair_pause,
+        st.builds(RepairPause, counts, st.text(max_size=50)),
     ),
     "ownership": (
         codec.encode_ownership,

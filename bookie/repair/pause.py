@@ -1,0 +1,111 @@
+"""Pausing repair of a whole cluster, as for maintenance: an operator's word in the metadata store.
+
+While it stands nobody is given up, nothing is compared, and no copy is begun; what is being copied
+is finished. Marks are made and kept meanwhile by whoever notices something, and worked off
+afterwards. Damaged entries are still read from their other copies: pausing costs no data by itself,
+but nothing is made anew of what is lost meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.repair.survey import read_cluster
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_repair_pause, encode_repair_pause
+from magnetar.metadata.errors import InvalidRecord, OutcomeUnknown, Unavailable
+from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+from magnetar.metadata.under_replication import RepairPause
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+RETRY_S: Final = 0.5
+"""After a failed look; the store calls back by itself when it is up."""
+
+CHANGE_S: Final = 10.0
+"""For one change of metadata."""
+
+
+async def pause(store: MetadataStore, clock: Clock, *, reason: str) -> None:
+    """Also changes the reason of a pause that stands. Raises NoSuchCluster, InvalidRecord for a
+    reason that is too long, and what the metadata store raises."""
+    await read_cluster(store)
+
+    def change(value: bytes | None) -> bytes | Verdict:
+        before = None if value is None else decode_repair_pause(value)
+        if before is not None and before.reason == reason:
+            return KEEP
+        since_ms = clock.now_ms() if before is None else before.since_ms
+        return encode_repair_pause(RepairPause(since_ms, reason))
+
+    await update(store, paths.REPAIR_PAUSED, change, deadline=_deadline())
+
+
+async def resume(store: MetadataStore) -> None:
+    """Raises as `pause`."""
+    await read_cluster(store)
+    await update(store, paths.REPAIR_PAUSED, lambda _: DELETE, deadline=_deadline())
+
+
+async def paused(store: MetadataStore) -> RepairPause | None:
+    """None: repair goes on. Raises as `pause`."""
+    await read_cluster(store)
+    stored = await store.get(paths.REPAIR_PAUSED)
+    return None if stored is None else decode_repair_pause(stored.value)
+
+
+class PauseWatch:
+    """Follows that word for one who repairs. `run` must be running; until it has looked once, and
+    while what stands there cannot be read, repair is paused."""
+
+    def __init__(self, store: MetadataStore, *, on_change: Callable[[], None]) -> None:
+        self.paused = True
+        self._store = store
+        self._on_change = on_change
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        unwatch = self._store.watch(paths.REPAIR_PAUSED, self._wake.set)
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    self._see(await self._look())
+                except (Unavailable, OutcomeUnknown) as error:
+                    log.warning("pause of repair not looked for", error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    await self._wake.wait()
+        finally:
+            unwatch()
+
+    async def _look(self) -> bool:
+        stored = await self._store.get(paths.REPAIR_PAUSED)
+        if stored is None:
+            return False
+        try:
+            found = decode_repair_pause(stored.value)
+        except InvalidRecord as error:
+            log.error("pause of repair unreadable: paused", error=str(error))
+        else:
+            log.warning("repair is paused", since_ms=found.since_ms, reason=found.reason)
+        return True
+
+    def _see(self, is_paused: bool) -> None:
+        if is_paused != self.paused:
+            self.paused = is_paused
+            log.info("repair paused" if is_paused else "repair goes on")
+            self._on_change()
+
+
+def _deadline() -> float:
+    return asyncio.get_running_loop().time() + CHANGE_S

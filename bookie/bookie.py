@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from magnetar.bookie.admission import Admission
@@ -105,11 +106,7 @@ async def open_bookie(
         directory=str(data_dir),
     )
     threads = _Threads()
-
-    def fail(error: StorageFailed) -> None:
-        note_rot(data_dir, directory.identity.incarnation, error)
-        die(error)
-
+    fail = partial(_fail, directory, die)
     try:
         service, upkeep = _assemble(
             directory,
@@ -137,11 +134,22 @@ async def open_bookie(
                 task.cancel()
     finally:
         threads.end(directory)
-        try:
-            directory.close()
-        except StorageFailed as error:
-            note_rot(data_dir, directory.identity.incarnation, error)
-            raise
+        _close(directory)
+
+
+def _fail(
+    directory: DataDirectory, die: Callable[[StorageFailed], None], error: StorageFailed
+) -> None:
+    note_rot(directory.path, directory.identity.incarnation, error)
+    die(error)
+
+
+def _close(directory: DataDirectory) -> None:
+    try:
+        directory.close()
+    except StorageFailed as error:
+        note_rot(directory.path, directory.identity.incarnation, error)
+        raise
 
 
 class _Threads:

@@ -106,7 +106,7 @@ def test_what_was_answered_survives_kill_9_and_the_directory_is_free_again(tmp_p
         if int(line) == 30:
             break
     busy = opening(tmp_path / "m")
-    assert isinstance(busy, StoreBusy)
+    assert isinstance(busy, StoreBusy), f"the writer has ended: {writer.poll()}"
     assert busy.path == str(tmp_path / "m")
     writer.send_signal(signal.SIGKILL)
     answered = int(([str(30), *writer.stdout.read().split()])[-1])

@@ -21,6 +21,7 @@ from fakes.directories import (
     identity_of,
     killed_directory,
 )
+from fakes.virtual_loop import run_virtual
 from support import run
 
 from magnetar.bookie import errors
@@ -220,11 +221,7 @@ def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
 
 
 def count_up(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(5):
-            await directory.count_up(store, chance=chance, thread=InlineThread())
-
-    run(main())
+    run_virtual(directory.count_up(store, chance=chance, thread=InlineThread()), deadline_s=5)
 
 
 def test_the_epoch_of_a_running_bookie_counts_up(
@@ -262,7 +259,7 @@ def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
         return fault if operation == "put" else Fault.NOT_SENT
 
     with pytest.raises(TimeoutError):
-        run(_timed_count(directory, MemoryStore(cluster.tree, faults=faults), cluster.chance))
+        count_up(directory, MemoryStore(cluster.tree, faults=faults), cluster.chance)
     assert "put" in asked
     count_up(directory, MemoryStore(cluster.tree), cluster.chance)
     cookie = cluster.cookie()
@@ -270,11 +267,6 @@ def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
     assert cookie.boot_epoch == identity_of(used).boot_epoch == 3
     assert cookie.start == identity_of(used).start
     directory.close()
-
-
-async def _timed_count(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
-    async with asyncio.timeout(0.5):
-        await directory.count_up(store, chance=chance, thread=InlineThread())
 
 
 def test_a_bookie_whose_name_was_taken_learns_it(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "persistent://public/default/chaos"
 QUIET_S: Final = 2.0
-RECOVER_S: Final = 15.0
+RECOVER_S: Final = 45.0
 FINISH_S: Final = 180.0  # the rest of the messages, at a few thousand a second
 DRAIN_S: Final = 60.0
 REPORTS: Final = Path("reports")

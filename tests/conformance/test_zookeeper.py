@@ -509,7 +509,6 @@ def test_one_candidate_leads_and_the_next_follows(zookeeper: ZooKeeperEnsemble) 
 # ---- an ensemble ---------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
 def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: Path) -> None:
     """Writers go on, nothing acknowledged is lost, sessions and their ephemerals survive, and reads
     after a sync are fresh whichever server they go to."""
@@ -555,7 +554,7 @@ def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: Path) 
                 await back.sync("/log")
                 assert await back.get("/log") == Versioned(b"99", 99)
 
-    run(main(), deadline_s=110)
+    run(main(), deadline_s=240)
 
 
 def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path) -> None:
@@ -580,7 +579,7 @@ def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path) -> N
                     assert stored is not None
                     assert stored.version == first + 100
 
-    run(main(), deadline_s=110)
+    run(main(), deadline_s=240)
 
 
 async def _write(store: ZooKeeperStore, numbers: range) -> None:
@@ -616,4 +615,4 @@ def test_no_majority_is_no_answer_and_never_a_wrong_one(tmp_path: Path) -> None:
                 with pytest.raises(BadVersion):
                     await store.put("/a", b"2", expected=0)
 
-    run(main(), deadline_s=110)
+    run(main(), deadline_s=240)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TRANSPORTS = ("pulsar", "grpc")
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Wire(Protocol):

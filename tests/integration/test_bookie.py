@@ -22,7 +22,7 @@ from fakes.bookies import KEY, add, crash_image, envelope
 from support import free_port, run, skip_without_zookeeper
 
 from magnetar.bookie.bookie import EXIT_STORAGE_FAILED
-from magnetar.bookie.errors import DirectoryUnusable
+from magnetar.bookie.errors import DirectoryUnusable, OpenTooSlow
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.layout import WATERMARK
 from magnetar.bookie.storage.watermark import read_watermark
@@ -153,7 +153,7 @@ def test_every_acknowledged_entry_survives_kill_minus_9(bookie: BookieProcess) -
             for entry, stored in found.items():
                 assert stored == envelope(ledger, entry, payload_of(ledger, entry))
 
-    run(main(), deadline_s=100)
+    run(main(), deadline_s=240)
 
 
 def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(bookie: BookieProcess) -> None:
@@ -190,7 +190,7 @@ def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(bookie: BookieP
             assert await writer.add(add(ledger, 1, master_key=KEY + 1)) == [BookieCode.UNAUTHORIZED]
         await channel.close()
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)
 
 
 def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(bookie: BookieProcess) -> None:
@@ -215,7 +215,7 @@ def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(bookie: BookieP
         found = await read_all(bookie, 1)
         assert acks.count(OK) <= len(found)
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)
 
 
 def get(bookie: BookieProcess, path: str) -> str:
@@ -308,7 +308,7 @@ def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnations(
             await channel.close()
             bookie.kill()
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)
 
 
 # -- The program -------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
                 f"zk://{ensemble.hosts}/somewhere", session_timeout_s=10
             )
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while True:
                         found = await store.get(paths.bookie_available(BookieId("b1")))
                         if found is not None:
@@ -387,7 +387,7 @@ def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
             for epoch in (1, 2):
                 process = subprocess.Popen(command, stderr=log)
                 try:
-                    run(registered(epoch), deadline_s=60)
+                    run(registered(epoch), deadline_s=240)
                     process.send_signal(signal.SIGKILL if epoch == 1 else signal.SIGTERM)
                     assert process.wait(30) == (-signal.SIGKILL if epoch == 1 else 0)
                 finally:
@@ -430,7 +430,7 @@ def test_a_disk_that_fills_up_ends_the_process_and_loses_nothing(tmp_path: Path)
                 assert decode_envelope(stored).payload == payload_of(1, entry)
 
         try:
-            run(main(), deadline_s=100)
+            run(main(), deadline_s=240)
         finally:
             bookie.end()
 
@@ -512,23 +512,26 @@ def open_killed_directory(tmp_path: Path, *, open_deadline_s: float) -> str:
     return run(main())
 
 
-def test_a_store_that_hangs_while_opening_is_given_up_at_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_store_that_has_not_opened_at_the_deadline_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The child process stands still before it does anything: for its parent, an open that hangs.
+    # The child process stands still before it does anything, as one that waits for its disk.
     (tmp_path / "sitecustomize.py").write_text(
         f"import os\nos.kill(os.getpid(), {int(signal.SIGSTOP)})\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    assert open_killed_directory(tmp_path, open_deadline_s=0.5)
-    assert "not opened within 0.5 s" in caplog.text
+    with pytest.raises(OpenTooSlow, match="not opened within 0.5 s.*Raise open_deadline_s"):
+        open_killed_directory(tmp_path, open_deadline_s=0.5)
+    assert not (tmp_path / "killed" / "former").exists()
 
 
 def test_a_store_that_crashes_its_reader_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os\nos.kill(os.getpid(), {int(signal.SIGSEGV)})\n"
+        "import os, sys\n"
+        "if 'means' not in sys.orig_argv:\n"
+        f"    os.kill(os.getpid(), {int(signal.SIGSEGV)})\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     assert open_killed_directory(tmp_path, open_deadline_s=20)

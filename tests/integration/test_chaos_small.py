@@ -36,5 +36,5 @@ def test_nothing_acknowledged_is_lost_when_the_owner_and_a_bookie_die(tmp_path: 
         kills=1,
         zookeepers=1,
     )
-    result = run(run_chaos(setting, SEED, tmp_path), deadline_s=110)
+    result = run(run_chaos(setting, SEED, tmp_path), deadline_s=240)
     assert result.passed, result.text()

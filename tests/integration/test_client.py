@@ -298,7 +298,7 @@ def test_an_owner_that_stops_hands_over_at_once() -> None:
                     await consumer.acknowledge(message)
                 assert loop.time() - began < HANDOVER_S
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)
 
 
 def test_many_tasks_share_batches_and_connections(server: StandaloneProcess) -> None:
@@ -329,4 +329,4 @@ def test_many_tasks_share_batches_and_connections(server: StandaloneProcess) -> 
             last = await consumer.get_last_message_id()
             assert last.entry_id() < 500  # far fewer entries than messages
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)

@@ -195,7 +195,7 @@ def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count:
             assert metadata.last_entry == appender.appended
             assert await check_content(ledgers, appender.ledger) == metadata.last_entry
 
-    run(main(), deadline_s=90)
+    run(main(), deadline_s=240)
 
 
 def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
@@ -226,7 +226,7 @@ def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) ->
                 await appender.close()
             assert await first.recover(appender.ledger) == metadata
 
-    run(main(), deadline_s=90)
+    run(main(), deadline_s=240)
 
 
 def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> None:
@@ -251,7 +251,7 @@ def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> N
             await appender.close()
             await check_content(ledgers, appender.ledger)
 
-    run(main(), deadline_s=90)
+    run(main(), deadline_s=240)
 
 
 def test_another_incarnation_is_refused_by_name(bookies: list[BookieProcess]) -> None:

@@ -231,7 +231,7 @@ def test_processes_are_killed_and_restarted_from_python(tmp_path: Path) -> None:
                 found.append((await reader.read_next(timeout_millis=20_000)).data())
             assert list(dict.fromkeys(found)) == sent
 
-    run(main(), deadline_s=110)
+    run(main(), deadline_s=240)
 
 
 # -- Refusals ----------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_a_server_that_does_not_start_ends_all_of_it(tmp_path: Path) -> None:
                 pass
         assert not any(process.running for process in cluster.processes)
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)
 
 
 def test_without_java_it_says_what_to_install(

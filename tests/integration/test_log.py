@@ -291,4 +291,4 @@ def test_bookies_on_disk_keep_a_log_over_the_death_of_one_and_of_the_owner(
             assert cursor.backlog_entries == 498
             await broker.topic.append_and_wait("after")
 
-    run(main(), deadline_s=60)
+    run(main(), deadline_s=240)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 def turns_of(path: Path, seed: int, *, turns: int, cuts: bool, lying: bool = False) -> Tally:
     try:
         return run(
-            run_turns(path, Random(seed), turns=turns, cuts=cuts, lying=lying), deadline_s=110
+            run_turns(path, Random(seed), turns=turns, cuts=cuts, lying=lying), deadline_s=240
         )
     except DiskUnusable as unusable:
         pytest.skip(str(unusable))

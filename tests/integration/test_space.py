@@ -125,7 +125,7 @@ def test_space_comes_back_while_adds_go_on(tmp_path: Path) -> None:
                 assert [(each.first, each.count) for each in page.runs] == [(0, ENTRIES)]
             await writer.stream.close()
 
-    run(main(), deadline_s=150)
+    run(main(), deadline_s=240)
 
 
 # -- A full disk ---------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) -> Non
         async def answers(code: BookieCode, flags: int = 0) -> None:
             """Ordinary adds of ledger 1 are answered so, before long."""
             nonlocal entry
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     entry += 1
                     if await writer.add(add(1, entry, flags=flags)) == [code]:
@@ -208,6 +208,6 @@ def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) -> Non
         assert bookie.terminate() == 0
 
     try:
-        run(main(), deadline_s=100)
+        run(main(), deadline_s=240)
     finally:
         bookie.end()

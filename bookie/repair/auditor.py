@@ -290,12 +290,16 @@ class Auditor:
             if loop.time() - saved_at >= PROGRESS_S:
                 version = await self._save(progress, version)
                 saved_at = loop.time()
+        if (
+            progress.after < 0
+        ):  # there are no ledgers: a turn is taken for the one that is not there
+            pace.delay_s(1, loop.time())
         now_ms = self._clock.now_ms()
         done = replace(progress, began_ms=now_ms, after=-1, finished_ms=now_ms)
         await self._save(done, version)
         self.findings.compared_ms = now_ms
         log.info("all copies compared", compared=self.findings.compared)
-        # The last ledger's turn, or that of the one that is not there, lasts as long as any other.
+        # The last ledger's turn lasts as long as any other.
         await asyncio.sleep(pace.delay_s(1, loop.time()))
 
     def _progress(self, value: bytes) -> CheckProgress:

@@ -244,6 +244,21 @@ def test_the_rota_goes_on_where_the_last_auditor_was() -> None:
     run_virtual(main())
 
 
+def test_a_round_over_no_ledgers_lasts_as_long_as_any_other() -> None:
+    async def main() -> None:
+        async with cluster(3) as nodes:
+            await bake_cookies(nodes)
+            rounds: list[float] = []
+            loop = asyncio.get_running_loop()
+            nodes.store.watch(paths.CHECKED, lambda: rounds.append(loop.time()))
+            async with auditing(nodes, SOON):
+                await until(lambda: len(rounds) == 3, within_s=3000)
+            first, second, third = rounds
+            assert (round(second - first), round(third - second)) == (1000, 1000)
+
+    run_virtual(main())
+
+
 def test_a_narrow_ledger_is_marked_once_there_are_bookies_for_it() -> None:
     async def main() -> None:
         async with cluster(3) as nodes, nodes.process() as ledgers:

@@ -32,7 +32,7 @@ def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
 
     async def guarded() -> T:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: _is_foreign(context) or stray.append(context))
+        loop.set_exception_handler(lambda _, context: is_foreign(context) or stray.append(context))
         try:
             async with asyncio.timeout(deadline_s):
                 return await main
@@ -45,9 +45,9 @@ def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
     return result
 
 
-def _is_foreign(context: dict[str, Any]) -> bool:
-    """Whether grpc.aio found the loop of an *earlier* test closed: its thread tells whichever loop
-    runs now."""
+def is_foreign(context: dict[str, Any]) -> bool:
+    """Whether grpc.aio found *another* loop closed, of an earlier test or of a client that has ended
+    since: its thread tells whichever loop runs now."""
     closed = isinstance(context.get("exception"), RuntimeError)
     return closed and "PollerCompletionQueue" in str(context.get("message"))
 

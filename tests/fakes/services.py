@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from fakes.broker import Cluster, RunningBroker, running_broker
+from support import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -65,7 +66,7 @@ def brokers_in_thread(count: int) -> Iterator[Service]:
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: stray.append(context))
+        loop.set_exception_handler(lambda _, context: is_foreign(context) or stray.append(context))
         async with AsyncExitStack() as stack:
             cluster = Cluster()
             brokers = [

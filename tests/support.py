@@ -46,8 +46,8 @@ def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
 
 
 def is_foreign(context: dict[str, Any]) -> bool:
-    """Whether grpc.aio found *another* loop closed, of an earlier test or of a client that has ended
-    since: its thread tells whichever loop runs now."""
+    """Whether grpc.aio found *another* loop closed, of an earlier test or of a client that ended:
+    its thread tells whichever loop runs now."""
     closed = isinstance(context.get("exception"), RuntimeError)
     return closed and "PollerCompletionQueue" in str(context.get("message"))
 

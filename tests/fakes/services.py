@@ -64,9 +64,13 @@ def brokers_in_thread(count: int) -> Iterator[Service]:
     stray: list[dict[str, Any]] = []
     failures: list[BaseException] = []
 
+    def note(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not is_foreign(context):
+            stray.append(context)
+
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: is_foreign(context) or stray.append(context))
+        loop.set_exception_handler(note)
         async with AsyncExitStack() as stack:
             cluster = Cluster()
             brokers = [

@@ -62,7 +62,7 @@ class Starter:
         return status == KILLED
 
     def close(self) -> None:
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=60)
 
 
 def _start(path: Path, metadata: Path, *, at_step: int) -> int:

@@ -10,7 +10,8 @@ from random import Random
 import pytest
 from fakes.bookies import IDENTITY, OTHER, Bookie, running_bookie
 from fakes.ledger_lives import QUICK, append, confirmed, create, payload, read_all
-from support import run, wait_until
+from fakes.virtual_loop import run_virtual as run
+from support import wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -49,7 +50,9 @@ async def three_bookies() -> AsyncIterator[tuple[Ledgers, MemoryStore]]:
     async with AsyncExitStack() as stack:
         for name in ("b0", "b1", "b2"):
             identity = replace(IDENTITY, bookie=name)
-            bookies[name] = await stack.enter_async_context(running_bookie(identity=identity))
+            bookies[name] = await stack.enter_async_context(
+                running_bookie(identity=identity, inline=True)
+            )
             await store.create_ephemeral(
                 paths.bookie_available(BookieId(name)), encode_bookie_registration(listed(name))
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from support import run, settle, wait_until
+from support import free_port, run, settle, wait_until
 
 from magnetar.runtime.errors import PortInUse
 from magnetar.runtime.http import BaseApp, Health, serve_http
@@ -148,8 +148,9 @@ def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> 
             (await client.get("/hang")).raise_for_status()
 
     async def main() -> None:
-        listener = bind_port("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{port_of(listener)}"
+        port = free_port()  # not one that the kernel may give to a connection meanwhile
+        listener = bind_port("127.0.0.1", port)
+        url = f"http://127.0.0.1:{port}"
         loop = asyncio.get_running_loop()
         app = BaseApp(healthy, CollectorRegistry(), make)
         async with httpx.AsyncClient(base_url=url) as client, asyncio.TaskGroup() as group:
@@ -162,7 +163,7 @@ def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> 
             await asyncio.wait({server})
             assert server.cancelled()
             assert loop.time() - begin_s < 20
-        bind_port("127.0.0.1", int(url.rsplit(":", 1)[1])).close()
+        bind_port("127.0.0.1", port).close()
         await wait_until(lambda: len(asyncio.all_tasks()) == 1)
 
     run(main())
@@ -171,8 +172,8 @@ def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> 
 @pytest.mark.parametrize("turns", range(1, 8))  # before its first turn the socket is the caller's
 def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
     async def main() -> None:
-        listener = bind_port("127.0.0.1", 0)
-        port = port_of(listener)
+        port = free_port()
+        listener = bind_port("127.0.0.1", port)
         async with asyncio.TaskGroup() as group:
             server = group.create_task(serve_http(BaseApp(healthy, CollectorRegistry()), listener))
             await settle(turns)

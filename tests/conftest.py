@@ -24,9 +24,10 @@ settings.load_profile("ci")
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    root, kazoo = logging.getLogger(), logging.getLogger("kazoo")
-    handlers, levels = root.handlers[:], (root.level, kazoo.level)
+    root = logging.getLogger()
+    loggers = [root, logging.getLogger("kazoo"), logging.getLogger("py4j")]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     yield
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    kazoo.setLevel(levels[1])
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)

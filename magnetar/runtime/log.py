@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
+
+# Libraries that log each attempt, twenty of them before one error of ours: we log what comes of it.
+_TALKATIVE: Final = {"kazoo": logging.ERROR, "py4j": logging.WARNING}
 
 _EVENT = "magnetar_event"  # attributes of a log record
 _FIELDS = "magnetar_fields"
@@ -63,6 +66,7 @@ def configure_logging(
 
     On a terminal lines are coloured, elsewhere each is one JSON object with `timestamp` (ISO 8601,
     UTC), `level`, `logger`, `event` and the event's fields; `colour` decides instead of the stream.
+    Libraries that tell of each attempt are heard at level DEBUG only.
     Called by mains only, never by a library.
     """
     import structlog
@@ -97,6 +101,8 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+    for name, least in _TALKATIVE.items():
+        logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else least)
 
 
 def _fields_of_record(_logger: Any, _method: str, event: EventDict) -> EventDict:

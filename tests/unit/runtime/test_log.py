@@ -48,13 +48,22 @@ def test_a_traceback_is_a_field_of_the_same_line() -> None:
 def test_other_libraries_lines_look_the_same() -> None:
     stream = io.StringIO()
     configure_logging(stream=stream)
-    logging.getLogger("kazoo").warning("lost %s", "connection")
+    logging.getLogger("grpc").warning("lost %s", "connection")
     (line,) = lines(stream)
     assert (line["event"], line["level"], line["logger"]) == (
         "lost connection",
         "warning",
-        "kazoo",
+        "grpc",
     )
+
+
+def test_attempts_of_libraries_are_heard_at_level_debug_only() -> None:
+    for level, heard in (("INFO", ["died"]), ("DEBUG", ["again", "died"])):
+        stream = io.StringIO()
+        configure_logging(stream=stream, level=level)
+        logging.getLogger("kazoo.client").warning("again")
+        logging.getLogger("kazoo.client").error("died")
+        assert [line["event"] for line in lines(stream)] == heard
 
 
 def test_a_level_below_the_limit_is_not_written() -> None:

@@ -131,7 +131,7 @@ class ZooKeeperStore:
         except BaseException as error:
             await store.close()
             if isinstance(error, TimeoutError | OutcomeUnknown):
-                reason = f"no session within {connect_timeout_s} s"
+                reason = f"no session within {connect_timeout_s:g} s. Is ZooKeeper running there?"
                 raise Unavailable(reason, hosts=store._hosts) from None
             raise
         log.info("metadata session", hosts=hosts, session=f"{store.session_id:#x}", chroot=chroot)

@@ -14,7 +14,6 @@ from magnetar.bookie.errors import StartRefused
 from magnetar.bookie.main import run_bookie
 from magnetar.bookie.storage.inspection import inspect_directory
 from magnetar.cli.role import add_role_group
-from magnetar.runtime.process import report_failure
 
 if TYPE_CHECKING:
     from magnetar.bookie.storage.inspection import DirectoryFacts, StoreFacts
@@ -41,7 +40,8 @@ def inspect(
     try:
         facts = inspect_directory(directory, verify=verify)
     except StartRefused as refused:
-        raise typer.Exit(report_failure(refused)) from None
+        typer.echo(f"Error: {refused}", err=True)
+        raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(facts) | {"whole": facts.whole}))
     else:

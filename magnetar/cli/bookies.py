@@ -289,7 +289,8 @@ async def _store(url: str) -> AsyncIterator[ZooKeeperStore]:
 def _tell(bookie: str, progress: Progress) -> None:
     match progress.stage:
         case Stage.MOVING:
-            typer.echo(f"{bookie}: {len(progress.blockers)} ledgers are on it")
+            count = len(progress.blockers)
+            typer.echo(f"{bookie}: {count} {'ledger is' if count == 1 else 'ledgers are'} on it")
             _print_blockers(progress.blockers)
         case Stage.SERVING:
             typer.echo(

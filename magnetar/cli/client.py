@@ -40,6 +40,8 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         first: Exception = error
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
+        if isinstance(first, magnetar.ConnectError):
+            fail(f"{first}. Is that a broker's gRPC port, such as 6660?")
         if isinstance(first, magnetar.PulsarException):
             fail(str(first))
         if isinstance(first, OSError):
@@ -56,8 +58,16 @@ def fail(reason: str, *, code: int = 1) -> NoReturn:
 
 
 async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) -> None:
-    """The client tries for 30 s, because brokers come back; a person who forgot to start one, or
-    mistyped the address, should not have to wait for that."""
+    await require_reachable(service_url)
+    await work
+
+
+async def require_reachable(service_url: str) -> None:
+    """End the command unless somebody listens at one of the brokers' addresses.
+
+    A client tries for 30 s, because brokers come back; a person who forgot to start one, or
+    mistyped the address, should not have to wait for that.
+    """
     brokers = [host_and_port(url) for url in parse_service_url(service_url)]
     problems = [await _probe(broker) for broker in brokers]
     if all(problems):
@@ -66,7 +76,6 @@ async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) ->
             " standalone --data-dir DIR` starts one; --service-url or MAGNETAR_SERVICE_URL"
             " names another"
         )
-    await work
 
 
 async def _probe(address: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -9,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from magnetar.cli.client import DEFAULT_SERVICE_URL, fail, require_reachable
+from magnetar.cli.interrupt import INTERRUPTED
 from magnetar.runtime.log import configure_logging
-from magnetar.runtime.process import ExitCode, report_failure
+from magnetar.runtime.process import ExitCode
 from magnetar.spark.errors import SparkError, SparkMissing
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def archive(
     path: Annotated[Path, typer.Option(help="directory of the archive; made if it is not there")],
     service_url: Annotated[
         str, typer.Option(envvar="MAGNETAR_SERVICE_URL", help="where the brokers are")
-    ] = "grpc://127.0.0.1:6660",
+    ] = DEFAULT_SERVICE_URL,
     partition_by: Annotated[
         str, typer.Option(help="publish-date, publish-hour, event-date, key or none")
     ] = "publish-date",
@@ -57,7 +60,9 @@ def archive(
     try:
         compared = _archive(service_url, topic, path, partition_by, overwrite, master)
     except SparkError as error:
-        raise typer.Exit(report_failure(error)) from None
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     show(compared, path)
     if not all(part.equal for part in compared):
         raise typer.Exit(ExitCode.FAILED)
@@ -82,7 +87,9 @@ def _archive(
     require_java()
     path = path.absolute()
     check_target(path, overwrite=overwrite)
-    TopicReader(parse_options({"service.url": service_url, "topic": topic})).plan()
+    options = parse_options({"service.url": service_url, "topic": topic})
+    asyncio.run(require_reachable(service_url))
+    TopicReader(options).plan()
     session = spark_session(f"magnetar archive {topic}", master=master)
     try:
         return archive(

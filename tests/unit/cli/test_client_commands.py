@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from support import free_port
 from typer.testing import CliRunner
 
+import magnetar
+from magnetar.cli.client import run_client
 from magnetar.cli.main import make_app
 from magnetar.cli.produce import parse_properties, split
 
@@ -52,15 +54,33 @@ def test_nothing_to_send() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("produce", "greetings", "-m", "x"), ("consume", "greetings", "-s", "me")]
+    "command",
+    [
+        ("produce", "greetings", "-m", "x"),
+        ("consume", "greetings", "-s", "me"),
+        ("spark", "archive", "--topic", "greetings", "--path", "not-made"),
+    ],
 )
-def test_no_server_is_said_at_once(command: tuple[str, ...]) -> None:
+def test_no_server_is_said_at_once(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.spark.session.require_java", lambda: None)  # is asked for first
     url = f"grpc://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     code, said = invoke(*command, "--service-url", url)
     assert code == 1
     [line] = said.splitlines()
     assert line.startswith(f"Error: cannot reach {url}: connection refused. Is a server running?")
     assert "MAGNETAR_SERVICE_URL" in line
+
+
+def test_a_port_of_somebody_else_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        raise magnetar.ConnectError("gave up after 30 s")
+
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
+        run_client(f"grpc://127.0.0.1:{other.getsockname()[1]}", work())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("gave up after 30 s. Is that a broker's gRPC port, such as 6660?")
 
 
 @pytest.mark.parametrize(

@@ -290,10 +290,8 @@ class Auditor:
             if loop.time() - saved_at >= PROGRESS_S:
                 version = await self._save(progress, version)
                 saved_at = loop.time()
-        if (
-            progress.after < 0
-        ):  # there are no ledgers: a turn is taken for the one that is not there
-            pace.delay_s(1, loop.time())
+        if progress.after < 0:
+            pace.delay_s(1, loop.time())  # the turn of the ledger that is not there
         now_ms = self._clock.now_ms()
         done = replace(progress, began_ms=now_ms, after=-1, finished_ms=now_ms)
         await self._save(done, version)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from explorer.state import Bug, Case
+
+if TYPE_CHECKING:
+    from explorer.search import Result
 
 QUICK: Final = (
     Case(sizes=(3, 3, 2), entries=2),
@@ -13,30 +16,27 @@ QUICK: Final = (
     Case(sizes=(3, 3, 2), entries=2, read_ahead=True),
     Case(sizes=(3, 3, 2), entries=2, crashes=1),
     Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1),
-    Case(sizes=(3, 3, 2), entries=1, spares=1, writer_changes=1, recoverer_changes=1),
-    Case(sizes=(4, 3, 2), entries=1, recoverers=2),
-    Case(sizes=(4, 3, 2), entries=2, recoverers=1),
+    Case(sizes=(3, 3, 2), entries=1, spares=1, writer_changes=1, recoverer_changes=1, crashes=1),
+    Case(sizes=(4, 3, 2), entries=1),
+    Case(sizes=(4, 3, 2), entries=2, recoverers=1, crashes=1),
     Case(sizes=(2, 2, 2), entries=3),
 )
-"""About half a minute."""
+"""Some seconds."""
 
 THOROUGH: Final = (
     Case(sizes=(3, 3, 2), entries=3),
-    Case(sizes=(3, 3, 2), entries=3, recoverers=1, spares=1, writer_changes=1),
     Case(sizes=(3, 3, 2), entries=3, crashes=1),
-    Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1, crashes=1),
-    Case(sizes=(3, 3, 2), entries=2, spares=1, recoverer_changes=1),
-    Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1, recoverer_changes=1),
-    Case(sizes=(4, 3, 2), entries=3, recoverers=1),
-    Case(sizes=(4, 3, 2), entries=2, recoverers=2),
-    Case(sizes=(4, 3, 2), entries=2, recoverers=1, spares=1, writer_changes=1),
-    Case(sizes=(4, 3, 2), entries=1, spares=1, writer_changes=1, recoverer_changes=1),
-    Case(sizes=(3, 3, 2), entries=3, read_ahead=True),
+    Case(sizes=(3, 3, 2), entries=3, crashes=1, read_ahead=True),
     Case(sizes=(3, 3, 2), entries=3, spares=1, writer_changes=1),
-    Case(sizes=(4, 3, 2), entries=3, recoverers=2),
+    Case(sizes=(3, 3, 2), entries=3, spares=1, writer_changes=1, crashes=1),
+    Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1, recoverer_changes=1, crashes=1),
+    Case(sizes=(4, 3, 2), entries=3),
+    Case(sizes=(4, 3, 2), entries=3, read_ahead=True),
+    Case(sizes=(4, 3, 2), entries=3, crashes=1),
+    Case(sizes=(4, 3, 2), entries=2, spares=1, writer_changes=1),
+    Case(sizes=(4, 3, 2), entries=1, spares=1, writer_changes=1, recoverer_changes=1),
 )
-"""Ordered by effort: all but the last three take ten minutes of one core and 1 GB; each of those
-has some millions of states, and takes up to an hour and 5 GB."""
+"""Eight million states: five minutes of both cores, and less than 300 MB for each."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,26 @@ class Planted:
     case: Case
     invariant: str  # which must be violated
 
+    def caught_by(self, result: Result) -> bool:
+        """(With the reductions, what would be acknowledged after the close was so before.)"""
+        earlier = result.reduced and self.invariant == _BEYOND
+        invariant = "acked entries are readable" if earlier else self.invariant
+        return result.violation is not None and result.violation.invariant == invariant
+
 
 def _planted(bug: Bug, invariant: str, case: Case) -> tuple[Bug, Planted]:
     small = Case(**{**vars(case), "bugs": frozenset({bug})})
     return bug, Planted(small, invariant)
 
 
+_BEYOND: Final = "nothing is acknowledged beyond the end"
+_COPIES: Final = "closed entries have Qa copies"
+
 _ALONE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=1)
 _CRASH: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=1, crashes=1, fences_checked=False)
 _CHANGE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=1, spares=1, writer_changes=1)
 _TWO: Final = Case(sizes=(3, 3, 2), entries=2, recoverers=2)
 _PRIVATE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=2, spares=1, recoverer_changes=1)
-
-_BEYOND: Final = "nothing is acknowledged beyond the end"
-_COPIES: Final = "closed entries have Qa copies"
 
 PLANTED: Final = dict(
     (

@@ -8,10 +8,13 @@ class Violation(Exception):
     (None: the writer), and where; None if nobody does."""
 
     def __init__(self, invariant: str, then: list[str]) -> None:
-        super().__init__(f"{invariant}: {'; '.join(then)}")
+        super().__init__(invariant, then)
         self.invariant = invariant
         self.then = then
         self.closing: tuple[int | None, int] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {'; '.join(self.then)}"
 
 
 def acked_entries_are_readable(last: int, confirmed: int, what: str) -> None:

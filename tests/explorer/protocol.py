@@ -24,7 +24,8 @@ out because whatever it could add is here already:
   a recoverer dies needs no step of its own: no step must ever be taken.
 
 With E = Qw the seats are alike, so bookies differ only by what they hold and where they sit: states
-are kept with their bookies sorted (`canonical`). Recoverers are alike as well.
+are kept with their bookies sorted (`canonical`). Recoverers are alike as well. What else need not
+be searched, and why, is in `reduced.py`.
 
 `Bug` names what can be done wrong; the right protocol has none of it.
 """
@@ -69,6 +70,8 @@ class Protocol:
         self.bugs = case.bugs
         self.size, self.write_quorum, self.ack_quorum = case.sizes
         self.absence = self.write_quorum - self.ack_quorum + 1
+        self.negatives = 1 if Bug.ONE_NEGATIVE_ENDS in self.bugs else self.absence
+        self.judged = range(case.recoverers)  # whose reading and closing is checked
         # With E = Qw every member counts as sitting on seat 0.
         self.holders = [  # by entry: the seats of its write set
             frozenset(
@@ -106,13 +109,28 @@ class Protocol:
     # -- steps -----------------------------------------------------------------------------------
 
     def steps(self, state: State) -> Iterator[tuple[Step, State]]:
-        """All that can happen. Raises Violation."""
+        """What can happen next, each with what comes of it. Raises Violation."""
+        self.check(state)
+        yield from self.moves(state)
+
+    def check(self, state: State) -> None:
+        """Whoever can close may do it now. Raises Violation."""
+        if state.open:
+            self._writer_closes(state, self.confirmable(state))
+        for who in self.judged:
+            if state.attempts[who].reading:
+                self._check_fenced(state, who)
+                self._recoverer_closes(state, who, state.attempts[who])
+        if self.case.crashes and not self.bugs:
+            self._check_recoverable(state)
+
+    def moves(self, state: State) -> Iterator[tuple[Step, State]]:
+        """Raises Violation."""
         confirmable = self.confirmable(state)
         yield from self._writer_appends(state, confirmable)
         yield from self._adds_arrive(state)
         if state.open:
             yield from self._writer_changes(state, confirmable)
-            self._writer_closes(state, confirmable)
             yield ("claim",), self._claimed(state)
         else:
             for who, attempt in enumerate(state.attempts):
@@ -121,8 +139,6 @@ class Protocol:
                 elif not attempt.reading:
                     yield from self._fences(state, who, attempt)
                 else:
-                    self._check_fenced(state, who)
-                    self._recoverer_closes(state, who, attempt)
                     yield from self._reads(state, who, attempt)
                     yield from self._writes_back(state, who, attempt)
                     yield from self._recoverer_changes(state, who, attempt)
@@ -207,8 +223,9 @@ class Protocol:
 
     def _claimed(self, state: State) -> State:
         claimed = state._replace(open=False)
-        late = Bug.CHANGE_OF_RECOVERER_RECORDED in self.bugs  # then it matters who begins when
-        for who in range(1 if late else self.case.recoverers):
+        if Bug.CHANGE_OF_RECOVERER_RECORDED in self.bugs:
+            return claimed  # then it matters who begins when
+        for who in range(self.case.recoverers):
             claimed = self._begun(claimed, who)
         return claimed
 
@@ -288,12 +305,11 @@ class Protocol:
 
     def _concluded(self, state: State, who: int, attempt: Attempt) -> State:
         """Conclusions in order; what was only needed for them is forgotten."""
-        needed = 1 if Bug.ONE_NEGATIVE_ENDS in self.bugs else self.absence
         while attempt.next < self.case.entries and not attempt.ended:
             bit = 1 << attempt.next
             if attempt.found & bit:
                 attempt = attempt._replace(next=attempt.next + 1, found=attempt.found & ~bit)
-            elif sum(bool(b.views[who].lacks & bit) for b in state.bookies) >= needed:
+            elif sum(bool(b.views[who].lacks & bit) for b in state.bookies) >= self.negatives:
                 attempt = attempt._replace(ended=True, found=0)
             else:
                 break
@@ -493,7 +509,7 @@ class Protocol:
             entry += 1
         return entry
 
-    def recoverable(self, state: State) -> None:
+    def _check_recoverable(self, state: State) -> None:
         """Somebody who asks everybody that is up can close. Raises Violation."""
         asked = [b for b in state.bookies if b.listed != NOWHERE and b.up]
         start = max([state.first - 1, *(b.tells for b in asked)])

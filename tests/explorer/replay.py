@@ -191,6 +191,8 @@ class Replay:
         same("the last segment's first entry", segment.first_entry, state.first)
         same("what was confirmed", self.writer.confirmed, state.told)
         for who, recoverer in self.recoverers.items():
+            if not state.attempts[who].begun:
+                continue
             self._compare_attempt(who, recoverer.machine, state.attempts[who], same)
             working = [bookie.views[who].working for bookie in state.bookies]
             same("the private ensemble", self._seated(recoverer.machine.ensemble), working)
@@ -199,8 +201,6 @@ class Replay:
         self, who: int, machine: LedgerRecovery, attempt: Attempt, same: object
     ) -> None:
         assert callable(same)
-        if not attempt.begun:
-            return
         same("the start", machine.start, attempt.start)
         reading = machine.state in (
             RecoveryState.READING,

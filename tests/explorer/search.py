@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from explorer.invariants import Violation
 from explorer.protocol import Protocol
-from explorer.state import Case, State, Step, tell
+from explorer.reduced import NotReducible, Reduced
+from explorer.state import Bookie, Case, State, Step, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
 class Result:
     case: Case
+    reduced: bool
     states: int
     steps: int
     depth: int
@@ -22,8 +29,8 @@ class Result:
 
     def describe(self) -> str:
         head = (
-            f"{self.case}: {self.states:,} states, {self.steps:,} steps, depth {self.depth},"
-            f" {self.seconds:.1f} s"
+            f"{self.case}{'' if self.reduced else ', not reduced'}: {self.states:,} states,"
+            f" {self.steps:,} steps, depth {self.depth}, {self.seconds:.1f} s"
         )
         if self.violation is None:
             return f"{head}, no violation"
@@ -33,48 +40,57 @@ class Result:
 
 
 def explore(case: Case, *, states_max: int = 100_000_000) -> Result:
-    """All states, or the shortest way to the first violation. With a bug, ways are remembered."""
-    protocol = Protocol(case)
-    begun = time.perf_counter()
-    begin = protocol.canonical(protocol.begin())
-    seen: set[State] = {begin}
-    ways: dict[State, State] | None = {} if case.bugs else None
+    """All states that matter (`reduced.py`), or the shortest way among them to a violation. A
+    protocol of which too much was assumed for that is searched without omitting anything."""
+    try:
+        return search(Reduced(case), states_max=states_max)
+    except NotReducible as why:
+        print(f"{case}: everything is searched, because {why}")
+        return search(Protocol(case), states_max=states_max)
+
+
+def search(protocol: Protocol, *, states_max: int = 100_000_000) -> Result:
+    """All states that the protocol's `moves` lead to. Raises NotReducible."""
+    began = time.perf_counter()
+    codec = _Codec()
+    begin = codec.pack(protocol.canonical(protocol.begin()))
+    ways = {begin: begin}  # every state that was met, and from where
     level, depth, count = [begin], 0, 0
+
+    def result(violation: Violation | None, trace: Sequence[Step]) -> Result:
+        seconds = time.perf_counter() - began
+        reduced = isinstance(protocol, Reduced)
+        return Result(
+            protocol.case, reduced, len(ways), count, depth, seconds, violation, tuple(trace)
+        )
+
     while level:
-        following: list[State] = []
-        for state in level:
+        following: list[bytes] = []
+        for key in level:
+            state = codec.unpack(key)
             try:
-                if case.crashes and not case.bugs:
-                    protocol.recoverable(state)
                 for _, after in protocol.steps(state):
                     count += 1
-                    key = protocol.canonical(after)
-                    if key not in seen:
-                        seen.add(key)
-                        following.append(key)
-                        if ways is not None:
-                            ways[key] = state
-            except Violation as violation:
-                seconds = time.perf_counter() - begun
-                trace, violation = _trace(protocol, ways, state, violation)
-                return Result(case, len(seen), count, depth, seconds, violation, trace)
-        assert len(seen) <= states_max, f"{case}: more than {states_max:,} states"
+                    reached = codec.pack(protocol.canonical(after))
+                    if reached not in ways:
+                        ways[reached] = key
+                        following.append(reached)
+            except Violation:
+                path = [key]
+                while path[-1] != begin:
+                    path.append(ways[path[-1]])
+                steps, violation = _trace(protocol, [codec.unpack(each) for each in path[-2::-1]])
+                return result(violation, steps)
+        assert len(ways) <= states_max, f"{protocol.case}: more than {states_max:,} states"
         level, depth = following, depth + 1
-    return Result(case, len(seen), count, depth, time.perf_counter() - begun, None, ())
+    return result(None, ())
 
 
-def _trace(
-    protocol: Protocol, ways: dict[State, State] | None, end: State, violation: Violation
-) -> tuple[tuple[Step, ...], Violation]:
-    """The steps to `end` with bookies and recoverers by their own names: kept states are sorted, so
-    the way is gone once more from the beginning."""
-    if ways is None:
-        return (), violation
-    path = [end]
-    while path[-1] in ways:
-        path.append(ways[path[-1]])
+def _trace(protocol: Protocol, path: Sequence[State]) -> tuple[list[Step], Violation]:
+    """The steps along these states with bookies and recoverers by their own names: kept states are
+    sorted, so the way is gone once more from the beginning."""
     state, steps = protocol.begin(), list[Step]()
-    for wanted in reversed(path[:-1]):
+    for wanted in path:
         found = (each for each in protocol.steps(state) if protocol.canonical(each[1]) == wanted)
         step, state = next(found)
         steps.append(step)
@@ -82,5 +98,35 @@ def _trace(
         for _ in protocol.steps(state):
             pass
     except Violation as named:
-        return tuple(steps), named
+        return steps, named
     raise AssertionError("the way does not lead to the violation")
+
+
+class _Codec:
+    """States as short byte strings, and back. Exact, other than a hash: equal strings are equal
+    states. There are few different bookies, and few different states if one looks past them; each
+    has a number."""
+
+    def __init__(self) -> None:
+        self._bookies: dict[Bookie, int] = {}
+        self._rests: dict[State, int] = {}
+        self._bookie_of: list[Bookie] = []
+        self._rest_of: list[State] = []
+
+    def pack(self, state: State) -> bytes:
+        rest = state._replace(bookies=())
+        numbers = array("I", [self._rests.setdefault(rest, len(self._rest_of))])
+        if numbers[0] == len(self._rest_of):
+            self._rest_of.append(rest)
+        for bookie in state.bookies:
+            number = self._bookies.setdefault(bookie, len(self._bookie_of))
+            if number == len(self._bookie_of):
+                self._bookie_of.append(bookie)
+            numbers.append(number)
+        return numbers.tobytes()
+
+    def unpack(self, key: bytes) -> State:
+        rest, *bookies = array("I", key)
+        return self._rest_of[rest]._replace(
+            bookies=tuple(self._bookie_of[number] for number in bookies)
+        )

@@ -160,6 +160,8 @@ def tell(step: Step) -> str:
             return f"recoverer {who} reads entry {entry} from b{bookie}"
         case ("lacks", who, entry, bookie):
             return f"recoverer {who} hears from b{bookie} that it lacks entry {entry}"
+        case ("absent", who, entry):
+            return f"recoverer {who} hears from all who lack entry {entry} that they do"
         case ("back", who, entry, bookie):
             return f"recoverer {who} writes entry {entry} back to b{bookie}"
         case ("private", who, out, into, first):

@@ -25,7 +25,7 @@ class RepairConfig:
     # Of one process: a bookie's disk of 1 TB is copied in two hours, and half of a 2 Gbit/s link
     # stays free.
     copy_bytes_per_s: int = 128 * MIB
-    # Side by side: each has up to 1 MiB on its way, and twice that being read.
+    # Side by side: each has up to 1 MiB on its way, and twice 2 MiB that were or are being read.
     ledgers_at_once: int = 4
     # For the writer of a ledger to replace a lost bookie by itself, before the ledger is taken from
     # it as from a dead one.

@@ -2,8 +2,8 @@
 
 Each entry is read from whichever other replica gives it soundly, and sent on as it is stored there,
 byte for byte, so that all copies of an entry stay equal. An add that is marked as a copy is taken
-by a bookie that was fenced for the ledger, and fences nothing. Reading goes on while what was sent
-is on its way; how much may be, and how much per second, is limited.
+by a bookie that was fenced for the ledger, and fences nothing. The next piece is read while one is
+sent and stored; how much may be on its way, and how much per second, is limited.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from magnetar.bookie.repair.errors import CopyFailed
 from magnetar.protos.envelope import ADD, COPY, BookieCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from magnetar.bookie.ledger.add_stream import AddStream
     from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.bookie.ledger.reader import LedgerEntry
@@ -57,31 +55,63 @@ async def copy_entries(
     loop = asyncio.get_running_loop()
     copied = 0
     try:
-        async for entries in _read(reader, quorum_of(metadata), seat, first, last):
-            size = sum(len(entry.envelope) for entry in entries)
-            await asyncio.sleep(pace.delay_s(size, loop.time()))
-            for entry in entries:
-                await sending.wait_room()
-                head = ADD.pack(COPY, len(entry.envelope), metadata.master_key)
-                sending.put(entry.entry, head, entry.envelope)
-            copied += size
-        await sending.wait_stored()
+        async with asyncio.TaskGroup() as group:
+            ahead = _ReadAhead(reader, quorum_of(metadata), seat, first, last, group)
+            while (entries := await ahead.next()) is not None:
+                size = sum(len(entry.envelope) for entry in entries)
+                await asyncio.sleep(pace.delay_s(size, loop.time()))
+                for entry in entries:
+                    await sending.wait_room()
+                    head = ADD.pack(COPY, len(entry.envelope), metadata.master_key)
+                    sending.put(entry.entry, head, entry.envelope)
+                copied += size
+            await sending.wait_stored()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
     finally:
         sending.end()
     return copied
 
 
-async def _read(
-    reader: LedgerReader, quorum: Quorum, seat: int, first: int, last: int
-) -> AsyncIterator[list[LedgerEntry]]:
-    """In pieces. What lies between the seat's entries is read along with them, and dropped: the
-    gaps of a stripe are shorter than its runs, and one long read is cheaper than many short ones.
-    That such an entry cannot be read does no harm: the next read begins behind it."""
-    at = quorum.run_of(seat, first).start
-    while at <= last:
-        found = await reader.read(at, last, bytes_max=READ_BYTES_MAX)
-        yield [each for each in found if quorum.write_set(each.entry) >> seat & 1]
-        at = quorum.run_of(seat, at + len(found)).start
+class _ReadAhead:
+    """What is striped to a seat of the entries first..last, in pieces, one of them in advance.
+
+    What lies between the seat's entries is read along with them, and dropped: the gaps of a stripe
+    are shorter than its runs, and one long read is cheaper than many short ones. That such an entry
+    cannot be read does no harm: the next read begins behind it.
+    """
+
+    def __init__(
+        self,
+        reader: LedgerReader,
+        quorum: Quorum,
+        seat: int,
+        first: int,
+        last: int,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Begins to read, in `group`."""
+        self._reader = reader
+        self._quorum = quorum
+        self._seat = seat
+        self._last = last
+        self._group = group
+        self._reading = self._begin(first)
+
+    async def next(self) -> list[LedgerEntry] | None:
+        """The next piece; None: that was all. Raises EntryUnreadable."""
+        if self._reading is None:
+            return None
+        found = await self._reading
+        self._reading = self._begin(found[-1].entry + 1)
+        return [each for each in found if self._quorum.write_set(each.entry) >> self._seat & 1]
+
+    def _begin(self, entry: int) -> asyncio.Task[list[LedgerEntry]] | None:
+        at = self._quorum.run_of(self._seat, entry).start
+        if at > self._last:
+            return None
+        read = self._reader.read(at, self._last, bytes_max=READ_BYTES_MAX)
+        return self._group.create_task(read)
 
 
 class _Sending:

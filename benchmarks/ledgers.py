@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import limits, reference, slow_bookie
 from benchmarks.figures import Figure, Shape, median
-from benchmarks.processes import alone, cpu_s, own_peak_mb
+from benchmarks.processes import alone, cpu_s, own_peak_mb, run
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
 from magnetar.bookie.ledger.directory import BookieDirectory
@@ -162,7 +162,7 @@ def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
             await one(ledgers, WARM_UP)
             return [await one(ledgers, shape) for shape in shapes]
 
-    return asyncio.run(main())
+    return run(main())
 
 
 def compare_appends(cluster: Cluster, rounds: int) -> None:
@@ -227,7 +227,7 @@ def write_ledger(cluster: Cluster, shape: Shape, *, close: bool) -> LedgerId:
                 appender.abandon()
             return appender.ledger
 
-    return asyncio.run(main())
+    return run(main())
 
 
 def read_ledger(cluster: Cluster, ledger: LedgerId, *, passes: int, readers: int) -> list[float]:
@@ -261,7 +261,7 @@ def read_ledger(cluster: Cluster, ledger: LedgerId, *, passes: int, readers: int
             await reader.read(0, 0, bytes_max=1)  # connects
             return [await one(ledgers, reader) for _ in range(passes)]
 
-    return asyncio.run(main())
+    return run(main())
 
 
 async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
@@ -320,7 +320,7 @@ def recover(cluster: Cluster, ledger: LedgerId) -> float:
             assert metadata.last_entry == RECOVERED_ENTRIES - 1, metadata
             return time.perf_counter() - began_s
 
-    return asyncio.run(main())
+    return run(main())
 
 
 async def report_recovery(cluster: LocalCluster, rounds: int) -> None:
@@ -370,7 +370,7 @@ def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
             appender.abandon()
             return before_mb, own_peak_mb(), rate
 
-    return asyncio.run(main())
+    return run(main())
 
 
 async def report_memory(cluster: LocalCluster) -> None:

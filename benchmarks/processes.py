@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import resource
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import uvloop
+
+from magnetar.runtime.process import settle_gc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +24,13 @@ def alone(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """In a process of its own, so that no client inherits the threads and garbage of another."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(measure, *args, **kwargs).result()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """On such a loop, and with such a garbage collector, as servers have."""
+    settle_gc()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
 
 
 def cpu_s(pid: int) -> float:

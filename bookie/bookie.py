@@ -106,7 +106,6 @@ async def open_bookie(
         directory=str(data_dir),
     )
     threads = _Threads()
-    fail = partial(_fail, directory, die)
     try:
         service, upkeep = _assemble(
             directory,
@@ -118,7 +117,7 @@ async def open_bookie(
             pending_bytes_max=pending_bytes_max,
             read_cache_bytes=read_cache_bytes,
             upkeep_config=upkeep_config,
-            die=fail,
+            die=partial(_fail, directory, die),
         )
         await upkeep.disk.check()
         async with asyncio.TaskGroup() as group:
@@ -126,7 +125,7 @@ async def open_bookie(
                 group.create_task(service.run()),
                 group.create_task(upkeep.run()),
                 group.create_task(_count_epochs(directory, metadata, chance, threads, epoch_s)),
-                group.create_task(_follow_manifest(directory, threads.sync, fail)),
+                group.create_task(_follow_manifest(directory, threads.sync, die)),
             ]
             yield service
             await service.stop(grace_s=stop_grace_s)
@@ -235,7 +234,7 @@ async def _follow_manifest(
         try:
             await sync_thread.do(directory.watermark.follow_manifest)
         except StorageFailed as error:
-            die(error)
+            _fail(directory, die, error)
             raise
 
 

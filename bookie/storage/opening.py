@@ -108,15 +108,15 @@ async def probe(path: Path, *arguments: str | Path, deadline_s: float) -> str | 
             remedy="Nothing was changed. If the installation or its memory limit is to blame, "
             "correct that; then start again.",
         )
-    if -status in _KILLED:
+    if -status in _KILLED or arguments[0] == "means":
         raise DirectoryUnusable(
             path,
             found=f"that {signal.Signals(-status).name} ended the process that tried the store",
             expected="it to end by itself",
             remedy="Nothing was changed. If memory was short, free some; then start again.",
         )
-    if arguments[0] != "means":  # RocksDB crashes when it gets no memory, too
-        await probe(path, "means", deadline_s=deadline_s)
+    # RocksDB crashes when it gets no memory, too.
+    await probe(path, "means", deadline_s=deadline_s)
     return reason or f"the process that tried it ended with status {status}"
 
 

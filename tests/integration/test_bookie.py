@@ -520,7 +520,7 @@ def test_a_store_that_has_not_opened_at_the_deadline_is_left_alone(
         f"import os\nos.kill(os.getpid(), {int(signal.SIGSTOP)})\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(OpenTooSlow, match="not opened within 0.5 s.*Raise open_deadline_s"):
+    with pytest.raises(OpenTooSlow, match=r"not opened within 0.5 s.*Raise open_deadline_s"):
         open_killed_directory(tmp_path, open_deadline_s=0.5)
     assert not (tmp_path / "killed" / "former").exists()
 

@@ -1,10 +1,11 @@
 """For all tests: `support` can be imported from any depth (with importlib import mode pytest adds
-no paths), logging is afterwards what it was before, whatever a command made of it, and Hypothesis
-plays the same examples each time, however long one takes."""
+no paths), logging is afterwards what it was before, whatever a command made of it, Ctrl-C works, and
+Hypothesis plays the same examples each time, however long one takes."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Otherwise an example fails that takes 200 ms, as any may on a busy machine; and a change would be
 # refused for what chance found elsewhere. `--hypothesis-profile default` looks for new examples.
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def _interrupts() -> None:
+    """Ctrl-C interrupts, also the processes that a test starts. A shell that runs the tests in the
+    background has it ignored, which children inherit, and Spark puts a handler of its own there."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ def magnetar(environment: dict[str, str]):
         """What it said on standard output, or, if it is to fail, on standard error."""
         command = [*MAGNETAR, *map(str, arguments)]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == code, done
         assert "Traceback" not in done.stderr

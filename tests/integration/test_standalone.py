@@ -230,7 +230,7 @@ def test_a_disk_that_others_fill_is_read_from_and_written_to_again_when_it_has_r
     with disk(server.data_dir, "size=100m"):
         server.start()
         other = server.data_dir / "lost+found"
-        with magnetar.Client(server.service_url, operation_timeout_seconds=5) as client:
+        with magnetar.Client(server.service_url, operation_timeout_seconds=30) as client:
             producer = client.create_producer("big", send_timeout_millis=3000)
             sent = 0
             for _ in range(100):

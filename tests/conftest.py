@@ -1,6 +1,6 @@
 """For all tests: `support` can be imported from any depth (with importlib import mode pytest adds
-no paths), logging is afterwards what it was before, whatever a command made of it, Ctrl-C works, and
-Hypothesis plays the same examples each time, however long one takes."""
+no paths), logging is afterwards what it was before, whatever a command made of it, Ctrl-C works,
+and Hypothesis plays the same examples each time, however long one takes."""
 
 from __future__ import annotations
 

@@ -58,6 +58,10 @@ POLL_S: Final = 5.0
 MARKS_KEPT_MAX: Final = 10_000
 """Drawn by lot from however many there are: replicators then seldom want the same."""
 
+TROUBLES_MAX: Final = 100_000
+"""Ledgers of which it is remembered when to try again, and since when they wait for their writers:
+20 MB. Of those that come beyond, the oldest is tried anew."""
+
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
 WRITTEN_RECHECK_S: Final = 10.0
@@ -154,9 +158,11 @@ class Replicator:
         """Marked ledgers, by lot, without those that have to wait; none while repair is paused."""
         sample: list[LedgerId] = []
         marked = 0
+        gone = {*self._troubles, *self._tails}  # unless their marks are met
         try:
             async for ledger in self._marks.list():
                 marked += 1
+                gone.discard(ledger)
                 if len(sample) < MARKS_KEPT_MAX:
                     sample.append(ledger)
                 elif (place := self._random.randrange(marked)) < MARKS_KEPT_MAX:
@@ -165,7 +171,8 @@ class Replicator:
             log.warning("marks not read", error=str(error))
             return ()
         self.marked = marked
-        self._forget_all_but(sample)
+        for ledger in gone:
+            self._forget(ledger)
         now = self._now()
         due = [each for each in sample if each not in self._working and self._may_try(each, now)]
         self._random.shuffle(due)
@@ -359,6 +366,8 @@ class Replicator:
         if pause_s is None:
             before = RETRY_S_FIRST / 2 if trouble is None else trouble.pause_s
             pause_s = min(2 * before, RETRY_S_MAX)
+        if trouble is None and len(self._troubles) >= TROUBLES_MAX:
+            self._forget(next(iter(self._troubles)))
         delay_s = pause_s * self._random.uniform(0.5, 1.0)
         self._troubles[ledger] = _Trouble(self._now() + delay_s, pause_s)
 
@@ -371,10 +380,6 @@ class Replicator:
         for trouble in self._troubles.values():
             trouble.retry_at = 0.0
         self._wake.set()
-
-    def _forget_all_but(self, ledgers: Sequence[LedgerId]) -> None:
-        for each in {*self._troubles, *self._tails} - {*ledgers}:
-            self._forget(each)
 
     def _forget(self, ledger: LedgerId) -> None:
         self._troubles.pop(ledger, None)

@@ -13,12 +13,21 @@ from fakes.virtual_loop import run_virtual
 from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.bookie.repair import replicator as replicator_module
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.plan import sealed, striped
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_ledger
-from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerMetadata, LedgerState, Segment
+from magnetar.metadata.model import (
+    NO_LEDGER,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Segment,
+)
+from magnetar.metadata.store import ABSENT
 from magnetar.protos.envelope import COPY, BookieCode
 from magnetar.runtime.clock import SystemClock
 
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from magnetar.bookie.repair.replicator import Replicator
-    from magnetar.metadata.model import LedgerId
     from magnetar.protos.envelope import Add
 
 STRIPED = LedgerConfig(ensemble_size=4, write_quorum=3, ack_quorum=2)
@@ -415,6 +423,28 @@ def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_sooner() 
             assert after.last_entry == 4
             assert dead.member not in after.last_segment.members
             check_whole(nodes, after)
+
+    run_virtual(main())
+
+
+def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicator_module, "MARKS_KEPT_MAX", 1)
+
+    async def main() -> None:
+        async with cluster(4) as nodes:
+            before, dead = await open_with_a_loss(nodes)
+            marks = marks_of(nodes)
+            await marks.mark_lost(before.ledger, [dead.member])
+            for number in range(1000, 1015):  # which cannot be repaired: they cannot be read
+                path = paths.ledger(LedgerId(number))
+                await nodes.store.put(path, b"what is this", expected=ABSENT)
+                await marks.mark_narrow(LedgerId(number))
+            async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
+                await asyncio.sleep(3000)
+                assert replicator.marked >= 15
+                assert replicator.counts.ledgers_recovered == 1
 
     run_virtual(main())
 

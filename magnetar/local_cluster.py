@@ -6,6 +6,7 @@ were free when the cluster was first put together, and die with the process that
 directory that was used before is used again: data and names stay, ports may change.
 
     <directory>/cluster.json            what `describe` says
+    <directory>/env.sh                  where it is, for a shell: the variables that commands read
     <directory>/<role>-<n>/             data, configuration and log of one process
 """
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 OWNER: Final = "local-cluster"
 DESCRIPTION: Final = "cluster.json"
+ENVIRONMENT: Final = "env.sh"
 HOST: Final = "127.0.0.1"
 RESTART_PAUSE_S: Final = 0.5  # before a process that ended is started again
 
@@ -133,7 +135,8 @@ class LocalCluster:
             stack.enter_context(claimed(self.directory, OWNER))
             self._check_ensemble()
             self._put_together()
-            stack.callback(self._description.unlink, missing_ok=True)
+            for name in (DESCRIPTION, ENVIRONMENT):
+                stack.callback((self.directory / name).unlink, missing_ok=True)
             stack.push_async_callback(self._stop)
             await self._start()
             self._stack = stack.pop_all()
@@ -240,14 +243,20 @@ class LocalCluster:
         return f"{scheme}://{','.join(addresses)}"
 
     def _write_description(self) -> None:
-        """Replace the file at once: whoever reads it sees the old one or the new one."""
-        new = self._description.with_suffix(".new")
-        new.write_text(json.dumps(self.describe()) + "\n")
-        os.replace(new, self._description)
-
-    @property
-    def _description(self) -> Path:
-        return self.directory / DESCRIPTION
+        """Replace each file at once: whoever reads it sees the old one or the new one."""
+        urls = {
+            "SERVICE": self.service_url,
+            "ADMIN": self.admin_url,
+            "METADATA": self.metadata_url,
+        }
+        texts = {
+            ENVIRONMENT: "".join(f"export MAGNETAR_{n}_URL={url}\n" for n, url in urls.items()),
+            DESCRIPTION: json.dumps(self.describe()) + "\n",
+        }
+        for name, text in texts.items():
+            new = self.directory / f"{name}.new"
+            new.write_text(text)
+            os.replace(new, self.directory / name)
 
 
 def _copies(bookies: int) -> int:

@@ -34,8 +34,9 @@ def local_cluster(
     """Run a cluster on this machine: real ZooKeepers (Java), bookies, brokers, and what restores
     lost copies, each a process.
 
-    Prints one line of JSON when all of it serves, which is also in DIR/cluster.json; the logs of
-    the processes are under DIR. SIGTERM or Ctrl-C stops everything.
+    Prints one line of JSON when all of it serves, which is also in DIR/cluster.json; `. DIR/env.sh`
+    tells a shell where it is. The logs of the processes are under DIR. SIGTERM or Ctrl-C stops
+    everything.
     """
     configure_logging()
     cluster = LocalCluster(

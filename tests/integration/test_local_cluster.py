@@ -127,6 +127,9 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     zookeeper = ready["processes"][0]
     assert ready["zookeeper"] == f"127.0.0.1:{zookeeper['ports']['client']}"
     assert ready["metadata_url"] == f"zk://{ready['zookeeper']}/magnetar"
+    told = subprocess.check_output(["sh", "-ec", f". {launcher.directory}/env.sh; env"], text=True)
+    for role in ("service", "admin", "metadata"):
+        assert f"MAGNETAR_{role.upper()}_URL={ready[f'{role}_url']}" in told.splitlines()
     assert all(alive(pid) for pid in launcher.pids(*ALL))
     with magnetar.Client(ready["service_url"]) as client:
         client.create_producer("greetings").send(b"hello")
@@ -136,7 +139,8 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     rest, _ = launcher.process.communicate(timeout=60)
     assert (launcher.process.returncode, rest) == (0, "")  # one line, and it is a clean end
     assert not any(alive(pid) for pid in launcher.pids(*ALL))
-    assert not (launcher.directory / "cluster.json").exists()
+    for name in ("cluster.json", "env.sh"):
+        assert not (launcher.directory / name).exists()
     for role, name in (
         ("bookie", "bookie-1"),
         ("broker", "broker-2"),

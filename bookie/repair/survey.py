@@ -164,13 +164,18 @@ async def survey_marks(store: MetadataStore, clock: Clock) -> list[tuple[Mark, b
     marks = Marks(store, clock)
     found = []
     async for ledger in marks.list():
-        try:
-            mark = await marks.get(ledger)
-        except InvalidRecord as error:
-            mark = Mark(ledger, UnderReplication(0).failed(str(error), 0), version=-1)
+        mark = await _mark(marks, ledger)
         if mark is not None:
             found.append((mark, await marks.locked(ledger)))
     return found
+
+
+async def _mark(marks: Marks, ledger: LedgerId) -> Mark | None:
+    """One that cannot be read is shown as what it is."""
+    try:
+        return await marks.get(ledger)
+    except InvalidRecord as error:
+        return Mark(ledger, UnderReplication(0).failed(str(error), 0), version=-1)
 
 
 async def survey_ledger(
@@ -208,7 +213,7 @@ async def survey_ledger(
             )
             state = cluster.state(member)
             copies.append(CopyRow(first, last, seat, member, state, expected, has, why))
-    mark = await Marks(store, clock).get(ledger)
+    mark = await _mark(Marks(store, clock), ledger)
     return LedgerView(metadata, mark, tuple(copies))
 
 

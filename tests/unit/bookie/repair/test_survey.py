@@ -159,6 +159,16 @@ def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
                 appender.ledger,
             )
             assert [(row.last, row.expected) for row in view.copies] == [(None, None)] * 3
+            mark = paths.under_replicated(appender.ledger)
+            await nodes.store.put(mark, b"what is this", expected=ABSENT)
+            view = await survey_ledger(
+                nodes.store,
+                opener(nodes),  # type: ignore[arg-type]
+                SystemClock(),
+                appender.ledger,
+            )
+            assert view.mark is not None, "a mark that cannot be read hides no ledger"
+            assert "invalid under-replication mark" in view.mark.what.failure
             appender.append_nowait([b"x"], 1)
             assert (await appender.close()).last_entry == 1
 

@@ -164,19 +164,21 @@ class RocksStorage:
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> list[bytes]:
         found: list[bytes] = []
-        size = 0
+        size, end = 0, min(last, first + entries_max - 1)
         with _Door("read"):
             cursor = self._store.iter()
-            cursor.seek(entry_key(ledger, first))
-            for entry in range(first, min(last, first + entries_max - 1) + 1):
-                if _key(cursor) != entry_key(ledger, entry):
+            key_of, value_of, step, pack = cursor.key, cursor.value, cursor.next, ENTRY_KEY.pack
+            cursor.seek(pack(b"E", ledger, first))
+            for entry in range(first, end + 1):
+                if key_of() != pack(b"E", ledger, entry):  # (None at the end)
+                    _key(cursor)
                     break
-                value = _value(cursor)
+                value: bytes = value_of()
                 found.append(value)
                 size += len(value)
-                if size >= bytes_max or entry == last:
+                if size >= bytes_max or entry == end:
                     break  # going on would read one more value
-                cursor.next()
+                step()
         return found
 
     def entry_ids(self, ledger: int, first: int, *, entries_max: int) -> list[int]:

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from mutants.plant import Mutant, enter
 from mutants.scenes import CLUSTER, DARK, NARROW, ROLLBACK
+from world.scenarios import SCENARIOS
 
+from magnetar.bookie.admission import Intake
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.identity import Start
-from magnetar.protos.envelope import BookieCode, decode_hello, encode_hello_reply
+from magnetar.protos.envelope import (
+    BookieCode,
+    decode_envelope,
+    decode_hello,
+    encode_hello_reply,
+)
 
 if TYPE_CHECKING:
     from mutants.plant import Fired
@@ -255,5 +262,118 @@ enter(
         caught_by=LOST | {"I10", "R2"},
         scene=ROLLBACK,
         seeds=100,
+    )
+)
+
+
+# -- conflicts, and full disks ---------------------------------------------------------------------
+
+
+def _the_last_one_stays(right: Any, fired: Fired) -> Any:
+    def _compare(self: Any, add: Any, state: Any) -> Any:
+        code = right(self, add, state)
+        if code is BookieCode.CONFLICT:
+            fired()
+            return None
+        return code
+
+    return _compare
+
+
+enter(
+    Mutant(
+        name="other bytes replace a stored entry",
+        breaks="T39: whoever comes second with an id is refused",
+        wrong={ADMISSION + "_compare": _the_last_one_stays},
+        caught_by=frozenset({"T39", "I3", "I8"}),
+        scene=SCENARIOS["T39"],
+        seeds=5,
+    )
+)
+
+
+def _takes_another_for_it(right: Any, fired: Fired) -> Any:
+    def decode_envelope_of(ledger: int, entry: int, envelope: Any) -> Any:
+        decoded = decode_envelope(envelope)
+        if (decoded.ledger, decoded.entry) != (ledger, entry):
+            fired()
+        return decoded
+
+    return decode_envelope_of
+
+
+enter(
+    Mutant(
+        name="an entry in another's place counts as it",
+        breaks="T37: what is misplaced is damage, and is written anew",
+        wrong={"magnetar.bookie.admission:decode_envelope_of": _takes_another_for_it},
+        caught_by=frozenset({"I16"}),
+        scene=SCENARIOS["T47"],
+        seeds=60,
+    )
+)
+
+
+def _takes_everything(right: Any, fired: Fired) -> Any:
+    def refusal(add: Any, state: Any, intake: Any) -> Any:
+        code = right(add, state, intake)
+        if code is BookieCode.READ_ONLY:
+            fired()
+            return right(add, state, Intake.ALL)
+        return code
+
+    return refusal
+
+
+enter(
+    Mutant(
+        name="a bookie whose disk is nearly full takes all adds",
+        breaks="T21: what is left is for fences, repairs and deletions",
+        wrong={"magnetar.bookie.admission:refusal": _takes_everything},
+        caught_by=frozenset({"T21"}),
+        scene=SCENARIOS["T21"],
+        seeds=20,
+    )
+)
+
+
+def _refuses_repairs_too(right: Any, fired: Fired) -> Any:
+    def refusal(add: Any, state: Any, intake: Any) -> Any:
+        if intake is Intake.REPAIRS and add.flags:
+            fired()
+            intake = Intake.NONE
+        return right(add, state, intake)
+
+    return refusal
+
+
+enter(
+    Mutant(
+        name="a bookie whose disk is nearly full takes no write-backs",
+        breaks="T21: ledgers can be recovered when all disks are nearly full",
+        wrong={"magnetar.bookie.admission:refusal": _refuses_repairs_too},
+        caught_by=frozenset({"I18"}),
+        scene=SCENARIOS["T21"],
+        seeds=50,
+    )
+)
+
+
+def _no_room_needed(right: Any, fired: Fired) -> Any:
+    async def wait_room(self: Any) -> None:
+        if self.pending_bytes >= self._pending_bytes_max:
+            fired()
+
+    return wait_room
+
+
+enter(
+    Mutant(
+        name="a bookie takes frames without end",
+        breaks="I17: what is written and not on disk is bounded",
+        wrong={COMMIT + "wait_room": _no_room_needed},
+        caught_by=frozenset({"I17"}),
+        scene=SCENARIOS["T33"],
+        seeds=20,
     )
 )

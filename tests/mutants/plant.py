@@ -10,8 +10,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,40 +22,13 @@ if TYPE_CHECKING:
     """Of the right function and of what to call when it is deviated from, the wrong function."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A test of a part that the simulated world does not run, which must fail for the mutant."""
-
-    file: str  # below tests/
-    test: str
-    arguments: tuple[object, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.test.removeprefix("test_")
-
-    def fails(self) -> str:
-        """Why; "": it passes."""
-        path = Path(__file__).parent.parent / self.file
-        spec = spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        try:
-            getattr(module, self.test)(*self.arguments)
-        except Exception as error:
-            return repr(error)
-        return ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     name: str
     breaks: str  # the rule that it breaks
     wrong: Mapping[str, Wrong]  # by what it replaces: "package.module:Class.function"
-    caught_by: frozenset[str]  # oracles of the world, or the trial's name; any of them counts
-    scene: Scenario | Trial
+    caught_by: frozenset[str]  # oracles of the world; any of them counts
+    scene: Scenario
     seeds: int  # within so many it must be caught
 
 

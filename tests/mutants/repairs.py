@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mutants.plant import Mutant, Trial, enter
+from mutants.plant import Mutant, enter
+from world.scenarios import SCENARIOS
 
 from magnetar.metadata import paths
 from magnetar.metadata.ledger_tree import ledger_ids
+from magnetar.metadata.model import LedgerState
 
 if TYPE_CHECKING:
     from mutants.plant import Fired
@@ -15,12 +17,6 @@ if TYPE_CHECKING:
 COLLECTOR = "magnetar.bookie.collector:Collector."
 MARKS = "magnetar.bookie.repair.marks:Marks."
 REPLICATOR = "magnetar.bookie.repair.replicator:Replicator."
-IN_COLLECTOR = "unit/bookie/test_collector.py"
-IN_REPLICATOR = "unit/bookie/repair/test_replicator.py"
-
-
-def _tried(trial: Trial) -> dict[str, Any]:
-    return {"scene": trial, "caught_by": frozenset({trial.name}), "seeds": 1}
 
 
 # -- collecting ------------------------------------------------------------------------------------
@@ -67,7 +63,9 @@ enter(
             COLLECTOR + "_compare": _compares_with_the_past,
             COLLECTOR + "_maybe_delete": _does_not_look_again,
         },
-        **_tried(Trial(IN_COLLECTOR, "test_a_ledger_that_begins_during_the_round_stays")),
+        caught_by=frozenset({"I15"}),
+        scene=SCENARIOS["T25"],
+        seeds=20,
     )
 )
 
@@ -76,13 +74,9 @@ enter(
         name="what a listing lacks is deleted unseen",
         breaks="§6.5: each candidate is read again, behind a sync",
         wrong={COLLECTOR + "_maybe_delete": _does_not_look_again},
-        **_tried(
-            Trial(
-                IN_COLLECTOR,
-                "test_a_listing_that_lacks_ledgers_deletes_none_of_them",
-                (("2",),),
-            )
-        ),
+        caught_by=frozenset({"I15"}),
+        scene=SCENARIOS["T25"],
+        seeds=20,
     )
 )
 
@@ -101,7 +95,9 @@ enter(
         name="a deleted ledger leaves no tombstone",
         breaks="D11: a writer that lives on would make it anew",
         wrong={"magnetar.bookie.admission:Admission.delete": _without_tombstone},
-        **_tried(Trial(IN_COLLECTOR, "test_deleted_ledgers_go_and_leave_tombstones")),
+        caught_by=frozenset({"T24"}),
+        scene=SCENARIOS["T24"],
+        seeds=20,
     )
 )
 
@@ -127,7 +123,9 @@ enter(
         name="a mark is removed without its version",
         breaks="§5.2, T31: what was marked during the repair would be forgotten",
         wrong={MARKS + "clear": _whatever_it_says_now},
-        **_tried(Trial(IN_REPLICATOR, "test_t31_what_is_marked_during_a_repair_survives_it")),
+        caught_by=frozenset({"T31"}),
+        scene=SCENARIOS["T31"],
+        seeds=30,
     )
 )
 
@@ -149,12 +147,37 @@ enter(
         name="a new member is named before it has the copies",
         breaks="§5.3, T27: durable copies first, then the compare-and-set",
         wrong={REPLICATOR + "_copy": _names_first},
-        **_tried(
-            Trial(
-                IN_REPLICATOR,
-                "test_t27_no_member_is_replaced_before_the_copies_are_durable",
-                ("refuses",),
-            )
-        ),
+        caught_by=frozenset({"I4"}),
+        scene=SCENARIOS["T27"],
+        seeds=20,
+    )
+)
+
+
+# -- leaving ---------------------------------------------------------------------------------------
+
+
+def _closed_ones_alone(right: Any, fired: Fired) -> Any:
+    async def _blockers_of(self: Any, batch: Any) -> Any:
+        closed = [
+            (ledger, metadata)
+            for ledger, metadata in batch
+            if metadata is None or metadata.state is LedgerState.CLOSED
+        ]
+        if len(closed) < len(batch):
+            fired()
+        return await right(self, closed)
+
+    return _blockers_of
+
+
+enter(
+    Mutant(
+        name="a bookie leaves though ledgers are being written on it",
+        breaks="T32: what keeps a bookie is told, and keeps it",
+        wrong={"magnetar.bookie.repair.decommission:_Leaving._blockers_of": _closed_ones_alone},
+        caught_by=frozenset({"T32"}),
+        scene=SCENARIOS["T32"],
+        seeds=10,
     )
 )

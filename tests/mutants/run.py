@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mutants import bookies, ledgers, repairs
-from mutants.plant import MUTANTS, Firings, Mutant, Trial, planted
+from mutants import bookies, ledgers, repairs, topics
+from mutants.plant import MUTANTS, Firings, Mutant, planted
 from world.scenario import play
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from world.scenario import Scenario
 
 FIRST_SEED = 0
-__all__ = ["Verdict", "bookies", "hunt", "ledgers", "main", "repairs"]
+__all__ = ["Verdict", "bookies", "hunt", "ledgers", "main", "repairs", "topics"]
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,8 @@ def hunt(mutant: Mutant, *, first: int = FIRST_SEED) -> Verdict:
     return Verdict(mutant, oracle, seeds, fired.count, clean, seconds, why)
 
 
-def _try(scene: Scenario | Trial, seed: int) -> tuple[str, str]:
+def _try(scene: Scenario, seed: int) -> tuple[str, str]:
     """Which oracle objects, and why."""
-    if isinstance(scene, Trial):
-        why = scene.fails()
-        return (scene.name if why else "", why)
     violation = play(scene, seed).violation
     return ("", "") if violation is None else (violation.oracle, str(violation))
 

@@ -99,9 +99,9 @@ class World:
         client.start()
         return client
 
-    def add_repairer(self) -> RepairNode:
+    def add_repairer(self, *, audits: bool = True) -> RepairNode:
         name = f"r{sum(isinstance(each, RepairNode) for each in self.clients.values())}"
-        repairer = RepairNode(self, name, self.config)
+        repairer = RepairNode(self, name, self.config, audits=audits)
         self.clients[name] = repairer
         repairer.start()
         return repairer

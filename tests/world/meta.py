@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.metadata import paths
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.store import SessionState
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
     from world.loop import SimLoop
     from world.net import Host
     from world.trace import Trace
+
+
+class Session(MemoryStore):
+    """A client whose listings may lack names: of an old image, or half of a folder (T25)."""
+
+    hides: Callable[[str, list[str]], list[str]] = staticmethod(lambda path, names: names)
+
+    async def children(self, path: str) -> list[str]:
+        return self.hides(path, await super().children(path))
 
 
 class WatchedTree(MemoryTree):
@@ -36,6 +46,7 @@ class Troubles:
     not_sent = 0.0
     request_lost = 0.0
     reply_lost = 0.0
+    names_lost = 0.0  # of a listing of ledgers to lack some
 
 
 class Ensemble:
@@ -58,7 +69,8 @@ class Ensemble:
         def faults(operation: str, path: str) -> Fault | None:
             return self._fault(host, operation, path)
 
-        store = MemoryStore(self.tree, delay_s=self._delay_s, faults=faults)
+        store = Session(self.tree, delay_s=self._delay_s, faults=faults)
+        store.hides = lambda path, names: self._hide(host, path, names)
         if host.name in self._cut:
             store.suspend()
         return store
@@ -154,6 +166,15 @@ class Ensemble:
         fault = self._random.choices(choices, weights)[0]
         self._trace.fault(host.name, f"metadata: {fault.value}", operation, path)
         return fault
+
+    def _hide(self, host: Host, path: str, names: list[str]) -> list[str]:
+        lost, random = self.troubles.names_lost, self._random
+        if not lost or not path.startswith(paths.LEDGERS) or random.random() >= lost:
+            return names
+        shown = [name for name in names if random.random() < 0.5]
+        if shown != names:
+            self._trace.fault(host.name, "listing lacks names", path)
+        return shown
 
     def _maybe_end(self, host: Host, store: MemoryStore) -> None:
         if host.name in self._cut and store.session_state is SessionState.SUSPENDED:

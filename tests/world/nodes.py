@@ -369,6 +369,12 @@ class RepairNode(ClientNode):
         open_grace_s=5.0,
     )
 
+    def __init__(
+        self, world: World, name: str, config: LedgerConfig, *, audits: bool = True
+    ) -> None:
+        super().__init__(world, name, config)
+        self.audits = audits
+
     async def _main(self) -> None:
         ledgers = self._make_ledgers()
         assert self.store is not None
@@ -389,6 +395,7 @@ class RepairNode(ClientNode):
         backoff = Backoff(0.5, 5.0, self.random)
         async with asyncio.TaskGroup() as group:
             group.create_task(supervise("ledgers", ledgers.run, backoff=backoff))
-            group.create_task(supervise("auditor", auditor.run, backoff=backoff))
+            if self.audits:
+                group.create_task(supervise("auditor", auditor.run, backoff=backoff))
             group.create_task(supervise("replicator", replicator.run, backoff=backoff))
             group.create_task(report_bad_copies(ledgers.bad_copies, marks))

@@ -69,6 +69,17 @@ class Stage:
             await self.writer.wait_confirmed()
         return self.writer
 
+    async def wait_everywhere(self) -> None:
+        """Until all members have for good what they should have."""
+        quorum, seated = self.world.quorum, self.seated()
+        await self.until(
+            lambda: all(
+                seated[seat].disk.durable(self.ledger, entry)
+                for entry in range(self.writer.appender.appended + 1)
+                for seat in quorum.write_order(entry)
+            )
+        )
+
     async def try_another_ledger(self, *, client: int) -> None:
         """Some entries of another ledger, which end up between those of this one."""
         try:

@@ -222,7 +222,7 @@ async def conflicting(world: World) -> None:
     stage = await Stage.set(world)
     entries = world.random.randint(2, 8)
     await stage.write(entries)
-    await stage.until(lambda: _everywhere(stage, entries))
+    await stage.wait_everywhere()
     if world.random.random() < 0.5:  # what was remembered of the ledger is read again
         victim = world.random.choice(stage.seated())
         victim.crash(power=world.random.random() < 0.5)
@@ -248,13 +248,3 @@ async def conflicting(world: World) -> None:
         stage.append(3)
     await stage.recover()
     await stage.end()
-
-
-def _everywhere(stage: Stage, entries: int) -> bool:
-    """Whether all members have for good what they should have."""
-    quorum, seated = stage.world.quorum, stage.seated()
-    return all(
-        seated[seat].disk.durable(stage.ledger, entry)
-        for entry in range(entries)
-        for seat in quorum.write_order(entry)
-    )

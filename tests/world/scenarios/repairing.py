@@ -7,11 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from world.contender import Contender
+from world.disk import Damage
+from world.loop import until
 from world.scenario import scenario
-from world.stage import Stage
+from world.stage import PATIENCE_S, Stage
 
+from magnetar.bookie.repair.marks import Marks
 from magnetar.metadata import paths
 from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import EntryId
+from magnetar.metadata.under_replication import BadCopy
 
 if TYPE_CHECKING:
     from world.cluster import World
@@ -22,8 +27,39 @@ if TYPE_CHECKING:
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 
-@scenario("T24", "a ledger is deleted while its writer lives: adds fail, nothing comes back")
+@scenario("T24", "a ledger is deleted while somebody writes it: adds fail, nothing comes back")
 async def deleted_while_written(world: World) -> None:
+    if world.random.random() < 0.5:
+        await _write_backs_come_late(world)
+    else:
+        await _writer_lives_on(world)
+
+
+async def _write_backs_come_late(world: World) -> None:
+    """A recoverer's adds are on their way while the ledger is deleted, and collected."""
+    stage = await Stage.set(world, clients=3)
+    await stage.write(world.random.randint(1, 3))
+    stage.append(world.random.randint(1, 3))
+    await stage.lull(0.02)
+    world.network.weather.notice_s = 60.0
+    recoverer, right = stage.clients[1], world.oracle.r2_reads_behind_fences
+
+    def cut_when_read(ledger: int) -> None:
+        right(ledger)
+        stage.cut([recoverer], world.bookies.values())  # what was asked is answered
+
+    world.oracle.r2_reads_behind_fences = cut_when_read  # type: ignore[method-assign]
+    recoverer.host.spawn(_try(stage, 1))
+    await stage.lull(0.2)
+    await stage.ledgers(2).delete(stage.ledger)
+    await asyncio.sleep(10.0)
+    world.network.heal_all()
+    await asyncio.sleep(10.0)
+    _check_collected(stage)
+    await stage.end()
+
+
+async def _writer_lives_on(world: World) -> None:
     stage = await Stage.set(world)
     await stage.write(world.random.randint(0, 3))
     stage.meanwhile(stage.keep_appending(0.05, entries=400))
@@ -38,15 +74,19 @@ async def deleted_while_written(world: World) -> None:
     stage.append(2)
     await asyncio.sleep(10.0)
     world.oracle.hold(_failed(stage), "T24", lambda: "adds to a deleted ledger go on and on")
-    for bookie in world.bookies.values():
+    _check_collected(stage)
+    await stage.end()
+
+
+def _check_collected(stage: Stage) -> None:
+    for bookie in stage.world.bookies.values():
         image = bookie.disk.image
         assert image is not None
-        world.oracle.hold(
+        stage.world.oracle.hold(
             image.ledger_record(stage.ledger) is None,
             "T24",
             partial("{} has the deleted ledger again".format, bookie.name),
         )
-    await stage.end()
 
 
 def _failed(stage: Stage) -> bool:
@@ -59,7 +99,10 @@ async def collected_in_a_storm(world: World) -> None:
     for client in stage.clients:
         Contender(client, pause_s=0.2).begin()
     troubles = world.meta.troubles
+    for bookie in world.bookies.values():
+        bookie.disk.health.read_s = world.random.choice((0.0001, 0.0001, 0.3))
     for _ in range(10):
+        troubles.names_lost = world.random.choice((0.0, 0.2))
         troubles.reply_lost = world.random.choice((0.0, 0.2))
         troubles.not_sent = world.random.choice((0.0, 0.2))
         bookie = world.random.choice(list(world.bookies.values()))
@@ -201,6 +244,56 @@ async def open_ledger(world: World) -> None:
     "T31", "a mark is added to while its ledger is being repaired: what was added stays", TWO_ACKS
 )
 async def marked_again(world: World) -> None:
+    if world.random.random() < 0.5:
+        await _bad_copies_marked_again(world)
+    else:
+        await _lost_member_marked_again(world)
+
+
+async def _bad_copies_marked_again(world: World) -> None:
+    """Nobody audits: what a mark loses, nobody finds again."""
+    stage = await Stage.set(world)
+    writer = await stage.write(world.random.randint(2, 12))
+    await stage.wait_everywhere()
+    await writer.close()
+    for bookie in world.bookies.values():
+        bookie.disk.health.sync_s = 0.1
+    one, other = stage.some(stage.seated(), 2)
+    assert stage.clients[1].store is not None
+    marks = Marks(stage.clients[1].store, stage.clients[1].clock)
+    world.add_repairer(audits=False)
+    await _damage(stage, marks, one, 0)
+    locked = paths.repair_lock(stage.ledger)
+    await stage.until(lambda: world.meta.tree.tree.get(locked))
+    await stage.lull(0.05)
+    await _damage(stage, marks, other, 1)
+    disks = [one.disk, other.disk]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: not any(disk.health.damaged for disk in disks))
+    except TimeoutError:
+        left = [(disk.name, sorted(disk.health.damaged)) for disk in disks]
+        raise world.oracle.broken("T31", f"marked, and not repaired: {left}") from None
+    await end_repaired(stage)
+
+
+async def _damage(stage: Stage, marks: Marks, bookie: BookieNode, first: int) -> None:
+    """Every other entry, as somebody has noticed; another bookie is sound where this one is not."""
+    last, image = stage.stored.last_entry, bookie.disk.image
+    assert last is not None
+    assert image is not None
+    bad = [
+        entry for entry in range(first, last + 1, 2) if image.entry(stage.ledger, entry) is not None
+    ]
+    for entry in bad:
+        bookie.disk.health.damaged[stage.ledger, entry] = Damage.UNREADABLE
+    member = bookie.member
+    await marks.mark_copies(
+        stage.ledger, [BadCopy(member, EntryId(entry), EntryId(entry)) for entry in bad]
+    )
+
+
+async def _lost_member_marked_again(world: World) -> None:
     stage, _ = await _closed_and_hurt(world)
     for bookie in world.bookies.values():
         bookie.disk.health.sync_s = 0.1

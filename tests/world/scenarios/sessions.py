@@ -108,25 +108,27 @@ async def ids(world: World) -> None:
 async def topic_rolls(world: World) -> None:
     stage = await Stage.set(world, spares=world.random.randint(0, 2), clients=3)
     random, troubles = world.random, world.meta.troubles
+    owners = stage.clients if random.random() < 0.6 else stage.clients[:1]
     world.on_client_restart = lambda client: Publisher(client, pause_s=0.3).begin()
-    for client in stage.clients:
+    for client in owners:
         Publisher(client, pause_s=0.3).begin()
     troubles.delay_s = random.choice((0.0008, 0.02))
     for _ in range(random.randint(3, 8)):
         await stage.lull(0.7)
         troubles.reply_lost = random.choice((0.0, 0.0, 0.3))
-        victim = random.choice([*stage.clients, *world.bookies.values()])
+        victim = random.choice([*owners, *world.bookies.values()])
         kind = random.choice(("dies", "is stopped", "is cut off"))
         if kind == "dies" and victim.alive:
             victim.crash(power=random.random() < 0.5)
             stage.meanwhile(_come_back(stage, victim))
-        elif kind == "is stopped" and victim in stage.clients:
+        elif kind == "is stopped" and victim in owners:
             victim.pause()
             stage.meanwhile(_go_on(stage, victim))
         elif kind == "is cut off":
-            others = stage.some(list(world.bookies.values()), 2)
-            stage.cut_off([random.choice(stage.clients)], others)
-            await stage.lull(0.3)
+            alone = len(owners) == 1  # for so long that its ledger fails, and it goes on
+            others = stage.some(list(world.bookies.values()), 9 if alone else 2)
+            stage.cut_off([random.choice(owners)], others)
+            await stage.lull(5.0 if alone else 0.3)
             world.network.heal_all()
     await stage.lull(1.0)
     await stage.end()

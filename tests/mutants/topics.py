@@ -1,0 +1,263 @@
+"""Bugs of those who write logs of ledgers, read ranges, wait, and rewrite records."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from mutants.plant import Mutant, enter
+from world.scenarios import SCENARIOS
+
+from magnetar.broker.log.tenure import _update
+from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.store import KEEP
+from magnetar.protos.envelope import (
+    BookieCode,
+    EnvelopeDamaged,
+    decode_envelope,
+    decode_read_answers,
+)
+
+if TYPE_CHECKING:
+    from mutants.plant import Fired
+
+APPENDER = "magnetar.bookie.ledger.appender:LedgerAppender."
+
+
+# -- a topic's log ---------------------------------------------------------------------------------
+
+
+def _records_by_and_by(right: Any, fired: Fired) -> Any:
+    async def record(self: Any, change: Any) -> None:
+        fired()
+        await asyncio.wait(
+            {asyncio.get_running_loop().create_task(right(self, change))}, timeout=0.001
+        )
+
+    return record
+
+
+enter(
+    Mutant(
+        name="a ledger is written before the topic lists it",
+        breaks="I14: whoever takes the topic over would not find it",
+        wrong={"magnetar.broker.log.rolling:Rolling.record": _records_by_and_by},
+        caught_by=frozenset({"I14"}),
+        scene=SCENARIOS["T43"],
+        seeds=10,
+    )
+)
+
+
+def _whoever_it_is_now(right: Any, fired: Fired) -> Any:
+    async def change(self: Any, change: Any) -> None:
+        def apply(stored: bytes | None) -> Any:
+            assert stored is not None
+            record = decode_topic(stored)
+            if record.epoch != self.epoch:
+                fired()
+            changed = change(record)
+            return KEEP if changed == record else encode_topic(changed)
+
+        found = await _update(self.name, self._store, apply)
+        assert found is not None
+        self.record = decode_topic(found.value)
+
+    return change
+
+
+enter(
+    Mutant(
+        name="a former owner changes the topic's record",
+        breaks="I14, T43: another's epoch ends a tenure",
+        wrong={"magnetar.broker.log.tenure:Tenure.change": _whoever_it_is_now},
+        caught_by=frozenset({"I14", "I1"}),
+        scene=SCENARIOS["T43"],
+        seeds=20,
+    )
+)
+
+
+def _behind_the_queue(right: Any, fired: Fired) -> Any:
+    def put_back(self: Any) -> int:
+        count = len(self.in_flight)
+        if count and self.queue:
+            fired()
+        self.queue.extend(self.in_flight)
+        self.in_flight.clear()
+        return count
+
+    return put_back
+
+
+enter(
+    Mutant(
+        name="what a failed ledger did not take goes behind the queue",
+        breaks="I14: messages keep their order over ledgers",
+        wrong={"magnetar.broker.log.outstanding:Outstanding.put_back": _behind_the_queue},
+        caught_by=frozenset({"I14", "bug"}),
+        scene=SCENARIOS["T43"],
+        seeds=100,
+    )
+)
+
+
+# -- reading, waiting, rewriting -------------------------------------------------------------------
+
+
+def _whatever_it_is(right: Any, fired: Fired) -> Any:
+    def decode_run(frame: Any, *, ledger: int, first: int) -> Any:
+        found: list[bytes] = []
+        for answer in decode_read_answers(frame):
+            if answer.code is not BookieCode.OK:
+                return found, answer.code
+            try:
+                envelope = decode_envelope(answer.envelope)
+            except EnvelopeDamaged:
+                return found, BookieCode.CORRUPT
+            if (envelope.ledger, envelope.entry) != (ledger, first + len(found)):
+                fired()
+            found.append(answer.envelope)
+        return found, BookieCode.OK
+
+    return decode_run
+
+
+enter(
+    Mutant(
+        name="the ids of what was read are not compared",
+        breaks="T37: another entry's envelope is as sound as any",
+        wrong={"magnetar.bookie.ledger.reader:decode_run": _whatever_it_is},
+        caught_by=frozenset({"I3"}),
+        scene=SCENARIOS["T37"],
+        seeds=20,
+    )
+)
+
+
+def _skips_holes(right: Any, fired: Fired) -> Any:
+    def _run_from(first: int, found: Any) -> Any:
+        entries = sorted(found)
+        if entries != list(range(first, first + len(entries))):
+            fired()
+        return entries
+
+    return _run_from
+
+
+enter(
+    Mutant(
+        name="a hole among stripes is skipped",
+        breaks="T47: a range is read without gaps",
+        wrong={"magnetar.bookie.ledger.handle:_run_from": _skips_holes},
+        caught_by=frozenset({"T47"}),
+        scene=SCENARIOS["T47"],
+        seeds=60,
+    )
+)
+
+
+def _always_room(right: Any, fired: Fired) -> Any:
+    def _has_room(self: Any) -> bool:
+        if not right(self):
+            fired()
+        return True
+
+    return _has_room
+
+
+enter(
+    Mutant(
+        name="nobody waits for room",
+        breaks="I17: memory for what is in flight is bounded",
+        wrong={APPENDER + "_has_room": _always_room},
+        caught_by=frozenset({"I17"}),
+        scene=SCENARIOS["T33"],
+        seeds=5,
+    )
+)
+
+
+def _only_for_room(right: Any, fired: Fired) -> Any:
+    def _maybe_wake(self: Any) -> None:
+        if self._has_room() and self._writer.writing:
+            right(self)
+        elif not self._writer.writing:
+            fired()
+
+    return _maybe_wake
+
+
+enter(
+    Mutant(
+        name="the end of a ledger wakes nobody",
+        breaks="T46: whoever waits for room is told that there will be none",
+        wrong={APPENDER + "_maybe_wake": _only_for_room},
+        caught_by=frozenset({"I18"}),
+        scene=SCENARIOS["T46"],
+        seeds=5,
+    )
+)
+
+
+def _stays(right: Any, fired: Fired) -> Any:
+    def detach(self: Any, ledger: int) -> None:
+        fired()
+
+    return detach
+
+
+enter(
+    Mutant(
+        name="a ledger that is over stays with its streams",
+        breaks="T46: nothing is left of it",
+        wrong={"magnetar.bookie.ledger.add_stream:AddStream.detach": _stays},
+        caught_by=frozenset({"T46", "bug"}),
+        scene=SCENARIOS["T46"],
+        seeds=5,
+    )
+)
+
+
+def _only_what_it_knows(right: Any, fired: Fired) -> Any:
+    def _unknown(message: Any) -> bytes:
+        unknown = right(message)
+        if unknown:
+            fired()
+        return b""
+
+    return _unknown
+
+
+enter(
+    Mutant(
+        name="a rewrite drops unknown fields",
+        breaks="T49: what a later version has written stays",
+        wrong={"magnetar.metadata.codec:_unknown": _only_what_it_knows},
+        caught_by=frozenset({"T49"}),
+        scene=SCENARIOS["T49"],
+        seeds=5,
+    )
+)
+
+
+def _any_format(right: Any, fired: Fired) -> Any:
+    def _parse(message: Any, kind: str, data: bytes) -> Any:
+        message.ParseFromString(data)
+        if message.format != 1:
+            fired()
+        return message
+
+    return _parse
+
+
+enter(
+    Mutant(
+        name="a record of a later format is taken for one of ours",
+        breaks="T49: what is not understood is left alone",
+        wrong={"magnetar.metadata.codec:_parse": _any_format},
+        caught_by=frozenset({"T49"}),
+        scene=SCENARIOS["T49"],
+        seeds=5,
+    )
+)

@@ -43,6 +43,15 @@ def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> Sp
     return session
 
 
+def fork_plainly() -> None:
+    """Call before gRPC is imported in a process that will start Spark.
+
+    PySpark forks to start Java. In the fork gRPC looks after its threads, which are not there, and
+    aborts it one time in thirty: "Java gateway process exited". Told not to, it leaves it alone.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def require_java() -> None:
     """Raises JavaMissing."""
     home = os.environ.get("JAVA_HOME")

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from magnetar.spark.session import fork_plainly
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 sys.path.insert(0, str(Path(__file__).parent))
+fork_plainly()  # Spark is started from here, too
 
 # Otherwise an example fails that takes 200 ms, as any may on a busy machine; and a change would be
 # refused for what chance found elsewhere. `--hypothesis-profile default` looks for new examples.

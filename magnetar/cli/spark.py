@@ -15,6 +15,7 @@ from magnetar.cli.interrupt import INTERRUPTED
 from magnetar.runtime.log import configure_logging
 from magnetar.runtime.process import ExitCode
 from magnetar.spark.errors import SparkError, SparkMissing
+from magnetar.spark.session import fork_plainly, require_java, spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +58,7 @@ def archive(
     then, the archive is in its place. What is published meanwhile is left for the next time.
     """
     configure_logging()
+    fork_plainly()
     try:
         compared = _archive(service_url, topic, path, partition_by, overwrite, master)
     except SparkError as error:
@@ -78,8 +80,6 @@ def _archive(
         from magnetar.spark.source.reading import TopicReader
     except ImportError as error:
         raise SparkMissing(str(error)) from None
-    from magnetar.spark.session import require_java, spark_session
-
     if partition_by not in set(PartitionBy):
         raise typer.BadParameter(
             f"{partition_by!r} is none of {', '.join(PartitionBy)}", param_hint="--partition-by"

@@ -27,6 +27,7 @@ from magnetar.demo.flights import FlightsMissing, load_flights, messages
 from magnetar.demo.server import Server, ServerFailed
 from magnetar.demo.traffic import CONSUMERS, TOPIC, Traffic
 from magnetar.spark.errors import JavaMissing, SparkMissing
+from magnetar.spark.session import fork_plainly
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,7 @@ def main(
     ] = None,
 ) -> None:
     """A year of flights through a topic, the server killed half-way, and a question to Spark."""
+    fork_plainly()
     try:
         status = run(flights)
     except (FlightsMissing, ServerFailed, TrafficFailed, magnetar.PulsarException) as error:

@@ -64,7 +64,7 @@ def test_nothing_to_send() -> None:
 def test_no_server_is_said_at_once(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.spark.session.require_java", lambda: None)  # is asked for first
+    monkeypatch.setattr("magnetar.cli.spark.require_java", lambda: None)  # is asked for first
     url = f"grpc://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     code, said = invoke(*command, "--service-url", url)
     assert code == 1

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from magnetar.cli.interrupt import INTERRUPTED
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,7 +43,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 def main() -> None:
     """The console script."""
-    make_app(sys.argv[1:])(prog_name="magnetar")
+    try:
+        make_app(sys.argv[1:])(prog_name="magnetar")
+    except KeyboardInterrupt:  # while a command's libraries were imported: seconds, for some
+        sys.exit(INTERRUPTED)
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:

@@ -55,3 +55,22 @@ make_app(["standalone"])
 assert not any(n.startswith(("kazoo", "fastapi")) for n in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_ctrl_c_during_an_import_is_no_traceback() -> None:
+    code = """
+import os, signal, sys
+from magnetar.cli.main import main
+
+class Slow:  # a library that takes its time
+    def find_spec(self, name, path=None, target=None):
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["magnetar", "produce", "greetings", "-m", "x"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (130, "")

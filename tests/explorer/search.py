@@ -23,14 +23,14 @@ class Result:
     states: int
     steps: int
     depth: int
-    seconds: float  # of this process
+    seconds: float  # of CPU
     violation: Violation | None  # None: there is none
     trace: tuple[Step, ...]  # the shortest way to the violation
 
     def describe(self) -> str:
         head = (
             f"{self.case}{'' if self.reduced else ', not reduced'}: {self.states:,} states,"
-            f" {self.steps:,} steps, depth {self.depth}, {self.seconds:.1f} s"
+            f" {self.steps:,} steps, depth {self.depth}, {self.seconds:.1f} s of CPU"
         )
         if self.violation is None:
             return f"{head}, no violation"

@@ -279,10 +279,12 @@ class Auditor:
         else:
             progress, version = self._progress(stored.value), stored.version
         self.findings.compared_ms = progress.finished_ms
-        pace = Pace(max(1, self.findings.ledgers) / self._config.check_period_s)
-        saved_at = loop.time()
+        turn_at = saved_at = loop.time()
+        first = True
         async for ledger in ledger_ids(self._store, paths.LEDGERS, after=progress.after):
-            await asyncio.sleep(pace.delay_s(1, loop.time()))
+            if not first:
+                await self._end_turn(turn_at)
+            first, turn_at = False, loop.time()
             for _, metadata in await read_ledgers(self._store, [ledger]):
                 if metadata is not None:
                     await self._compare(metadata)
@@ -290,15 +292,25 @@ class Auditor:
             if loop.time() - saved_at >= PROGRESS_S:
                 version = await self._save(progress, version)
                 saved_at = loop.time()
-        if progress.after < 0:
-            pace.delay_s(1, loop.time())  # the turn of the ledger that is not there
         now_ms = self._clock.now_ms()
         done = replace(progress, began_ms=now_ms, after=-1, finished_ms=now_ms)
         await self._save(done, version)
         self.findings.compared_ms = now_ms
         log.info("all copies compared", compared=self.findings.compared)
-        # The last ledger's turn lasts as long as any other.
-        await asyncio.sleep(pace.delay_s(1, loop.time()))
+        # The last ledger's turn, or that of the one that is not there, lasts as long as any other.
+        await self._end_turn(turn_at)
+
+    async def _end_turn(self, began_at: float) -> None:
+        """Wait until a ledger's turn is over. How long that is depends on how many ledgers there
+        are by then: a round that began when there was one must not last as many periods as there
+        are ledgers now."""
+        loop = asyncio.get_running_loop()
+        while True:
+            ends_at = began_at + self._config.check_period_s / max(1, self.findings.ledgers)
+            left_s = ends_at - loop.time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, self._config.audit_period_s))
 
     def _progress(self, value: bytes) -> CheckProgress:
         try:

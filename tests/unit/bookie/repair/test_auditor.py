@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
@@ -240,6 +241,23 @@ def test_the_rota_goes_on_where_the_last_auditor_was() -> None:
                 await until(lambda: second.findings.compared_ms > 0, within_s=3000)
                 rest = sum(each.ledger > progress.after for each in made)
                 assert second.findings.compared == rest
+
+    run_virtual(main())
+
+
+def test_a_round_that_began_with_one_ledger_does_not_take_a_period_for_each_that_comes() -> None:
+    async def main() -> None:
+        config = replace(SOON, audit_period_s=10)
+        async with cluster(3) as nodes, nodes.process() as ledgers:
+            await bake_cookies(nodes)
+            await written(ledgers, 3)
+            async with auditing(nodes, config) as auditor:
+                await until(lambda: auditor.findings.compared == 1)
+                for _ in range(19):
+                    await written(ledgers, 3)
+                begun_s = asyncio.get_running_loop().time()
+                await until(lambda: auditor.findings.compared == 20, within_s=30_000)
+                assert asyncio.get_running_loop().time() - begun_s <= 1_100
 
     run_virtual(main())
 

@@ -300,7 +300,7 @@ def _export(
         ("read_cache_misses", "Frames that had to be read from disk.", lambda: cache.misses),
         (
             "fences",
-            "Requests that fenced a ledger, again or for the first time.",
+            "Fences that were made durable before a request was answered.",
             lambda: counts.fences,
         ),
     ):

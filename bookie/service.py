@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -42,6 +42,7 @@ from magnetar.protos.envelope import (
     BookieCode,
     EnvelopeDamaged,
     FrameDamaged,
+    answered_entry,
     decode_adds,
     decode_envelope_of,
     decode_hello,
@@ -104,7 +105,7 @@ class Counts:
     add_bytes: int = 0
     reads: int = 0
     entries_read: int = 0
-    fences: int = 0
+    fences: int = 0  # made durable
 
 
 class BookieService:
@@ -267,9 +268,7 @@ class BookieService:
         """Frames of read answers, each as its parts: the entries that are there from `first` on,
         then why the next one is not given, unless a limit or `last` was reached."""
         self.counts.reads += 1
-        code = await self._open(
-            request.incarnation, request.ledger, request.master_key, fence=request.fence
-        )
+        code = await self._open(request)
         if not request.well_formed:
             code = BookieCode.BAD_REQUEST
         limbo = code is BookieCode.LIMBO and not request.fence
@@ -279,12 +278,23 @@ class BookieService:
         source = (
             partial(self._run_of_former, request) if limbo else partial(self._run, request.ledger)
         )
-        if request.stride:
-            async for parts in self._read_striped(request, source):
-                yield parts
-            return
         # A recovery is told what the disk holds.
         cached = None if limbo or request.fence else request.ledger
+        async with aclosing(
+            self._read_striped(request, source)
+            if request.stride
+            else self._read_runs(request, source, cached)
+        ) as frames:
+            async for parts in frames:
+                if request.fence and (code := await self._open(request)) is not BookieCode.OK:
+                    yield encode_read_answer(answered_entry(parts[0]), code)
+                    return
+                yield parts
+
+    async def _read_runs(
+        self, request: ReadRequest, source: _Source, cached: int | None
+    ) -> AsyncGenerator[Sequence[Buffer], None]:
+        """`cached`: see `_begin_run`."""
         rest = _Rest(
             at=request.first,
             last=request.last,
@@ -395,13 +405,13 @@ class BookieService:
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         """The last stored entry, and what it says is confirmed."""
-        code = await self._open(
-            request.incarnation, request.ledger, request.master_key, fence=request.fence
-        )
+        code = await self._open(request)
         if code is not BookieCode.OK:
             return LastConfirmed(code=code)
         try:
             last = await self._on_read_thread(partial(self._storage.last_entry, request.ledger))
+            if request.fence and (code := await self._open(request)) is not BookieCode.OK:
+                return LastConfirmed(code=code)
             if last is None:
                 return LastConfirmed(code=BookieCode.NO_SUCH_ENTRY)
             envelope = decode_envelope_of(request.ledger, *last)
@@ -467,34 +477,36 @@ class BookieService:
 
     # -- What every call passes ------------------------------------------------------------------
 
-    async def _open(
-        self, incarnation: str, ledger: int, master_key: int, *, fence: bool
-    ) -> BookieCode:
-        """OK: the ledger may be read, and is durably fenced if that was asked for."""
-        code = self._refusal(incarnation)
+    async def _open(self, request: ReadRequest | LastConfirmedRequest) -> BookieCode:
+        """OK: the ledger may be read, and is durably fenced if that was asked for. To be asked
+        again before each answer to a fencing request: a copy that was removed meanwhile, as one
+        that is left over, took its fence along."""
+        code = self._refusal(request.incarnation)
         if code is not None:
             return code
-        if ledger < 0:
+        if request.ledger < 0:
             return BookieCode.BAD_REQUEST
         try:
-            if fence:
-                return await self._fence(ledger, master_key)
-            state = self._admission.state(ledger)
+            if request.fence:
+                return await self._fence(request.ledger, request.master_key)
+            state = self._admission.state(request.ledger)
         except StorageFailed as error:
             return _unknown(error)
         record = state.record
         if record is None:
             return _absent(state)
-        return BookieCode.OK if record.master_key == master_key else BookieCode.UNAUTHORIZED
+        return BookieCode.OK if record.master_key == request.master_key else BookieCode.UNAUTHORIZED
 
     async def _fence(self, ledger: int, master_key: int) -> BookieCode:
         code = self._admission.fence(ledger, master_key)
-        if code is BookieCode.OK:
-            self.counts.fences += 1
+        while code is BookieCode.OK:
             state = self._admission.state(ledger)
-            if not state.fence_durable:
-                await self._commit.wait_durable()
-                state.fence_durable = True
+            if state.fence_durable:
+                break
+            await self._commit.wait_durable()
+            state.fence_durable = True
+            self.counts.fences += 1
+            code = self._admission.fence(ledger, master_key)
         return code
 
     def _refusal(self, incarnation: str) -> BookieCode | None:

@@ -292,6 +292,12 @@ def encode_read_answer(entry: int, code: BookieCode, envelope: bytes = b"") -> t
     return READ.pack(entry, code, len(envelope)), envelope
 
 
+def answered_entry(answer: Buffer) -> int:
+    """Of which entry the first answer speaks."""
+    entry: int = READ.unpack_from(answer)[0]
+    return entry
+
+
 def encode_run(first: int, envelopes: Sequence[bytes]) -> list[bytes]:
     """The answers of entries `first`, `first + 1`, ...: the parts of a frame."""
     pack, ok = READ.pack, BookieCode.OK

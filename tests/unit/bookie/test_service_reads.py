@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from fakes.bookies import (
     KEY,
     OTHER,
     Bookie,
+    GatedThread,
     Writer,
     add,
     last_request,
@@ -22,7 +24,7 @@ from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.service import READ_FRAME_BYTES, READS_WAITING_MAX
-from magnetar.bookie.storage.format import entry_key
+from magnetar.bookie.storage.format import decode_ledger_record, entry_key
 from magnetar.protos.envelope import (
     RECOVERY,
     BookieCode,
@@ -232,6 +234,47 @@ def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None:
             bookie.sync_thread.open = True
             await wait_until(lambda: bookie.sync_thread.held)
             bookie.sync_thread.release()
+
+    with_bookie(test)
+
+
+@pytest.mark.parametrize("stride", [0, 3])
+@pytest.mark.parametrize(("for_good", "code"), [(False, "NO_SUCH_ENTRY"), (True, "DELETED")])
+def test_no_answer_to_a_fence_that_went_with_its_copy(
+    for_good: bool, code: str, stride: int
+) -> None:
+    """A left-over copy is removed between the fence and the answer: it is fenced again, durably."""
+
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 0))
+        reads = bookie.service._read_thread = GatedThread()
+        reads.open = False
+        asked = replace(read_request(0, 0, fence=True), run=stride and 1, stride=stride)
+        async with asyncio.TaskGroup() as group:
+            read = group.create_task(bookie.read(asked))
+            last = group.create_task(bookie.service.last_confirmed(last_request(fence=True)))
+            await wait_until(lambda: reads.held == 2)
+            bookie.service._admission.delete(1, for_good=for_good)
+            bookie.sync_thread.open = False
+            reads.release()
+            if not for_good:
+                await wait_until(lambda: bookie.sync_thread.held)
+                await settle()
+                assert not read.done()
+                assert not last.done()
+            bookie.sync_thread.release()
+            bookie.sync_thread.open = True
+        assert read.result() == [none(0, BookieCode[code])]
+        assert last.result().code is BookieCode[code]
+        record = bookie.storage.ledger_record(1)
+        if for_good:
+            assert record is None
+        else:
+            assert record is not None
+            assert decode_ledger_record(record).fenced
+            assert bookie.storage.unsynced == 0
+        reads.shutdown()
 
     with_bookie(test)
 

@@ -390,11 +390,12 @@ class Oracle:
         self, member: Member, ledger: int, entry: int, code: BookieCode, acked: set[int]
     ) -> None:
         """I10: no "no such entry" for an entry that this incarnation had `acked` when it was
-        asked. (A write-back may overtake a read.)"""
+        asked. (A write-back may overtake a read, and so may the removal of a left-over copy: I15
+        says which.)"""
         if code not in (BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER):
             return
         self.hold(
-            entry not in acked or self.life(ledger).deleted,
+            entry not in acked & self.acked(member, ledger) or self.life(ledger).deleted,
             "I10",
             lambda: f"{member.bookie} denies {ledger}:{entry}, which it has acked",
         )

@@ -164,11 +164,12 @@ enter(
 
 
 def _goes_on(right: Any, fired: Fired) -> Any:
-    def _sync(self: Any, sequence: int) -> None:
+    def _sync(self: Any, sequence: int) -> Any:
         try:
-            right(self, sequence)
+            return right(self, sequence)
         except StorageFailed:
             fired()
+            return False, 0.0
 
     return _sync
 
@@ -210,7 +211,7 @@ enter(
         name="the incarnation is not looked at",
         breaks="§4.6: a bookie that lost its disk answers for nothing of what it had",
         wrong={SERVICE + "_refusal": _whoever_is_meant, SERVICE + "_greet": _greets_as_asked},
-        caught_by=LOST | {"I10", "I11"},
+        caught_by=LOST | {"I10", "I11", "R2"},
         scene=CLUSTER,
         seeds=200,
     )

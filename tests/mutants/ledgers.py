@@ -18,6 +18,7 @@ from mutants.scenes import (
     TAKEOVER,
     UNFENCED,
 )
+from world.scenarios import SCENARIOS
 
 from magnetar.bookie.contract import LastConfirmedRequest
 from magnetar.bookie.ledger.errors import BookieUnavailable, LedgerFenced
@@ -133,8 +134,8 @@ enter(
         breaks="§4.3: a bad checksum or an unreadable block is not a negative",
         wrong={RECOVERY + "_verify": _damage_is_absence},
         caught_by=LOST,
-        scene=CLUSTER,
-        seeds=300,
+        scene=SCENARIOS["T36"],
+        seeds=60,
     )
 )
 

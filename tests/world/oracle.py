@@ -317,9 +317,10 @@ class Oracle:
             answers.acked.add(entry)
 
     def durable_before_ack(self, member: Member, ledger: int, entry: int, durable: Any) -> None:
-        """I1 stands on it: what a bookie calls stored survives its crash."""
+        """I1 stands on it: what a bookie calls stored survives its crash. (Or the ledger was
+        deleted, and the bookie has removed it before it could tell.)"""
         self.hold(
-            durable(ledger, entry),
+            durable(ledger, entry) or ledger in self._removed.get(member, ()),
             "I1",
             lambda: f"{member.bookie} acked {ledger}:{entry}, which a power cut would take",
         )

@@ -129,6 +129,7 @@ async def sent_away(world: World) -> None:
             victim.crash(power=True)
             victim.disk.wipe()
             world.destroyed[victim.name] = None
+            world.trace.fault(victim.name, "wiped")
         await _while_it_is_dead(leaving, alone, stage, lost=kind == "has lost everything")
     for writer in (idle, written):
         with suppress(LedgerError):  # recovered meanwhile, as its bookie was dead

@@ -97,20 +97,20 @@ enter(
 
 
 def _only_known_ledgers(right: Any, fired: Fired) -> Any:
-    def fence(self: Any, ledger: int, master_key: int) -> Any:
-        if self.state(ledger).record is None:
+    async def _fence(self: Any, ledger: int, master_key: int) -> BookieCode:
+        if self._admission.state(ledger).record is None:
             fired()
             return BookieCode.OK
-        return right(self, ledger, master_key)
+        return BookieCode(await right(self, ledger, master_key))
 
-    return fence
+    return _fence
 
 
 enter(
     Mutant(
         name="an unknown ledger is not fenced",
         breaks="D6: nobody has heard of it yet, and its adds may be under way",
-        wrong={ADMISSION + "fence": _only_known_ledgers},
+        wrong={SERVICE + "_fence": _only_known_ledgers},
         caught_by=LOST | {"I11", "bug"},
         scene=NARROW,
         seeds=200,

@@ -499,14 +499,12 @@ class BookieService:
 
     async def _fence(self, ledger: int, master_key: int) -> BookieCode:
         code = self._admission.fence(ledger, master_key)
-        while code is BookieCode.OK:
+        if code is BookieCode.OK:
             state = self._admission.state(ledger)
-            if state.fence_durable:
-                break
-            await self._commit.wait_durable()
-            state.fence_durable = True
-            self.counts.fences += 1
-            code = self._admission.fence(ledger, master_key)
+            if not state.fence_durable:
+                await self._commit.wait_durable()
+                state.fence_durable = True
+                self.counts.fences += 1
         return code
 
     def _refusal(self, incarnation: str) -> BookieCode | None:

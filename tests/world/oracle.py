@@ -74,6 +74,7 @@ class Oracle:
         self._trace = trace
         self._answers: dict[tuple[Member, int], Answers] = {}
         self._removed: dict[Member, set[int]] = {}  # deleted ledgers that it has got rid of
+        self._left: dict[Member, set[int]] = {}  # left-over copies that it has got rid of
         self._had: dict[Member, set[tuple[int, int]]] = {}  # when it ceased to take ordinary adds
 
     def life(self, ledger: int) -> Life:
@@ -262,6 +263,7 @@ class Oracle:
 
     def on_durable(self, member: Member, ledger: int, entry: int) -> None:
         self.stored_by.setdefault(member, set()).add((ledger, entry))
+        self._left.get(member, set()).discard(ledger)
         self.logs.i14_nothing_outside_the_list(ledger, entry)
         self.hold(
             ledger not in self._removed.get(member, ()),
@@ -279,6 +281,7 @@ class Oracle:
         else:
             held = self.stored_by.setdefault(member, set())
             held.difference_update({each for each in held if each[0] == ledger})
+            self._left.setdefault(member, set()).add(ledger)
             self._answers.setdefault((member, ledger), Answers()).acked.clear()
 
     def on_reopened(self, member: Member, has: Callable[[int], bool]) -> None:
@@ -318,9 +321,10 @@ class Oracle:
 
     def durable_before_ack(self, member: Member, ledger: int, entry: int, durable: Any) -> None:
         """I1 stands on it: what a bookie calls stored survives its crash. (Or the ledger was
-        deleted, and the bookie has removed it before it could tell.)"""
+        deleted, or the copy left over, and the bookie has removed it before it could tell.)"""
+        gone = ledger in self._removed.get(member, ()) or ledger in self._left.get(member, ())
         self.hold(
-            durable(ledger, entry) or ledger in self._removed.get(member, ()),
+            durable(ledger, entry) or gone,
             "I1",
             lambda: f"{member.bookie} acked {ledger}:{entry}, which a power cut would take",
         )

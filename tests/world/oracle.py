@@ -317,7 +317,8 @@ class Oracle:
             if normal:
                 self.i11_no_add_after_a_fence(member, ledger, entry, answers)
                 self.t21_no_add_when_nearly_full(member, ledger, entry)
-            answers.acked.add(entry)
+            if ledger not in self._left.get(member, ()):
+                answers.acked.add(entry)
 
     def durable_before_ack(self, member: Member, ledger: int, entry: int, durable: Any) -> None:
         """I1 stands on it: what a bookie calls stored survives its crash. (Or the ledger was

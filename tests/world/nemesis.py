@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from world.disk import DISK_BYTES, LIMITS, Damage
 from world.net import Weather
 
+from magnetar.bookie.storage.format import DirectoryState
 from magnetar.metadata.store import SessionState
 
 if TYPE_CHECKING:
@@ -262,7 +263,11 @@ class Nemesis:
         await self._pass(2.0)
         epoch = self.world.cookie_epoch(bookie)
         image = bookie.disk.last_image
-        outdated = image is not None and epoch > image.boot_epoch
+        outdated = (
+            image is not None
+            and image.state is DirectoryState.READY  # else it is refused, until the operator acts
+            and epoch > image.boot_epoch
+        )
         if not outdated or not self.world.may_destroy(bookie):
             return
         self.world.destroyed[bookie.name] = None

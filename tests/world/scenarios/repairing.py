@@ -185,8 +185,11 @@ async def unreadable_source(world: World) -> None:
     lost = victim.member
     world.add_repairer()
     await asyncio.sleep(15.0)
-    world.oracle.hold(
-        _names(stage, lost), "T28", lambda: f"{lost.bookie} was replaced though nobody can read"
+    had = any(of == stage.ledger for of, _ in world.oracle.stored_by.get(lost, ()))
+    world.oracle.hold(  # a seat to which no entry fell is replaced without reading
+        _names(stage, lost) or not had,
+        "T28",
+        lambda: f"{lost.bookie} was replaced though nobody can read",
     )
     for bookie in world.bookies.values():
         bookie.disk.health.read_errors = 0.0

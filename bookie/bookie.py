@@ -27,7 +27,7 @@ from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.model import BookieId, BookieRegistration, Member
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, histogram
-from magnetar.runtime.thread import LoopThread
+from magnetar.runtime.thread import WorkerThread
 
 if TYPE_CHECKING:
     import random
@@ -153,9 +153,9 @@ def _close(directory: DataDirectory) -> None:
 
 class _Threads:
     def __init__(self) -> None:
-        self.sync = LoopThread("bookie-sync")
-        self.read = LoopThread("bookie-read")
-        self.compaction = LoopThread("bookie-compaction")
+        self.sync = WorkerThread("bookie-sync")
+        self.read = WorkerThread("bookie-read")
+        self.compaction = WorkerThread("bookie-compaction")
 
     def end(self, directory: DataDirectory) -> None:
         for thread in (self.sync, self.read):

@@ -24,7 +24,7 @@ from magnetar.metadata.node import Versioned, check_change, check_delete, check_
 from magnetar.metadata.store import SessionState
 from magnetar.metadata.tree import Tree
 from magnetar.metadata.watches import Watches
-from magnetar.runtime.thread import LoopThread
+from magnetar.runtime.thread import WorkerThread
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class _GroupResult:
 class EmbeddedStore:
     """Made by `open`. Belongs to the loop that opened it."""
 
-    def __init__(self, nodes: DiskNodes, thread: LoopThread) -> None:
+    def __init__(self, nodes: DiskNodes, thread: WorkerThread) -> None:
         self._nodes = nodes
         self._tree = Tree(nodes)
         self._thread = thread
@@ -68,7 +68,7 @@ class EmbeddedStore:
     async def open(cls, directory: Path) -> "EmbeddedStore":
         """Open the store in `directory`, making it if it is not there. Raises StoreBusy,
         StoreDamaged, StoreForeign, StoreFailed."""
-        thread = LoopThread("metadata")
+        thread = WorkerThread("metadata")
         try:
             nodes = await thread.do(partial(DiskNodes.open, directory))
         except BaseException:

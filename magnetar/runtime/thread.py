@@ -29,7 +29,7 @@ class Worker(Protocol):
         worker ends before. `work` is left out if the future is cancelled before its turn."""
 
 
-class LoopThread:
+class WorkerThread:
     """A `Worker`. End it with `shutdown`; nobody waits for it at the interpreter's exit."""
 
     def __init__(self, name: str) -> None:

@@ -28,7 +28,7 @@ from magnetar.protos.envelope import (
     encode_hello,
 )
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
-from magnetar.runtime.thread import LoopThread
+from magnetar.runtime.thread import WorkerThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -145,7 +145,7 @@ class GatedThread:
     with no real time in it."""
 
     def __init__(self) -> None:
-        self._thread = LoopThread("gated")
+        self._thread = WorkerThread("gated")
         self._held: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
         self.open = True
 
@@ -261,7 +261,7 @@ async def running_bookie(
 ) -> AsyncIterator[Bookie]:
     storage = FaultyStorage() if storage is None else storage
     sync_thread = InlineThread() if inline else GatedThread()
-    read_thread = InlineThread() if inline else LoopThread("read")
+    read_thread = InlineThread() if inline else WorkerThread("read")
     deaths: list[StorageFailed] = []
     commit = GroupCommit(
         storage,

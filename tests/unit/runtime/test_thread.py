@@ -10,7 +10,7 @@ import weakref
 import pytest
 from support import run, wait_until
 
-from magnetar.runtime.thread import LoopThread
+from magnetar.runtime.thread import WorkerThread
 
 
 class Gate:
@@ -27,7 +27,7 @@ class Gate:
 
 def test_work_is_done_in_turn_and_elsewhere() -> None:
     async def main() -> None:
-        thread = LoopThread("disk")
+        thread = WorkerThread("disk")
         seen: list[tuple[int, str]] = []
         jobs = [
             thread.do(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
@@ -43,7 +43,7 @@ def test_work_is_done_in_turn_and_elsewhere() -> None:
 
 def test_what_fails_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> None:
     async def main() -> None:
-        thread = LoopThread("disk")
+        thread = WorkerThread("disk")
         with pytest.raises(ZeroDivisionError):
             await thread.do(lambda: 1 // 0)
         assert await thread.do(lambda: 7) == 7
@@ -54,7 +54,7 @@ def test_what_fails_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> No
 
 def test_work_whose_caller_is_gone_is_left_out() -> None:
     async def main() -> None:
-        thread, gate, done = LoopThread("disk"), Gate(), list[str]()
+        thread, gate, done = WorkerThread("disk"), Gate(), list[str]()
         first = thread.do(gate)
         dropped = thread.do(lambda: done.append("dropped"))
         last = thread.do(lambda: done.append("last"))
@@ -69,7 +69,7 @@ def test_work_whose_caller_is_gone_is_left_out() -> None:
 
 def test_a_caller_that_goes_meanwhile_is_no_error() -> None:
     async def main() -> None:
-        thread, gate = LoopThread("disk"), Gate()
+        thread, gate = WorkerThread("disk"), Gate()
         going = thread.do(gate)
         await wait_until(gate.begun.is_set)
         going.cancel()
@@ -82,7 +82,7 @@ def test_a_caller_that_goes_meanwhile_is_no_error() -> None:
 
 def test_its_end_waits_for_what_is_under_way_and_drops_the_rest() -> None:
     async def main() -> None:
-        thread, gate = LoopThread("disk"), Gate()
+        thread, gate = WorkerThread("disk"), Gate()
         under_way, waiting = thread.do(gate), thread.do(lambda: None)
         await wait_until(gate.begun.is_set)
         threading.Timer(0.05, gate.opened.set).start()
@@ -98,7 +98,7 @@ def test_its_end_waits_for_what_is_under_way_and_drops_the_rest() -> None:
 
 def test_it_need_not_be_waited_for() -> None:
     async def main() -> None:
-        thread, gate = LoopThread("disk"), Gate()
+        thread, gate = WorkerThread("disk"), Gate()
         under_way = thread.do(gate)
         await wait_until(gate.begun.is_set)
         thread.shutdown(wait=False)
@@ -110,7 +110,7 @@ def test_it_need_not_be_waited_for() -> None:
 
 
 def test_a_loop_that_is_closed_meanwhile_is_no_error() -> None:
-    thread, gate = LoopThread("disk"), Gate()
+    thread, gate = WorkerThread("disk"), Gate()
 
     async def leave() -> asyncio.Future[str]:
         return thread.do(gate)
@@ -121,7 +121,7 @@ def test_a_loop_that_is_closed_meanwhile_is_no_error() -> None:
     thread.shutdown()
 
 
-async def _one(thread: LoopThread) -> int:
+async def _one(thread: WorkerThread) -> int:
     return await thread.do(lambda: 1)
 
 
@@ -130,7 +130,7 @@ def test_nothing_of_the_last_work_is_kept() -> None:
         pass
 
     async def main() -> None:
-        thread = LoopThread("disk")
+        thread = WorkerThread("disk")
         result = await thread.do(Result)
         kept = weakref.ref(result)
         del result

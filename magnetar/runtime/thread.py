@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]
 
@@ -61,7 +61,7 @@ class WorkerThread:
             if not loop.is_closed():
                 future.cancel()
 
-    def _drain(self) -> Any:
+    def _drain(self) -> Iterator[_Job]:
         with suppress(Empty):
             while (job := self._jobs.get_nowait()) is not None:
                 yield job

@@ -199,3 +199,15 @@ def test_pressure_grows_before_writes_stop(tmp_path: Path) -> None:
         storage._store.flush(True)
     assert storage.pressure() == 1
     storage.close()
+
+
+def test_a_flush_syncs_in_steps(tmp_path: Path) -> None:
+    """Else a sync of the log waits for all of a flush's pages. RocksDB writes down how it runs."""
+    storage = RocksStorage(tmp_path / "store", create=True)
+    newest = max((tmp_path / "store").glob("OPTIONS-*"))
+    options = dict(
+        line.strip().split("=", 1) for line in newest.read_text().splitlines() if "=" in line
+    )
+    storage.close()
+    assert options["strict_bytes_per_sync"] == "true"
+    assert int(options["bytes_per_sync"]) == 1 << 20

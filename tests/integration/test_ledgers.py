@@ -28,7 +28,7 @@ from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from magnetar.bookie.ledger.appender import LedgerAppender
@@ -137,7 +137,21 @@ class Workload:
                     self.appender.append_nowait([data], len(data))
             except LedgerError:
                 return
-            await wait_until(self._few_in_flight)
+            await self.until(self._few_in_flight)
+
+    async def until(self, predicate: Callable[[], object]) -> None:
+        """Says what the ledger looks like if it does not come true."""
+        try:
+            await wait_until(predicate)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{self.appender.failure!r}; {self.appender.describe()}"
+            ) from error
+
+    async def until_of_good(self, predicate: Callable[[], object]) -> None:
+        """The same of a ledger that must not fail meanwhile."""
+        await self.until(lambda: predicate() or self.appender.failure is not None)
+        assert self.appender.failure is None, self.appender.describe()
 
     def _few_in_flight(self) -> bool:
         appender = self.appender
@@ -188,9 +202,9 @@ def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count:
 
                 # Two of three acks confirm: thousands of entries may pass before the kernel has
                 # taken the dead process apart, closed its sockets, and anybody can know.
-                await wait_until(lambda: appender.degraded if count == 3 else replaced())
+                await work.until_of_good(lambda: appender.degraded if count == 3 else replaced())
                 before = appender.confirmed
-                await wait_until(lambda: appender.confirmed > before + 2000)
+                await work.until_of_good(lambda: appender.confirmed > before + 2000)
                 pause = work.longest_pause(now)
                 print(f"\n{count} bookies: longest pause after kill -9 {pause * 1000:.0f} ms")
                 assert pause < LedgerConfig().add_timeout_s - 1
@@ -243,16 +257,17 @@ def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> N
             work = Workload(appender)
             async with asyncio.TaskGroup() as group:
                 group.create_task(work.run())
-                await wait_until(lambda: appender.confirmed > 200)
+                await work.until_of_good(lambda: appender.confirmed > 200)
+                assert not appender.degraded, appender.metadata  # else it always would be
                 three[0].kill()
-                await wait_until(lambda: appender.degraded)
+                await work.until_of_good(lambda: appender.degraded)
                 await asyncio.to_thread(three[0].start)  # on another port
                 await register(store, three[0])
-                await wait_until(lambda: not appender.degraded)
+                await work.until_of_good(lambda: not appender.degraded)
                 # Now another one may die.
                 three[1].kill()
                 before = appender.confirmed
-                await wait_until(lambda: appender.confirmed > before + 500)
+                await work.until_of_good(lambda: appender.confirmed > before + 500)
                 work.stopped = True
             await appender.close()
             await check_content(ledgers, appender.ledger)

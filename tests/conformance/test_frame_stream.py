@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 from support import is_foreign, run, settle, wait_until
 
+from magnetar.runtime import grpc_frames
 from magnetar.runtime.frames import FRAME_BYTES_MAX, Buffer, FrameStream, Outbox, StreamClosed
 from magnetar.runtime.grpc_frames import (
     frame_stream_handler,
@@ -58,6 +59,13 @@ WIRES = {"memory": memory_wire, "grpc": grpc_wire}
 @pytest.fixture(params=list(WIRES))
 def wire(request: pytest.FixtureRequest) -> Wire:
     return WIRES[request.param]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close breaks the stream when its peer takes longer than a second to hear it out, as it may
+    on a busy machine. Not for peers that never do."""
+    monkeypatch.setattr(grpc_frames, "CLOSE_S", 30.0)
 
 
 class Refused(Exception):
@@ -179,6 +187,7 @@ def test_the_peer_has_a_name(wire: Wire) -> None:
     assert names[0]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_client_that_closes_is_heard_out(wire: Wire) -> None:
     heard: list[bytes] = []
     ends: list[StreamClosed] = []
@@ -248,6 +257,7 @@ def test_last_words_arrive_though_the_other_end_never_stops_talking(wire: Wire, 
     run(main())
 
 
+@pytest.mark.usefixtures("patient")
 def test_closing_wakes_the_tasks_of_the_same_end(wire: Wire) -> None:
     ends: list[StreamClosed] = []
 
@@ -321,6 +331,7 @@ def test_closing_ends_a_send_that_the_peer_does_not_take(wire: Wire, closer: str
     run(main())
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_sender_waits_for_a_slow_receiver(wire: Wire) -> None:
     may_read = asyncio.Event()
     heard: list[bytes] = []
@@ -393,12 +404,13 @@ def test_a_bug_in_a_handler_is_not_swallowed(wire: Wire) -> None:
 
 
 def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
-    ended = asyncio.Event()
+    heard, ended = asyncio.Event(), asyncio.Event()
     ends: list[bool] = []
 
     async def wait_for_ever(stream: FrameStream) -> None:
         try:
             await stream.receive()
+            heard.set()
             await stream.receive()
         except StreamClosed as closed:
             ends.append(closed.clean)
@@ -409,6 +421,7 @@ def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
     async def main() -> None:
         async with wire(wait_for_ever) as stream, asyncio.TaskGroup() as group:
             await stream.send([b"hello"])
+            await heard.wait()  # a call that is cancelled before it begins has no handler
             reading = group.create_task(stream.receive())
             await settle()
             reading.cancel()

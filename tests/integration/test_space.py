@@ -179,6 +179,7 @@ def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) -> Non
                     entry += 1
                     if await writer.add(add(1, entry, flags=flags)) == [code]:
                         return
+                    await asyncio.sleep(0.01)  # not to fill the disk before anybody looks
 
         bookie.start()
         channel = channel_to(bookie)

@@ -104,9 +104,10 @@ class Nemesis:
                 restarted = group.create_task(self._cluster.restart("broker", before.owner))
             async with asyncio.timeout(SERVED_S):
                 served_ns = await self._producing.wait_beyond(ledger)
+                # That ledger may be one that the old owner began while it was being killed.
+                after = await self._owner_after(before)
             if restarted is None:
                 group.create_task(self._cluster.restart("broker", before.owner))
-        after = await self._owner()
         self._record(
             "kill-owner",
             before.owner,
@@ -139,6 +140,13 @@ class Nemesis:
         stored = await self._store.get(path)
         assert stored is not None, "a topic that is published on has an owner"
         return codec.decode_ownership(stored.value)
+
+    async def _owner_after(self, before: Ownership) -> Ownership:
+        while True:
+            owner = await self._owner()
+            if owner.epoch > before.epoch:
+                return owner
+            await asyncio.sleep(POLL_S)
 
     async def _last_ledger(self) -> LedgerId:
         name = self._topic

@@ -68,7 +68,7 @@ def test_a_client_that_is_there_survives_the_crash(server: StandaloneProcess) ->
     server.start()
     with magnetar.Client(server.service_url) as client:
         consumer = client.subscribe("greetings", "readers", initial_position=EARLIEST)
-        producer = client.create_producer("greetings")
+        producer = client.create_producer("greetings", send_timeout_millis=0)
         for n in range(10):
             producer.send(b"%d" % n)
         server.kill()
@@ -106,7 +106,7 @@ def test_a_stop_under_load_is_clean_and_keeps_what_was_acknowledged(
     server.start()
     acknowledged: list[bytes] = []
     client = magnetar.Client(server.service_url)
-    producer = client.create_producer("load", max_pending_messages=5000)
+    producer = client.create_producer("load", max_pending_messages=5000, send_timeout_millis=0)
 
     def on_sent(data: bytes, result: magnetar.Result) -> None:
         if result is magnetar.Result.Ok:

@@ -97,7 +97,7 @@ def test_every_part_of_a_message_is_what_a_reader_gets(
     assert len(rows) == 51
     with_client = client.create_reader(topic, magnetar.MessageId.earliest)
     for index, row in enumerate(rows):
-        message = with_client.read_next(5_000)
+        message = with_client.read_next(30_000)
         assert bytes(row["value"]) == message.data()
         assert row["__messageProperties"] == message.properties()
         key = row["__key"]
@@ -334,13 +334,13 @@ def test_an_archive_that_differs_is_noticed(
 def test_the_command_says_what_it_did(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
+    day = datetime.now(UTC).date()  # a partition is of this one, also if another one begins
     publish(client, topic, 30)
     path = tmp_path / "archive"
     command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive"]
     command += ["--service-url", service.grpc_url, "--topic", topic, "--path", str(path)]
     done = _run(command)
     assert done.returncode == 0, done.stderr
-    day = datetime.now(UTC).date()
     assert f"publish_date={day}" in done.stdout or "2 partitions" in done.stdout
     assert "30" in done.stdout
     assert pq.read_table(path).num_rows == 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -61,6 +62,14 @@ async def wait_until(
     while not predicate():
         assert loop.time() < end_s, f"{what} did not come true within {deadline_s} s"
         await asyncio.sleep(POLL_S)
+
+
+def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> None:
+    """`wait_until` of tests without a loop."""
+    end_s = time.monotonic() + deadline_s
+    while not predicate():
+        assert time.monotonic() < end_s, f"it did not come true within {deadline_s} s"
+        time.sleep(POLL_S)
 
 
 async def settle(turns: int = 20) -> None:

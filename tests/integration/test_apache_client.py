@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import queue
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 from fakes.services import Service, brokers_in_thread, local_cluster, standalone_process
-from support import skip_without_zookeeper
+from support import skip_without_zookeeper, wait_for
 
 import magnetar
 from magnetar.broker.ownership.bundle import bundle_of
@@ -23,7 +22,7 @@ from magnetar.protos.names import TopicName
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 TIMEOUT_MS = 30_000
 QUIET_MS = 300  # nothing came for so long: nothing comes
@@ -90,21 +89,13 @@ def unique(stem: str) -> str:
 def numbered(client: Any, topic: str, count: int, **options: Any) -> list[Any]:
     """Publish b"0", b"1", …; returns their ids."""
     producer = client.create_producer(topic, **options)
-    ids: dict[int, Any] = {}
-
-    def sent(number: int) -> Callable[[Any, Any], None]:
-        def done(result: Any, message_id: Any) -> None:
-            assert result == pulsar.Result.Ok
-            ids[number] = message_id
-
-        return done
-
+    told: dict[int, Any] = {}
     for number in range(count):
-        producer.send_async(b"%d" % number, sent(number))
+        producer.send_async(b"%d" % number, lambda *it, at=number: told.update({at: it}))
     producer.flush()
     producer.close()
-    assert len(ids) == count
-    return [ids[number] for number in range(count)]
+    assert [told[number][0] for number in range(count)] == [pulsar.Result.Ok] * count
+    return [told[number][1] for number in range(count)]
 
 
 def take(source: Any, count: int) -> list[Any]:
@@ -126,8 +117,7 @@ def is_quiet(consumer: pulsar.Consumer) -> bool:
 
 def wait_until_later() -> None:
     begin_ms = CLOCK.now_ms()
-    while CLOCK.now_ms() <= begin_ms + 1:
-        time.sleep(0.001)
+    wait_for(lambda: CLOCK.now_ms() > begin_ms + 1)
 
 
 # ---- every part of a message, every way it can be packed -----------------------------------------
@@ -204,6 +194,8 @@ def test_each_part_of_a_message_arrives(
     for parts in sent:
         producer.send_async(parts.content, lambda *it: results.append(it), **parts.options())
     producer.flush()
+    # Apache's flush returns when the last receipt is there: its callback may be running still.
+    wait_for(lambda: len(results) == len(sent))
     assert [result for result, _ in results] == [module.Result.Ok] * len(sent)
 
     first = (pulsar if reads is client else magnetar).MessageId.earliest
@@ -310,7 +302,11 @@ def test_redelivering_gives_all_that_is_not_acknowledged_in_order(
     messages = take(consumer, 10)
     consumer.acknowledge(messages[2])
     consumer.redeliver_unacknowledged_messages()
-    assert values(take(consumer, 9)) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    again = values(take(consumer, 9))
+    if 2 in again:  # Apache's client keeps acknowledgements back for 0.1 s, and sent this one late
+        again.remove(2)
+        again += values(take(consumer, 1))
+    assert again == [0, 1, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_negative_acknowledgement_brings_the_message_again_with_its_count(

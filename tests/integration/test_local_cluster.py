@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import run, skip_without_zookeeper
+from support import run, skip_without_zookeeper, wait_for
 
 import magnetar
 import magnetar.asyncio
@@ -20,7 +19,7 @@ from magnetar.local_cluster import LocalCluster
 from magnetar.local_process import ProcessFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.cluster
@@ -98,13 +97,6 @@ def alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except FileNotFoundError:
         return False
-
-
-def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not predicate():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 ALL = ("zookeeper", "bookie", "broker", "autorecovery")

@@ -55,9 +55,10 @@ class Listener:
         with self._lock:
             self._scheduled = False
         for _ in range(BURST_MESSAGES_MAX):
-            if self._paused:
-                return
-            message = self._mailbox.maybe_take()
+            with self._lock:  # after a pause nothing is taken any more
+                if self._paused:
+                    return
+                message = self._mailbox.maybe_take()
             if message is None:
                 self._mailbox.on_waiting()
                 return

@@ -13,6 +13,8 @@ from fakes.client_world import TOPIC, A, world_of
 from fakes.session_broker import Cluster
 
 import magnetar
+from magnetar.client.crossing import Mailbox
+from magnetar.client.listeners import Listener
 from magnetar.client.options import ClientOptions
 from magnetar.client.sync import Client
 
@@ -264,8 +266,8 @@ def test_a_listener_is_called_for_each_message_in_order_on_one_thread() -> None:
         got: list[tuple[bytes, str]] = []
 
         def listen(consumer: magnetar.Consumer, message: magnetar.Message) -> None:
+            consumer.acknowledge(message)  # first: below, the consumer is closed after the last one
             got.append((message.data(), threading.current_thread().name))
-            consumer.acknowledge(message)
             if message.data() == b"2":
                 raise RuntimeError("the user's")
 
@@ -293,6 +295,35 @@ def test_a_listener_pauses() -> None:
         assert got == [b"0"]
         consumer.resume_message_listener()
         wait_for(lambda: got == [b"0", b"1", b"2"])
+
+
+class SlowMailbox(Mailbox):
+    """Somebody else acts while a message is being taken, as far as he may."""
+
+    def __init__(self, meanwhile: Callable[[], object], told: list[str]) -> None:
+        super().__init__("t", lambda: None)
+        self._told = told
+        self.other = threading.Thread(target=meanwhile)
+
+    def maybe_take(self) -> magnetar.Message | None:
+        self.other.start()
+        self.other.join(0.05)
+        self._told.append("taken")
+        return super().maybe_take()
+
+
+class NoThread:
+    def schedule(self, listener: Listener) -> None:
+        return
+
+
+def test_after_a_pause_a_listener_takes_nothing() -> None:
+    told: list[str] = []
+    mailbox = SlowMailbox(lambda: (listener.pause(), told.append("paused")), told)
+    listener = Listener(mailbox, lambda _: None, NoThread())  # type: ignore[arg-type]
+    listener.run_burst()
+    mailbox.other.join()
+    assert told == ["taken", "paused"]
 
 
 def test_close_lets_a_listener_finish_its_message() -> None:

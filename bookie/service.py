@@ -51,7 +51,7 @@ from magnetar.protos.envelope import (
     encode_read_answer,
     encode_run,
 )
-from magnetar.runtime.frames import Outbox
+from magnetar.runtime.frames import Outbox, StreamClosed
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ class BookieService:
             async with asyncio.timeout(grace_s):
                 await self._commit.wait_durable()
                 for outbox in list(self._streams.values()):
-                    await outbox.wait_sent()
+                    with suppress(StreamClosed):  # its client has left meanwhile
+                        await outbox.wait_sent()
         for stream in list(self._streams):
             await stream.close()
 

@@ -323,7 +323,7 @@ def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_unknown(
         await writer.send(add(1, 0))
         await wait_until(lambda: bookie.sync_thread.held)
         async with asyncio.TaskGroup() as group:
-            group.create_task(bookie.service.stop(grace_s=5))
+            group.create_task(bookie.service.stop(grace_s=60))
             await wait_until(lambda: bookie.service.state is State.STOPPING)
             await writer.send(add(1, 1))
             assert await writer.acks(1) == [(1, 1, BookieCode.STOPPING)]
@@ -337,6 +337,25 @@ def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_unknown(
         with pytest.raises(StreamClosed):
             await writer.stream.receive()
         assert bookie.storage.entry(1, 1) is None
+
+    with_bookie(test)
+
+
+def test_a_writer_that_leaves_meanwhile_does_not_break_a_stop() -> None:
+    async def test(bookie: Bookie) -> None:
+        service = bookie.service
+        slow, leaving = await bookie.connect(frames_max=1), await bookie.connect()
+        for entry in range(3):  # a frame of acks each, of which the stream takes one
+            await slow.send(add(1, entry))
+            await wait_until(lambda stored=entry + 1: service.counts.adds_stored == stored)
+            await bookie.commit.wait_durable()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(service.stop(grace_s=60))
+            await wait_until(lambda: service.state is State.STOPPING)
+            await settle()
+            await leaving.stream.close()
+            await wait_until(lambda: len(service._streams) == 1)
+            assert await slow.acks(3) == [(1, entry, OK) for entry in range(3)]
 
     with_bookie(test)
 

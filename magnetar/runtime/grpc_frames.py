@@ -413,11 +413,16 @@ class _ClientStream:
         if self._closing:
             return
         self._closing = True
+        cancels = _this_task().cancelling()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._say_goodbye()
         except (TimeoutError, StreamClosed):
             pass  # broken instead: the finally
+        except asyncio.CancelledError:
+            if _this_task().cancelling() > cancels:
+                raise
+            # The channel was closed meanwhile, and nobody cancelled this task.
         finally:
             self._call.cancel()  # does nothing to a call that has ended
 

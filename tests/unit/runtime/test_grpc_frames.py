@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc import aio
@@ -201,6 +201,37 @@ def test_a_first_send_learns_that_its_channel_was_closed_before_the_call_began()
         with suppress(StreamClosed):
             while True:
                 await stream.send([bytes(1 << 20)])
+
+    run(main())
+
+
+class CutOff:
+    """A call whose channel is closed while it writes, as grpc.aio has it then."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def write(self, _: bytes) -> None:
+        self._call.cancel()
+        raise asyncio.CancelledError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
+    """Whoever closes the stream goes on: a task that ended so would be missed by nobody."""
+
+    async def hold(stream: FrameStream) -> None:
+        await stream.receive()
+
+    async def main() -> None:
+        async with serving(S=frame_stream_handler(hold)) as channel:
+            stream: Any = open_frame_stream(channel, "/t.T/S", peer="server")
+            stream._call = CutOff(stream._call)
+            await stream.close()
+            with pytest.raises(StreamClosed):
+                await stream.receive()
 
     run(main())
 

@@ -6,6 +6,7 @@ when it is ready.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
 
 READY_S = 60.0
+LATE_S = 25.0
 
 
 def _with_tests() -> str:
@@ -176,6 +178,7 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
     store = await Welcoming.open(metadata_dir)
 
     def on_ready(ready: Ready) -> None:
+        faulthandler.cancel_dump_traceback_later()
         identity = decode_identity((config.data_dir / "identity").read_bytes())
         print(
             json.dumps(
@@ -197,6 +200,8 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
 
 
 if __name__ == "__main__":
+    # A start that stands still says in its log where, also if it blocks the loop.
+    faulthandler.dump_traceback_later(LATE_S)
     from magnetar.runtime.log import configure_logging
     from magnetar.runtime.process import run_process
 

@@ -431,9 +431,11 @@ class Connection:
 
     async def _close_consumer(self, consumer_id: int) -> None:
         handle = self._consumers.get(consumer_id)
-        if handle is not None:
-            await handle.close()
-        self._lose_consumer(consumer_id)
+        try:
+            if handle is not None:
+                await handle.close()
+        finally:
+            self._lose_consumer(consumer_id)  # it is closed, even if its last acks may be lost
 
     def _consumer(self, consumer_id: int) -> ConsumerHandle:
         """Raises ConsumerNotFound: the subscription closed it after the request was admitted."""

@@ -15,6 +15,8 @@ The phases of a producer or consumer id:
     (unknown)
                                          \\--CLOSE--> CLOSING --opened or failed--> (unknown)
 
+A consumer that was open is CLOSING, too, until its close was carried out.
+
 A producer that the broker closed may still have SENDs on the way; they are dropped without a word
 (the client sends them again after its reconnect). A SEND for an id that never existed ends the
 connection.
@@ -59,7 +61,7 @@ class Phase(Enum):
 
     OPENING = "opening"
     OPEN = "open"
-    CLOSING = "closing"  # the client closed it while it was opening
+    CLOSING = "closing"  # the client closed it while it was opening; a consumer: or open
 
 
 @dataclass(slots=True)
@@ -294,7 +296,12 @@ class Session:
         return self._admit_close(command, self.producers, _id(command, "producer_id"))
 
     def _admit_close_consumer(self, command: Command) -> list[Action]:
-        return self._admit_close(command, self.consumers, _id(command, "consumer_id"))
+        consumer_id = _id(command, "consumer_id")
+        admitted = self._admit_close(command, self.consumers, consumer_id)
+        if self.consumers.get(consumer_id) is Phase.OPEN:
+            # It may take seconds. Who subscribes again meanwhile must not be told that it is open.
+            self.consumers[consumer_id] = Phase.CLOSING
+        return admitted
 
     def _admit_close(
         self, command: Command, phases: dict[int, Phase], resource_id: int

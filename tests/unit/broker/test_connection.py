@@ -517,3 +517,28 @@ def test_who_asks_gets_what_the_broker_knows_of_an_entry_in_front_of_it() -> Non
             assert found == [(0, ["a"]), (2, ["b", "c"]), (3, ["d"])]
 
     run_virtual(main())
+
+
+def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            await client.produce(TOPIC)
+            await client.publish("a")
+            await client.expect(pb.CommandSendReceipt)
+            await client.subscribe(TOPIC)
+            await client.flow(10)
+            message = await client.expect(pb.CommandMessage)
+            here.world.hold()
+            ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
+            ack.message_id.append(message.message_id)
+            await client.send(ack)
+            close = pb.CommandCloseConsumer(consumer_id=1, request_id=0)
+            failed = await client.ask(close)  # the acknowledgement cannot be made durable
+            assert isinstance(failed, pb.CommandError)
+            again = await client.subscribe(TOPIC)
+            assert isinstance(again, pb.CommandSuccess)
+            assert len(here.topic.subscriptions["s"].consumers) == 1
+            here.world.release()
+
+    run_virtual(main())

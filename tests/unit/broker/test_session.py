@@ -144,6 +144,22 @@ def test_subscribing_again_with_an_open_id_is_idempotent() -> None:
     assert answer(action) == pb.CommandSuccess(request_id=9)
 
 
+def test_an_id_that_is_closing_is_not_open_for_who_subscribes_again() -> None:
+    """Else that would be confirmed, and then there would be no consumer, for ever."""
+    session = connected()
+    session.on_command(subscribe(), 1.0)
+    session.on_consumer_opened(1)
+    session.on_request_ended()
+    close = pb.CommandCloseConsumer(consumer_id=1, request_id=2)
+    assert _starts(session.on_command(command(close), 1.0))
+    [action] = session.on_command(subscribe(request_id=3), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (3, pb.ServiceNotReady)
+    session.on_consumer_gone(1)
+    assert _starts(session.on_command(subscribe(request_id=4), 1.0))
+
+
 def test_an_id_that_is_opening_is_not_opened_twice() -> None:
     session = connected()
     session.on_command(producer(request_id=1), 1.0)

@@ -183,6 +183,13 @@ class Connection:
         if self.error is not None:
             raise ConnectError(self.error.reason, broker=self.broker)
 
+    def check_holds(self, owner_id: int) -> None:
+        """Raises ConnectError when the session is over, or the broker has closed the producer or
+        consumer: that may come in one frame with the answer which made it."""
+        self.check_alive()
+        if owner_id not in self._producers and owner_id not in self._consumers:
+            raise ConnectError("the broker closed it at once", broker=self.broker)
+
     def send_control(self, body: Body) -> None:
         """Send a command ahead of entries. Nothing happens when the session is over."""
         self._outbox.put_control(encode_command(body))
@@ -262,6 +269,7 @@ class Connection:
     def _on_send_error(self, body: pb.CommandSendError) -> None:
         producer = self._producers.get(body.producer_id)
         if producer is not None:
+            self._touched[producer] = None
             error = from_server_error(body.error, body.message, broker=self.broker)
             producer.on_send_error(body.sequence_id, error)
 

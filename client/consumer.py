@@ -161,7 +161,9 @@ class LoopQueue:
         try:
             await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)  # or they gather while nothing comes
+            elif not waiter.cancelled():
                 self._wake(1)  # it was this one's turn; it is the next one's now
             raise
 

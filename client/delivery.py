@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from magnetar.client.ids import bits_of
 from magnetar.client.message import Message, MessageId
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import parse_stored_entry, strip_broker_metadata
 from magnetar.protos.errors import (
     ChecksumMismatch,
     DecompressionError,
@@ -16,6 +18,8 @@ from magnetar.protos.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magnetar.client.acks import Key
     from magnetar.protos.message import ReceivedMessage
 
@@ -52,6 +56,16 @@ def messages_of(
         for index, message in enumerate(received)
         if everything or wanted >> index & 1
     ]
+
+
+def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:
+    """How many permits the broker counts for an entry that cannot be read here: it goes by the
+    metadata alone. Counting fewer would leave the consumer waiting for what is never sent."""
+    try:
+        size = parse_stored_entry(strip_broker_metadata(entry)[1]).num_messages
+    except EntryError:
+        return 1
+    return (bits_of(ack_set) & ((1 << size) - 1)).bit_count() if ack_set else size
 
 
 def validation_error(error: EntryError) -> pb.CommandAck.ValidationError.ValueType:

@@ -193,7 +193,7 @@ class Publisher:
             answer = await connection.request(
                 self._create_command(producer_id), pb.CommandProducerSuccess
             )
-            connection.check_alive()
+            connection.check_holds(producer_id)
         except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
             self._let_go(connection, producer_id)
             raise
@@ -363,6 +363,7 @@ class Publisher:
         """They do not become an entry."""
         self._refused = self._refused or error
         self._tell(dones, message_bytes, error)
+        self.face.on_burst_end()
 
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:
         for flush in self._flushes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from magnetar.client.acknowledger import Acknowledger
 from magnetar.client.acks import AckTracker
 from magnetar.client.backoff import RETRY_DELAY_S_FIRST
-from magnetar.client.delivery import Delivery, messages_of, validation_error
+from magnetar.client.delivery import Delivery, messages_of, permits_of, validation_error
 from magnetar.client.errors import (
     AlreadyClosed,
     ConnectError,
@@ -293,7 +293,7 @@ class Subscriber:
         connection.add_consumer(consumer_id, self)
         try:
             await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
-            connection.check_alive()
+            connection.check_holds(consumer_id)
         except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
             connection.remove_consumer(consumer_id)
             connection.ask(pb.CommandCloseConsumer(consumer_id=consumer_id), lambda _: None)
@@ -326,7 +326,7 @@ class Subscriber:
                 return
             messages = decode_messages(received)
         except EntryError as error:
-            self._refuse_corrupt(key, error)
+            self._refuse_corrupt(key, error, permits_of(entry, command.ack_set))
             return
         sent, wanted = self._wanted(key, received, command.ack_set)
         if command.HasField("consumer_epoch") and command.consumer_epoch < self._epoch:
@@ -384,11 +384,11 @@ class Subscriber:
                 self._acks.acknowledge(key, index if received.is_batch else -1, size)
         return sent, wanted & ~skipped
 
-    def _refuse_corrupt(self, key: Key, error: EntryError) -> None:
+    def _refuse_corrupt(self, key: Key, error: EntryError, permits: int) -> None:
         """Tell the broker, which takes it for acknowledged: it would come back no better."""
         self.corrupt_entries += 1
         log.error("corrupt entry", topic=self.topic, ledger=key[0], entry=key[1], error=str(error))
-        self._permits.on_delivered(1, 0, 0)
+        self._permits.on_delivered(permits, 0, 0)
         if self._connection is not None:
             self._connection.send_control(
                 pb.CommandAck(

@@ -278,6 +278,42 @@ def test_a_refused_message_fails_alone() -> None:
     run_virtual(main())
 
 
+def test_nobody_waits_for_what_was_refused_last() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
+            producer = await client.create_producer("t", batching_enabled=False)
+            producer.send_async(b"0", None)
+            async with asyncio.timeout(5):
+                with pytest.raises(NotAllowedError, match="scripted"):
+                    await producer.flush()
+
+    run_virtual(main())
+
+
+def test_who_waits_for_room_gets_that_of_a_message_that_is_too_big() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            producer = await client.create_producer(
+                "t",
+                max_pending_messages=1,
+                block_if_queue_full=True,
+                batching_max_allowed_size_in_bytes=5_242_880,
+            )
+            wide = {"name": "\N{EURO SIGN}" * 1_500_000}  # three bytes each
+            async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+                first = group.create_task(expect_too_big(producer, wide))
+                second = group.create_task(producer.send(b"x"))
+            assert first.done()
+            assert second.result() == MessageId(-1, 1, 0)
+
+    async def expect_too_big(producer: Producer, properties: dict[str, str]) -> None:
+        with pytest.raises(MessageTooBig):
+            await producer.send(bytes(3_000_000), properties)
+
+    run_virtual(main())
+
+
 def test_a_flush_reports_what_was_sent_before_it_and_nothing_later() -> None:
     async def main() -> None:
         async with client_among() as (client, cluster):

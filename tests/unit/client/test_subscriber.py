@@ -10,6 +10,7 @@ from fakes.client_world import TOPIC, A, B, client_among
 from fakes.virtual_loop import run_virtual
 from support import settle
 
+from magnetar.client.consumer import LoopQueue
 from magnetar.client.errors import (
     AlreadyClosed,
     ConsumerBusy,
@@ -499,6 +500,33 @@ def test_a_damaged_entry_is_reported_and_the_next_one_comes() -> None:
             (ack,) = subscription(cluster).acks
             assert ack.validation_error == pb.CommandAck.ChecksumMismatch
             assert [one.entryId for one in ack.message_id] == [1]
+
+    run_virtual(main())
+
+
+def test_a_damaged_batch_costs_no_permits() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 80, batch=8)
+            cluster.damage = lambda entry: (
+                entry[:-1] + b"?" if entry is cluster.topic(TOPIC).entries[1, 0] else entry
+            )
+            consumer = await client.subscribe(
+                "t", "s", initial_position=EARLIEST, receiver_queue_size=8
+            )
+            assert data(await receive(consumer, 72)) == list(range(8, 80))
+
+    run_virtual(main())
+
+
+def test_asking_in_vain_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        queue = LoopQueue()
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await queue.wait()
+        assert not queue._waiters
 
     run_virtual(main())
 

@@ -13,6 +13,7 @@ from magnetar.client.errors import (
     InvalidTopicName,
     NotAllowedError,
     PulsarException,
+    Timeout,
 )
 from magnetar.client.lookup import Lookup
 from magnetar.client.options import (
@@ -108,8 +109,12 @@ class Client:
         self._check_open()
         name = _topic_name(topic)
         await self._parts.scope.open()
-        async with asyncio.timeout(self._parts.timeout_s):
-            count = await self._parts.lookup.partitions(str(name))
+        self._check_open()
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                count = await self._parts.lookup.partitions(str(name))
+        except TimeoutError:
+            raise Timeout("no answer: partitions", topic=str(name)) from None
         return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
 
     async def close(self) -> None:
@@ -160,6 +165,7 @@ class Client:
     async def opened(self, core: Publisher | Subscriber) -> None:
         """Open a core; from then on it is closed with the client."""
         await self._parts.scope.open()
+        self._check_open()  # it may have been closed meanwhile
         await core.open()
 
     # Mechanics

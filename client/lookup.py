@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.errors import (
@@ -39,7 +40,7 @@ class Lookup:
         """
         try:
             return await self._ask(topic)
-        except PulsarException:
+        except (PulsarException, asyncio.CancelledError):  # cancelled: it may be mute
             self._turn_to_next()
             raise
 

@@ -30,10 +30,12 @@ class Scope:
         self._opened = asyncio.Event()
 
     async def open(self) -> None:
-        """Begin, unless it has begun."""
+        """Begin, unless it has begun. Returns also when it has ended meanwhile."""
         if self._task is None:
             # The one task that no group owns: close() and cancel() end it.
             self._task = asyncio.get_running_loop().create_task(self._run(), name="client")
+            # Cancelled before it began, it opens nothing; nobody must wait for that.
+            self._task.add_done_callback(lambda _: self._opened.set())
         await self._opened.wait()
 
     def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -14,7 +14,8 @@ from support import settle
 
 import magnetar
 import magnetar.asyncio
-from magnetar.client.errors import AlreadyClosed, Interrupted, Result
+from magnetar.client.errors import AlreadyClosed, Interrupted, Result, Timeout
+from magnetar.protos import pulsar_pb2 as pb
 
 
 def own_tasks(before: set[asyncio.Task[Any]]) -> list[str]:
@@ -149,3 +150,13 @@ def test_importing_is_light() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_partitions_that_nobody_tells_are_a_timeout_of_ours() -> None:
+    async def main() -> None:
+        async with client_among(operation_timeout_seconds=2) as (client, cluster):
+            cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, None)
+            with pytest.raises(Timeout, match="partitions"):
+                await client.get_topic_partitions("t")
+
+    run_virtual(main())

@@ -221,6 +221,9 @@ class Owners:
             await self._store.put(_path(bundle), codec.encode_ownership(mine), expected=expected)
         except (BadVersion, OutcomeUnknown):
             return None
+        if self._stopping:  # it began meanwhile: nobody here would release the bundle
+            await self._give(bundle, None)
+            raise BundleUnavailable(str(bundle), "this broker is stopping")
         log.info("took a bundle", bundle=str(bundle), epoch=epoch)
         return self._hold(bundle)
 

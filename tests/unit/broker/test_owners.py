@@ -354,6 +354,47 @@ def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> None:
     run(main())
 
 
+class SlowStore(MemoryStore):
+    """Changes take effect, and their replies wait until the test lets them go."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.changed, self.replies = asyncio.Event(), asyncio.Event()
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        version = await super().put(path, value, expected=expected)
+        self.changed.set()
+        await self.replies.wait()
+        return version
+
+
+def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
+    """Nobody would release it any more: its topics would be opened, and the stop never end."""
+
+    async def main() -> None:
+        async with brokers(1) as peers:
+            name, store = TopicName.parse("t"), SlowStore(peers[0].tree)
+            owners = Owners(store, peers[0].directory, peers[0].me, on_lost=peers[0]._on_lost)
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(_refusal(owners, name))
+                await store.changed.wait()
+                owners.begin_stop()
+                assert owners.held == frozenset()
+                store.replies.set()
+                assert await asked is not None
+            assert not owners.holds(bundle_of(name))
+            assert await record_of(peers[0], name) is None, "it is free for others"
+
+    async def _refusal(owners: Owners, name: TopicName) -> BundleUnavailable | None:
+        try:
+            await owners.locate(name, authoritative=True)
+        except BundleUnavailable as error:
+            return error
+        return None
+
+    run(main())
+
+
 def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:
     async def main() -> None:
         async with brokers(2) as peers:

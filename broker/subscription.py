@@ -256,20 +256,18 @@ class Subscription:
         All consumers are closed first, so that nothing from before the move reaches them after it;
         they come back by themselves. Raises SubscriptionFenced, LogError.
         """
-        self._require_open()
-        self.state = SubscriptionState.SEEKING
+        self._begin_seek()
         try:
-            await self._reset(target)
+            await self.cursor.reset(target)
         finally:
             self._end_seek()
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
         """The same, to the first entry published at that time or later: by binary search, so it is
         approximate where publish times are out of order. Raises ReadFailed, too."""
-        self._require_open()
-        self.state = SubscriptionState.SEEKING
+        self._begin_seek()
         try:
-            await self._reset(
+            await self.cursor.reset(
                 await self._log.search(lambda it: it.view.publish_time_ms >= publish_time_ms)
             )
         finally:
@@ -415,10 +413,12 @@ class Subscription:
         if position.ledger < 0:
             raise InvalidAck(self.name, position)
 
-    async def _reset(self, target: Position) -> None:
+    def _begin_seek(self) -> None:
+        """Nobody is left who could acknowledge: while the cursor is moved, that would be lost."""
+        self._require_open()
+        self.state = SubscriptionState.SEEKING
         self._drop_dispatcher()
         self.evict_all(CloseReason.SEEK)
-        await self.cursor.reset(target)
 
     def _end_seek(self) -> None:
         if self.state is not SubscriptionState.SEEKING:

@@ -159,14 +159,17 @@ class Owners:
                 str(bundle), f"its log failed and the metadata session is {state.value}"
             )
 
+    def _require_running(self, bundle: Bundle) -> None:
+        if self._stopping:
+            raise BundleUnavailable(str(bundle), "this broker is stopping")
+
     async def _decide(self, bundle: Bundle, *, authoritative: bool) -> Located | None:
         """One round; None: the record changed meanwhile, look again."""
         stored = await self._store.get(_path(bundle))
         record = codec.decode_ownership(stored.value) if stored is not None else None
         if record is not None:
             if self._is_mine(stored):  # handed over to us, or taken with a lost reply
-                if self._stopping:
-                    raise BundleUnavailable(str(bundle), "this broker is stopping")
+                self._require_running(bundle)
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
@@ -206,8 +209,7 @@ class Owners:
     async def _take(
         self, bundle: Bundle, stored: Versioned | None, record: Ownership | None
     ) -> Located | None:
-        if self._stopping:
-            raise BundleUnavailable(str(bundle), "this broker is stopping")
+        self._require_running(bundle)
         if self._store.session_state is not SessionState.CONNECTED:
             raise BundleUnavailable(
                 str(bundle), f"the metadata session is {self._store.session_state.value}"
@@ -223,7 +225,7 @@ class Owners:
             return None
         if self._stopping:  # it began meanwhile: nobody here would release the bundle
             await self._give(bundle, None)
-            raise BundleUnavailable(str(bundle), "this broker is stopping")
+            self._require_running(bundle)
         log.info("took a bundle", bundle=str(bundle), epoch=epoch)
         return self._hold(bundle)
 

@@ -28,6 +28,7 @@ from magnetar.broker.errors import (
     InvalidPermits,
     LogClosed,
     NotAllowed,
+    ReadFailed,
     SubscriptionFenced,
 )
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
@@ -451,6 +452,39 @@ def test_seek_by_publish_time() -> None:
                 handle, session = await it.subscribe()
                 await delivered(session, rest)
                 handle.close_nowait()
+
+    run(main())
+
+
+def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its consumer would wait for nothing, and the entry for that consumer."""
+
+    async def main() -> None:
+        asked, over = asyncio.Event(), asyncio.Event()
+
+        async def search(_: object) -> Position:
+            asked.set()
+            await over.wait()
+            raise ReadFailed(EARLIEST, TimeoutError())
+
+        async def failing(handle: ConsumerHandle) -> None:
+            with pytest.raises(ReadFailed):
+                await handle.seek_to_time(1)
+
+        async with opened_topic(World()) as it:
+            await it.publish(*TEXTS)
+            handle, session = await it.subscribe(kind=SHARED)
+            await delivered(session, TEXTS)
+            monkeypatch.setattr(it.topic.log, "search", search)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(failing(handle))
+                await asked.wait()
+                handle.acknowledge(session.positions)
+                over.set()
+            _, session = await it.subscribe(kind=SHARED)
+            await delivered(session, TEXTS)
 
     run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from magnetar.broker.errors import TopicNotFound
 from magnetar.broker.refusal import OPERATING_ERRORS
@@ -28,11 +29,13 @@ def topics_router(broker: Broker) -> APIRouter:
 
     @router.get("/{tenant}/{namespace}/{topic}/stats", response_model=None)
     async def stats(tenant: str, namespace: str, topic: str) -> Response:
-        path = f"/admin/v2/persistent/{tenant}/{namespace}/{topic}/stats"
         try:
             name = TopicName.parse(f"{Domain.PERSISTENT}://{tenant}/{namespace}/{topic}")
             located = await broker.locate(name, authoritative=False)
             if located.broker != broker.me:
+                # Of a topic's name, "?", "#" and "%" mean something else in a URL.
+                quoted = quote(topic, safe="")
+                path = f"/admin/v2/persistent/{tenant}/{namespace}/{quoted}/stats"
                 return RedirectResponse(f"{located.broker.http_url}{path}", status_code=307)
             found: dict[str, Any] = await (await broker.topic(name, create=False)).stats()
             return JSONResponse(found)

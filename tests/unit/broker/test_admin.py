@@ -56,7 +56,8 @@ def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> None:
     run(main())
 
 
-def test_another_brokers_topic_is_a_redirect() -> None:
+@pytest.mark.parametrize(("topic", "quoted"), [("t", "t"), ("a?b#50% ü", "a%3Fb%2350%25%20%C3%BC")])
+def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> None:
     async def main() -> None:
         cluster = Cluster()
         async with (
@@ -65,15 +66,17 @@ def test_another_brokers_topic_is_a_redirect() -> None:
             wire_to(first, "pulsar") as client,
         ):
             for number in range(50):
-                topic = f"persistent://public/n{number}/t"
-                answer = await client.produce(topic, producer_id=number)
+                name = f"persistent://public/n{number}/{topic}"
+                answer = await client.produce(name, producer_id=number)
                 if hasattr(answer, "producer_name"):
                     break
-            found = await get(second, f"public/n{number}/t")
+            found = await get(second, f"public/n{number}/{quoted}")
             assert found.status_code == 307
-            assert found.headers["location"].endswith(f"/persistent/public/n{number}/t/stats")
+            assert found.headers["location"].endswith(
+                f"/persistent/public/n{number}/{quoted}/stats"
+            )
             first.stop.set()
             await asyncio.wait([first.serving])
-            assert (await get(second, f"public/n{number}/t")).status_code == 200
+            assert (await get(second, f"public/n{number}/{quoted}")).status_code == 200
 
     run(main())

@@ -126,11 +126,15 @@ class Client:
             return
         self._failure = AlreadyClosed("the client was closed")
         errors: list[PulsarException] = []
-        async with asyncio.TaskGroup() as group:
-            for core in list(self._parts.live):
-                group.create_task(_close(core, errors))
-        await self._parts.pool.close()
-        await self._parts.scope.close()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for core in list(self._parts.live):
+                    group.create_task(_close(core, errors))
+            await self._parts.pool.close()
+            await self._parts.scope.close()
+        except asyncio.CancelledError:  # whoever closes waits no longer
+            self.shutdown()
+            raise
         if errors:
             raise errors[0]
 

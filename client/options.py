@@ -330,6 +330,11 @@ def _expect(name: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidConfiguration(f"{name} must be {wanted}, not {type(value).__name__}")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidConfiguration(f"{name}: {value!r} cannot be encoded as UTF-8") from None
 
 
 def _expect_at_least(least: int, name: str, value: object) -> None:

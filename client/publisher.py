@@ -8,6 +8,7 @@ faces (producer.py, sync.py) use this one; it is called on the loop only.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -165,12 +166,14 @@ class Publisher:
             self.shut_down(self._failure)
 
     def shut_down(self, error: PulsarException) -> None:
-        """End at once. What has no receipt is told Interrupted."""
+        """End at once, here and at the broker. What has no receipt is told Interrupted."""
         self._parts.live.discard(self)
         self._failure = self._failure or error
         self._attachment.close(error)
         if self._task is not None:
             self._task.cancel()
+        if self._connection is not None:
+            self._let_go(self._connection, self._producer_id)
         self._detach(error)
         reason = f"the receipt did not come in time: {error.reason}"
         self._abandon(Interrupted(reason, topic=self.topic))
@@ -449,10 +452,9 @@ class Publisher:
         if self._connection is None:
             return
         command = pb.CommandCloseProducer(producer_id=self._producer_id)
-        try:
+        with suppress(PulsarException):  # the broker does not have it, or is gone
             await self._connection.request(command, pb.CommandSuccess)
-        except PulsarException:
-            return  # the broker does not have it, or is gone
+        self._detach(AlreadyClosed("the producer was closed", topic=self.topic))
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import LoopQueue, take
+from magnetar.client.errors import AlreadyClosed
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType, InitialPosition, ReaderOptions
 from magnetar.client.subscription import Subscription
@@ -80,6 +81,14 @@ async def begin_at_latest(subscriber: Subscriber) -> None:
     message there is."""
     if subscriber.subscription.start != MessageId.latest:
         return
+    try:
+        await _find_latest(subscriber)
+    except BaseException:
+        subscriber.shut_down(AlreadyClosed("it was not created", topic=subscriber.topic))
+        raise
+
+
+async def _find_latest(subscriber: Subscriber) -> None:
     if subscriber.subscription.inclusive:
         last, _ = await subscriber.last_message_id()
         if last.entry_id() >= 0:

@@ -9,6 +9,7 @@ of their own.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from magnetar.client.acknowledger import Acknowledger
@@ -240,7 +241,9 @@ class Subscriber:
         command = pb.CommandUnsubscribe()
         await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
         self._acks.on_unsubscribed()
-        self.shut_down(AlreadyClosed("unsubscribed", topic=self.topic))
+        error = AlreadyClosed("unsubscribed", topic=self.topic)
+        self._detach(error)
+        self.shut_down(error)
 
     async def close(self) -> None:
         """End, once every acknowledgement given before is durable.
@@ -281,6 +284,8 @@ class Subscriber:
         if self._task is not None:
             self._task.cancel()
         self._queue.fail(self._failure)
+        if self._connection is not None:  # or it would keep what it was given
+            _let_go(self._connection, self._consumer_id)
         self._detach(error)
         self._acks.close(error)
         if self._timer is not None:
@@ -295,8 +300,7 @@ class Subscriber:
             await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
             connection.check_holds(consumer_id)
         except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
-            connection.remove_consumer(consumer_id)
-            connection.ask(pb.CommandCloseConsumer(consumer_id=consumer_id), lambda _: None)
+            _let_go(connection, consumer_id)
             raise
         except PulsarException:
             connection.remove_consumer(consumer_id)
@@ -524,10 +528,15 @@ class Subscriber:
         if self._connection is None:
             return
         command = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
-        try:
+        with suppress(PulsarException):  # the broker does not have it, or is gone
             await self._connection.request(command, pb.CommandSuccess)
-        except PulsarException:
-            return  # the broker does not have it, or is gone
+        self._detach(AlreadyClosed("the consumer was closed", topic=self.topic))
+
+
+def _let_go(connection: Connection, consumer_id: int) -> None:
+    """Close a consumer without waiting for it."""
+    connection.remove_consumer(consumer_id)
+    connection.ask(pb.CommandCloseConsumer(consumer_id=consumer_id), lambda _: None)
 
 
 def _key_of(message_id: MessageId) -> Key:

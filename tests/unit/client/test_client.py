@@ -14,7 +14,13 @@ from support import settle
 
 import magnetar
 import magnetar.asyncio
-from magnetar.client.errors import AlreadyClosed, Interrupted, Result, Timeout
+from magnetar.client.errors import (
+    AlreadyClosed,
+    Interrupted,
+    InvalidConfiguration,
+    Result,
+    Timeout,
+)
 from magnetar.protos import pulsar_pb2 as pb
 
 
@@ -40,6 +46,77 @@ def test_close_leaves_no_tasks_and_closes_everything() -> None:
             with pytest.raises(AlreadyClosed):
                 await client.create_producer("t")
             await client.close()
+
+    run_virtual(main())
+
+
+def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            before = asyncio.all_tasks()
+            producer = await client.create_producer("t")
+            cluster.topic(TOPIC).hold_receipts = True
+            told: list[Result] = []
+            producer.send_async(b"x", lambda result, _: told.append(result))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await client.close()
+            assert told == [Result.Interrupted]
+            await settle()
+            assert own_tasks(before | set(cluster._tasks)) == []
+
+    run_virtual(main())
+
+
+def test_what_is_not_closed_in_time_is_not_left_at_the_broker() -> None:
+    async def main() -> None:
+        async with client_among(operation_timeout_seconds=2) as (client, cluster):
+            topic = cluster.topic(TOPIC)
+            producer = await client.create_producer("t")
+            consumer = await client.subscribe("t", "s")
+            await producer.send(b"1")
+            cluster.brokers[A].hold_acks = topic.hold_receipts = True
+            await consumer.acknowledge(await consumer.receive())
+            producer.send_async(b"2", None)
+            for close in (producer.close(), consumer.close()):
+                with pytest.raises(Timeout):
+                    await close
+            await settle()
+            assert topic.subscriptions["s"].consumers == []
+            assert [session.producers for session in cluster.brokers[A].sessions] == [{}, {}]
+
+    run_virtual(main())
+
+
+def test_a_reader_that_cannot_find_its_place_is_not_left_behind() -> None:
+    async def main() -> None:
+        async with client_among(operation_timeout_seconds=2) as (client, cluster):
+            cluster.brokers[A].script(pb.CommandGetLastMessageId, None)
+            with pytest.raises(Timeout):
+                await client.create_reader("t", magnetar.MessageId.latest)
+            await settle()
+            (subscription,) = cluster.topic(TOPIC).subscriptions.values()
+            assert subscription.consumers == []
+            assert client.parts.live == set()
+
+    run_virtual(main())
+
+
+def test_texts_that_cannot_be_sent_are_refused_and_end_no_client() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            producer = await client.create_producer("t")
+            lone = "\ud800"
+            wrong: tuple[dict[str, Any], ...] = (
+                {"producer_name": lone},
+                {"properties": {"a": lone}},
+            )
+            for options in wrong:
+                with pytest.raises(InvalidConfiguration, match="UTF-8"):
+                    await client.create_producer("t", **options)
+            with pytest.raises(InvalidConfiguration, match="UTF-8"):
+                await client.subscribe("t", lone)
+            await producer.send(b"x")
 
     run_virtual(main())
 

@@ -301,8 +301,14 @@ class CursorJournal:
         number = self.next_number()
         state = AckState(self._log.chain, mark)
         inline = stored.inline(stored.snapshot(number, state))
+
+        def move(record: TopicRecord) -> TopicRecord:
+            if cursor.number not in self._live:  # deleted: what has the name now is another one
+                raise SubscriptionNotFound(cursor.name)
+            return _with_state(record, cursor.name, inline)
+
         try:
-            await self._rolling.record(lambda record: _with_state(record, cursor.name, inline))
+            await self._rolling.record(move)
         except SubscriptionNotFound as error:
             restart.receipt(error)
             return

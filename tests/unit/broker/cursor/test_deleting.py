@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from fakes.topic_log import TOPIC, World, opened, opened_cursors
 from fakes.virtual_loop import run_virtual as run
@@ -82,5 +84,36 @@ def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
             await wait_until(lambda: bool(receipts))
             assert receipts == [None]
             assert await cursors.ensure("s", LATEST) is cursor
+
+    run(main())
+
+
+def test_a_reset_that_is_still_being_tried_does_not_reach_a_subscription_of_the_same_name() -> None:
+    """The new one would be found where the old one was to go, and skip what is before."""
+
+    async def main() -> None:
+        world = World()
+        store = CutOff(world.tree)
+        async with (
+            opened(world, store=store, close=False) as topic,
+            opened_cursors(topic.log, close=False) as cursors,
+        ):
+            await topic.append_and_wait("a", "b", "c")
+            cursor = await cursors.ensure("s", EARLIEST)
+            store.early = True
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.025):  # the journal goes on, every 0.05 s
+                    await cursor.reset(LATEST)
+            store.early = False
+            await cursors.delete("s")
+            again = await cursors.ensure("s", EARLIEST)
+            await again.flush()
+            other = await cursors.ensure("other", EARLIEST)
+            await other.reset(LATEST)  # comes after the one before
+            assert again.backlog_entries == 3
+        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+            restored = cursors.get("s")
+            assert restored is not None
+            assert restored.backlog_entries == 3
 
     run(main())

@@ -3,7 +3,9 @@
 Deleting writes a marker and frees nothing: values lie in blob files with those of other ledgers,
 and a file goes when all in it are dead or were moved elsewhere. That takes a compaction, which
 rewrites what is alive in the files it meets. So ledgers are seen in *regions* of
-neighbouring ids, and a region is compacted when enough of it is dead.
+neighbouring ids, and a region is compacted, as a whole, when enough of it is dead. The span of the
+dead alone would not do: another compaction may have dropped their keys and markers already, and
+then only the living in the same blob files are left to be found.
 
 A compaction that meets a value that it cannot read fails, and RocksDB takes no write any more: the
 process ends. So that it does not end again and again, a file says that a compaction is under way;
@@ -42,6 +44,8 @@ DUTY: Final = 0.5
 
 
 class Region(NamedTuple):
+    first: int
+    last: int
     dead: Sequence[int]  # ascending
     alive: int
 
@@ -97,7 +101,7 @@ class Reclaimer:
             if not region.worth_it:
                 continue
             begun_s = loop.time()
-            compact = partial(self._compact, region.dead[0], region.dead[-1])
+            compact = partial(self._compact, region.first, region.last)
             try:
                 await self._thread.do(compact)
             except (StorageFailed, OSError) as error:
@@ -136,5 +140,5 @@ def regions(dead: Sequence[int], alive: Sequence[int]) -> list[Region]:
     found: list[Region] = []
     while part := list(islice(everything, REGION_LEDGERS_MAX)):
         gone = [ledger for ledger, is_dead in part if is_dead]
-        found.append(Region(gone, len(part) - len(gone)))
+        found.append(Region(part[0][0], part[-1][0], gone, len(part) - len(gone)))
     return found

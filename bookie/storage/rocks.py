@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
+    BottommostLevelCompaction,
     Cache,
     CompactOptions,
     DBCompressionType,
@@ -225,12 +226,14 @@ class RocksStorage:
 
     def reclaim(self, first: int, last: int) -> None:
         """Lets go of the interpreter's lock. Adds go on meanwhile, and so do flushes and other
-        compactions.
+        compactions. What lies in the last level already is met as well, which RocksDB leaves out
+        unless it is told: its values may be what keeps a file of dead ones.
 
         rocksdict does not tell of a compaction that fails, as over a value that it cannot read;
         RocksDB counts it, and refuses every write from then on."""
         how = CompactOptions()
         how.set_exclusive_manual_compaction(False)
+        how.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
         self._reclaiming = True
         with _Door("compact"):
             self._store.set_options({"enable_blob_garbage_collection": "true"})

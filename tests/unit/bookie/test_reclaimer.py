@@ -28,7 +28,8 @@ def test_a_region_is_compacted_when_a_fifth_of_it_is_dead() -> None:
     assert [at for region in found for at in region.dead] == [at for at in ids if at % 20]
     found = regions([at for at in ids if at % 20 == 0], [at for at in ids if at % 20])
     assert not any(region.worth_it for region in found)
-    assert regions([], [1]) == [([], 1)]
+    assert regions([3, 5], [1, 7]) == [(1, 7, [3, 5], 2)]
+    assert regions([], [1]) == [(1, 1, [], 1)]
     assert not regions([], [1])[0].worth_it
     assert regions([], []) == []
 
@@ -82,4 +83,22 @@ def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_clean(
     # RocksDB removes files that nothing needs any more from a thread of its own.
     run(wait_until(lambda: size_of(path) < 0.3 * full))
     assert len(storage.entry_ids(0, 0, entries_max=100)) == 10
+    storage.close()
+
+
+def test_space_comes_back_though_another_compaction_came_first(tmp_path: Path) -> None:
+    """It dropped the keys and the markers of the dead; their values lie in the file of the living,
+    too few of them for RocksDB to care by itself."""
+    storage = RocksStorage(tmp_path, create=True)
+    for ledger in range(10):
+        storage.write([(entry_key(ledger, entry), os.urandom(50_000)) for entry in range(10)])
+    storage.flush()
+    full, dead, alive = size_of(tmp_path), [2, 3, 4], [0, 1, *range(5, 10)]
+    for ledger in dead:
+        storage.delete_ledger(ledger, None)
+    storage.drop_replaced()
+    assert size_of(tmp_path) > 0.9 * full
+    run_virtual(Reclaimer(storage, thread=InlineThread()).reclaim(dead, alive))
+    run(wait_until(lambda: size_of(tmp_path) < 0.8 * full))
+    assert len(storage.run(9, 0, 9, bytes_max=1 << 20, entries_max=10)) == 10
     storage.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, ParamSpec
 
 from magnetar.client.errors import PulsarException, Result
@@ -27,16 +28,24 @@ def report(
         return
     try:
         callback(_OK if error is None else error.result, message_id)
-    except Exception as failure:
-        log.error("a callback failed", exc_info=failure, callback=repr(callback))
+    except (Exception, SystemExit) as failure:
+        _go_on_after(failure, callback)
 
 
 def call(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Call what a user gave us to call."""
     try:
         function(*args, **kwargs)
-    except Exception as error:
-        log.error("a callback failed", exc_info=error, callback=repr(function))
+    except (Exception, SystemExit) as failure:
+        _go_on_after(failure, function)
+
+
+def _go_on_after(failure: BaseException, callback: object) -> None:
+    """Exiting ends the program only from its main thread: one of ours would end alone and without
+    a word, and whoever waits for it would wait for ever."""
+    if isinstance(failure, SystemExit) and current_thread() is main_thread():
+        raise failure
+    log.error("a callback failed", exc_info=failure, callback=repr(callback))
 
 
 _OK = Result.Ok  # looking it up costs as much as a call

@@ -216,7 +216,7 @@ def id_of(message: Message | MessageId) -> MessageId:
 def acknowledgeable(message: Message | MessageId) -> MessageId:
     """The id to acknowledge. Raises OperationNotSupported for one that does not say enough."""
     message_id = id_of(message)
-    if message_id.batch_index() >= 0 and not message_id.batch_size():
+    if message_id.batch_index() >= max(0, message_id.batch_size()):
         raise OperationNotSupported(
             f"{message_id} is in a batch of unknown size; use the id of a received message"
         )

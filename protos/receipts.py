@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import varint
+from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.framing import first_frame, parse_command
 
 
@@ -63,6 +65,8 @@ def read_receipts(buffer: bytes, at: int) -> ReceiptRun:
     while run is None or is_receipt(buffer, at):
         frame, end = first_frame(memoryview(buffer), at)
         body: Any = parse_command(frame).body
+        if not isinstance(body, pb.CommandSendReceipt):  # the type was given twice
+            raise MalformedCommand("SEND_RECEIPT", "it is of another type as well")
         message_id = body.message_id
         producer_id, sequence_id = body.producer_id, body.sequence_id
         ledger_id, entry_id = _signed(message_id.ledgerId), _signed(message_id.entryId)

@@ -208,8 +208,9 @@ def test_what_cannot_be_acknowledged() -> None:
             consumer = await client.subscribe("t", "s", SHARED)
             with pytest.raises(CumulativeAcknowledgementNotAllowedError):
                 await consumer.acknowledge_cumulative(MessageId(-1, 1, 1))
-            with pytest.raises(OperationNotSupported):
-                await consumer.acknowledge(MessageId(-1, 1, 1, 2))
+            for unknown in (MessageId(-1, 1, 1, 2), MessageId(-1, 1, 1, 2, 2)):
+                with pytest.raises(OperationNotSupported):
+                    await consumer.acknowledge(unknown)
             await consumer.close()
             with pytest.raises(AlreadyClosed):
                 await consumer.acknowledge(MessageId(-1, 1, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -411,3 +412,31 @@ def test_a_bad_url_leaves_no_thread_behind() -> None:
     with pytest.raises(magnetar.InvalidUrl):
         magnetar.Client("http://nowhere")
     assert set(threading.enumerate()) <= before
+
+
+def test_a_callback_that_exits_ends_neither_the_loop_nor_who_waits() -> None:
+    def leave(*_: object) -> None:
+        sys.exit(1)
+
+    with client_among() as (client, _):
+        producer = client.create_producer("t")
+        producer.send_async(b"0", leave)
+        producer.send(b"1")
+        assert producer.last_sequence_id() == 1
+        client.close()
+
+
+def test_a_listener_that_exits_goes_on_with_the_next_message() -> None:
+    got: list[bytes] = []
+
+    def listen(_: object, message: magnetar.Message) -> None:
+        got.append(message.data())
+        sys.exit(1)
+
+    with client_among() as (client, _):
+        client.subscribe("t", "s", message_listener=listen)
+        producer = client.create_producer("t")
+        for number in range(3):
+            producer.send(b"%d" % number)
+        wait_for(lambda: len(got) == 3)
+        client.close()

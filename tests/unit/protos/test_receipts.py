@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -101,3 +102,14 @@ def test_receipts_of_other_shapes_are_read_too() -> None:
     assert read_receipts(short + ping, 0).end == len(short)
     with pytest.raises(MalformedCommand):
         read_receipts(short.replace(b"\x08\x01", b"\x38\x01", 1), 0)
+
+
+def test_a_receipt_that_is_something_else_as_well_is_refused() -> None:
+    receipt = pb.CommandSendReceipt(producer_id=1, sequence_id=7).SerializeToString()
+    position = pb.MessageIdData(ledgerId=3, entryId=9)
+    delivery = pb.CommandMessage(consumer_id=1, message_id=position).SerializeToString()
+    command = b"\x08\x07\x3a%c%b\x08\x09\x4a%c%b" % (len(receipt), receipt, len(delivery), delivery)
+    data = struct.pack(">II", 4 + len(command) + 3, len(command)) + command + b"xyz"
+    assert is_receipt(data, 0)
+    with pytest.raises(MalformedCommand):
+        read_receipts(data, 0)

@@ -393,10 +393,10 @@ def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
         assert (asked, world.reclaimer.dead) == ([], 1)  # a tenth: not worth it
         await world.drop(5)
         await world.collector.maybe_round()
-        assert asked == [(3, 5)]
+        assert asked == [(0, 9)]
         world.collector.counts.rounds = 0  # as after a restart
         await world.collector.maybe_round()
-        assert asked == [(3, 5)]
+        assert asked == [(0, 9)]
 
     with_world(test)
 
@@ -469,7 +469,7 @@ def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None
         world.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
         world.store.away_at = ""
         assert await world.collector.maybe_round()
-        assert asked == [(2, 2)]
+        assert asked == [(1, 3)]
 
     with_world(test)
 

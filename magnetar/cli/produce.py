@@ -62,7 +62,10 @@ def produce(
         contents = [text.encode() for text in texts] + [file.read_bytes() for file in files or []]
         async with magnetar.asyncio.Client(service_url) as client:
             producer = await client.create_producer(
-                topic, batching_enabled=not disable_batching, max_pending_messages=IN_FLIGHT_MAX
+                topic,
+                batching_enabled=not disable_batching,
+                max_pending_messages=IN_FLIGHT_MAX,
+                block_if_queue_full=True,  # large ones fill it by their bytes
             )
             count = len(contents) * num_produce
             await _send_all(producer, contents, count, labels, key=key, rate=rate)

@@ -5,18 +5,26 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import pytest
 import typer
+from fakes.client_world import TOPIC, A, world_of
+from fakes.session_broker import Cluster
 from hypothesis import given
 from hypothesis import strategies as st
 from support import free_port
 from typer.testing import CliRunner
 
 import magnetar
+import magnetar.asyncio
 from magnetar.cli.client import run_client
 from magnetar.cli.main import make_app
 from magnetar.cli.produce import parse_properties, split
+from magnetar.client.options import ClientOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -135,3 +143,22 @@ def test_statistics_from_a_port_that_speaks_something_else() -> None:
         thread.join()
     assert code == 1
     assert "did not answer as the HTTP port of a broker does" in said
+
+
+def test_more_than_may_be_on_its_way_is_sent_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def reachable(_: str) -> None:
+        pass
+
+    cluster = Cluster(A)
+    in_world = magnetar.asyncio.Client.in_world
+    monkeypatch.setattr("magnetar.cli.client.require_reachable", reachable)
+    monkeypatch.setattr(
+        magnetar.asyncio, "Client", lambda url: in_world(ClientOptions(url), world_of(cluster))
+    )
+    large = tmp_path / "large"
+    large.write_bytes(bytes(5_000_000))
+    code, said = invoke("produce", "t", "-f", str(large), "-n", "14", "--service-url", A)
+    assert (code, said) == (0, "14 messages successfully produced\n")
+    assert len(cluster.topic(TOPIC).entries) == 14

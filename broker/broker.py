@@ -128,6 +128,8 @@ class Broker:
         if opened is None:
             if not create and not await self.exists(name):
                 raise TopicNotFound(str(name))
+            if not self._owners.holds(bundle_of(name)):  # another broker has it by now
+                raise NotOwner(str(name))
             opened = self._topics.get(name)  # somebody else may have begun meanwhile
         if opened is None:
             opened = asyncio.get_running_loop().create_future()

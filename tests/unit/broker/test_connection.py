@@ -28,18 +28,21 @@ from magnetar.broker.connection import (
     Transport,
 )
 from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.errors import NotOwner
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
+from magnetar.broker.log.tenure import topic_path
+from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.broker.session import KEEPALIVE_S
 from magnetar.broker.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.model import BrokerId, BrokerRegistration, TopicRecord
+from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership, TopicRecord
 from magnetar.metadata.store import ABSENT
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import strip_broker_metadata
-from magnetar.protos.names import Domain
+from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.memory_stream import memory_stream_pair
 
@@ -540,5 +543,40 @@ def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
             assert isinstance(again, pb.CommandSuccess)
             assert len(here.topic.subscriptions["s"].consumers) == 1
             here.world.release()
+
+    run_virtual(main())
+
+
+def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its new owner would be fenced."""
+
+    async def main() -> None:
+        looked, gone = asyncio.Event(), asyncio.Event()
+
+        async def exists(_: TopicName) -> bool:
+            looked.set()
+            await gone.wait()
+            return True
+
+        async with place() as here:
+            name, store = TopicName.parse(TOPIC), here.broker._store
+            await here.broker.locate(name, authoritative=True)
+            bundle = bundle_of(name)
+            monkeypatch.setattr(here.broker, "exists", exists)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(refused(here, name))
+                await looked.wait()
+                path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+                other = Ownership(BrokerId("other"), "1" * 32, 7)
+                await store.put(path, codec.encode_ownership(other), expected=0)
+                await wait_until(lambda: not here.broker._owners.holds(bundle))
+                gone.set()
+            assert await store.get(topic_path(name)) is None, "its epoch was bumped"
+
+    async def refused(here: Place, name: TopicName) -> None:
+        with pytest.raises(NotOwner):
+            await here.broker.topic(name, create=False)
 
     run_virtual(main())

@@ -85,6 +85,7 @@ class Publisher:
         self._producer_id = 0
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: it takes messages
+        self._over = asyncio.Event()
         self._flushes: list[_Flush] = []
         self._told = 0  # entries whose outcome was told, in their order
         self._refused: PulsarException | None = None  # first since a flush that made no entry
@@ -149,6 +150,7 @@ class Publisher:
         is told Interrupted, because it may have been stored.
         """
         if self._failure is not None:
+            await self._over.wait()  # somebody else is closing it
             return
         self.seal()
         self._failure = AlreadyClosed("the producer was closed", topic=self.topic)
@@ -177,6 +179,7 @@ class Publisher:
         self._detach(error)
         reason = f"the receipt did not come in time: {error.reason}"
         self._abandon(Interrupted(reason, topic=self.topic))
+        self._over.set()
 
     @property
     def is_attached(self) -> bool:
@@ -213,8 +216,10 @@ class Publisher:
         return ends_producer(error)
 
     def on_failed(self, error: PulsarException) -> None:
+        self._parts.live.discard(self)
         self._failure = self._failure or error
         self._abandon(error)
+        self._over.set()
 
     # The connection
 

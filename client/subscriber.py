@@ -79,6 +79,7 @@ class Subscriber:
         self._waiting = False  # somebody waits for a message
         self._burst: list[Message] = []  # of the frame that is being read
         self._failure: PulsarException | None = None  # None: it goes on
+        self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -252,6 +253,7 @@ class Subscriber:
         when it took some of them for invalid; those may come again. The consumer is closed anyway.
         """
         if self._failure is not None:
+            await self._over.wait()  # somebody else is closing it
             return
         self._failure = AlreadyClosed("the consumer was closed", topic=self.topic)
         self._queue.fail(self._failure)
@@ -290,6 +292,7 @@ class Subscriber:
         self._acks.close(error)
         if self._timer is not None:
             self._timer.cancel()
+        self._over.set()
 
     # The attachment
 
@@ -318,6 +321,7 @@ class Subscriber:
     def on_failed(self, error: PulsarException) -> None:
         self._failure = self._failure or error
         self._queue.fail(error)
+        self._over.set()
 
     # The connection
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import TOPIC, A, client_among
@@ -22,6 +22,9 @@ from magnetar.client.errors import (
     Timeout,
 )
 from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from fakes.session_broker import Session
 
 
 def own_tasks(before: set[asyncio.Task[Any]]) -> list[str]:
@@ -66,6 +69,46 @@ def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:
             assert own_tasks(before | set(cluster._tasks)) == []
 
     run_virtual(main())
+
+
+def test_a_client_waits_for_those_who_are_being_closed_already() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            topic = cluster.topic(TOPIC)
+            producer = await client.create_producer("t")
+            consumer = await client.subscribe("t", "s")
+            await producer.send(b"1")
+            message = await consumer.receive()
+            cluster.brokers[A].hold_acks = topic.hold_receipts = True
+            await consumer.acknowledge(message)
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(producer.send(b"2"))
+                await settle()
+                for close in (consumer.close, producer.close):
+                    group.create_task(close())
+                    await settle()
+                closing = group.create_task(client.close())
+                await asyncio.sleep(1)
+                assert not closing.done()
+                for session in cluster.brokers[A].sessions:
+                    answer_all(session)
+            assert sending.result() == magnetar.MessageId(-1, 1, 1)
+
+    run_virtual(main())
+
+
+def answer_all(session: Session) -> None:
+    """What a broker owes that was told to hold its receipts and answers."""
+    for body in list(session.commands):
+        if isinstance(body, pb.CommandAck):
+            ids = {"consumer_id": body.consumer_id, "request_id": body.request_id}
+            session.send(pb.CommandAckResponse(**ids))
+        elif isinstance(body, pb.CommandSend) and body.sequence_id == 1:
+            stored = pb.MessageIdData(ledgerId=1, entryId=1)
+            receipt = pb.CommandSendReceipt(
+                producer_id=body.producer_id, sequence_id=1, message_id=stored
+            )
+            session.send(receipt)
 
 
 def test_what_is_not_closed_in_time_is_not_left_at_the_broker() -> None:

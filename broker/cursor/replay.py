@@ -44,7 +44,10 @@ class Replay:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
         match record:
             case records.Marked():
-                state.on_ack_cumulative(record.mark)
+                # With entry -1 there was none in front of it. Its ledger may have stayed empty and
+                # be gone, and the topic have begun again in one with a smaller number.
+                if record.mark.entry >= 0:
+                    state.on_ack_cumulative(record.mark)
             case records.Entries():
                 for entry in record.entries:
                     state.on_ack(Position(record.ledger, entry))

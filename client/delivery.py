@@ -12,7 +12,6 @@ from magnetar.protos.entry import parse_stored_entry, strip_broker_metadata
 from magnetar.protos.errors import (
     ChecksumMismatch,
     DecompressionError,
-    EntryEncrypted,
     EntryError,
     UncompressedSizeCorruption,
 )
@@ -77,7 +76,5 @@ def validation_error(error: EntryError) -> pb.CommandAck.ValidationError.ValueTy
             return pb.CommandAck.UncompressedSizeCorruption
         case DecompressionError():
             return pb.CommandAck.DecompressionError
-        case EntryEncrypted():
-            return pb.CommandAck.DecryptionError
         case _:
             return pb.CommandAck.BatchDeSerializeError

@@ -31,7 +31,7 @@ from magnetar.client.redelivery import Redeliveries
 from magnetar.client.start import Start
 from magnetar.client.subscription import MessageQueue, Subscription, subscribe_command
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.errors import EntryError
+from magnetar.protos.errors import EntryEncrypted, EntryError
 from magnetar.protos.message import ReceivedEntry, decode_messages, read_entry
 from magnetar.runtime.log import get_logger
 
@@ -330,9 +330,15 @@ class Subscriber:
         try:
             received = read_entry(entry)
             if received.chunk is not None:
-                self._refuse_chunk(key)
+                self._leave(
+                    key, "a message in chunks was skipped: chunking is not supported yet", 1
+                )
                 return
             messages = decode_messages(received)
+        except EntryEncrypted:
+            event = "an encrypted entry was skipped: encryption is not supported yet"
+            self._leave(key, event, permits_of(entry, command.ack_set))
+            return
         except EntryError as error:
             self._refuse_corrupt(key, error, permits_of(entry, command.ack_set))
             return
@@ -407,15 +413,10 @@ class Subscriber:
                 )
             )
 
-    def _refuse_chunk(self, key: Key) -> None:
-        """Leave it unacknowledged for a consumer that can put it together."""
-        log.error(
-            "a message in chunks was skipped: chunking is not supported yet",
-            topic=self.topic,
-            ledger=key[0],
-            entry=key[1],
-        )
-        self._permits.on_delivered(1, 0, 0)
+    def _leave(self, key: Key, event: str, permits: int) -> None:
+        """Leave it unacknowledged, for a consumer that can put it together or has the key."""
+        log.error(event, topic=self.topic, ledger=key[0], entry=key[1])
+        self._permits.on_delivered(permits, 0, 0)
 
     def _grant(self) -> None:
         if self._connection is not None:

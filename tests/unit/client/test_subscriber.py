@@ -520,6 +520,25 @@ def test_a_damaged_batch_costs_no_permits() -> None:
     run_virtual(main())
 
 
+def test_what_cannot_be_read_here_is_left_for_others() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            await publish(client, 3)
+            topic = cluster.topic(TOPIC)
+            metadata = pb.MessageMetadata(producer_name="p", sequence_id=9, publish_time=1)
+            metadata.encryption_keys.add(key="k", value=b"v")
+            encoded = metadata.SerializeToString()
+            topic.entries[1, 1] = len(encoded).to_bytes(4, "big") + encoded + b"secret"
+            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+            for message in await receive(consumer, 2):
+                await consumer.acknowledge(message)
+            await consumer.close()
+            acks = subscription(cluster).acks
+            assert {one.entryId for ack in acks for one in ack.message_id} == {0, 2}
+
+    run_virtual(main())
+
+
 def test_asking_in_vain_leaves_nothing_behind() -> None:
     async def main() -> None:
         queue = LoopQueue()

@@ -376,9 +376,11 @@ class Replicator:
         return trouble is None or trouble.retry_at <= now
 
     def _on_bookies_changed(self) -> None:
-        """What failed may succeed now."""
+        """What failed may succeed now. If not, it is tried again as soon as after a first failure:
+        what failed many times while bookies came and went would wait for minutes when all is well.
+        """
         for trouble in self._troubles.values():
-            trouble.retry_at = 0.0
+            trouble.retry_at, trouble.pause_s = 0.0, RETRY_S_FIRST / 2
         self._wake.set()
 
     def _forget(self, ledger: LedgerId) -> None:

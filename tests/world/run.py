@@ -51,7 +51,12 @@ def run_seeds(
 
 def outcomes(first: int, seeds: int, scenario: str = "") -> Iterator[Outcome]:
     for seed in range(first, first + seeds):
-        yield play(SCENARIOS[scenario] if scenario else scenario_of(seed), seed)
+        chosen = SCENARIOS[scenario] if scenario else scenario_of(seed)
+        try:
+            yield play(chosen, seed)
+        except Exception as error:  # the scenario's own
+            error.add_note(f"{chosen.name} --first {seed} --seeds 1")
+            raise
 
 
 def command(outcome: Outcome) -> str:

@@ -9,6 +9,7 @@ from world.scenario import scenario
 from world.scenarios.repairing import end_repaired
 from world.stage import Stage
 
+from magnetar.bookie.ledger.errors import LedgerFenced
 from magnetar.bookie.repair.decommission import drain, undrain
 from magnetar.metadata import paths
 from magnetar.metadata.errors import InvalidRecord, MetadataError
@@ -104,5 +105,9 @@ async def _close(stage: Stage) -> None:
     try:
         async with asyncio.timeout(20.0):
             await writer.close()
-    except (MetadataError, TimeoutError):
+    except (
+        MetadataError,
+        TimeoutError,
+        LedgerFenced,
+    ):  # fenced: a repair closed it, as nobody could
         return

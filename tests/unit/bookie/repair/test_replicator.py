@@ -259,6 +259,32 @@ def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str) -> No
     run_virtual(main())
 
 
+def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
+    """Each change of the list is a reason to try. Together they are none to wait for minutes."""
+
+    async def main() -> None:
+        async with cluster(4) as nodes, nodes.process() as ledgers:
+            before = await written(ledgers, 20)
+            spare = next(b for b in nodes.bookies if b.member not in before.segments[0].members)
+            dead = nodes.bookie(before.segments[0].members[0])
+            await lose(nodes, dead)
+            spare.judge_add = refuse(BookieCode.OVERLOADED)
+            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+            async with replicating(nodes) as replicator:
+                await noted(nodes, before.ledger, "does not take copies")
+                other = await nodes.add_bookie()
+                other.judge_add = refuse(BookieCode.OVERLOADED)
+                for change in [nodes.unregister, nodes.register] * 5:
+                    failed = replicator.counts.repairs_failed
+                    await change(other)
+                    await wait_until(lambda was=failed: replicator.counts.repairs_failed > was)
+                spare.judge_add = other.judge_add = lambda _: None
+                await unmarked(nodes, before.ledger, within_s=20)
+            check_whole(nodes, await metadata_of(nodes, before.ledger))
+
+    run_virtual(main())
+
+
 def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
     async def main() -> None:
         async with cluster(5) as nodes, nodes.process() as ledgers:

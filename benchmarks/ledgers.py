@@ -46,13 +46,14 @@ if TYPE_CHECKING:
 WARM_UP = Shape(1024, 2_000, 64)
 SHAPES = (
     Shape(1024, 2_000, 1),
-    # So many that both fill memtables of 64 MiB several times over: at 60,000 the reference ended
-    # just before its first flush, and a ledger's envelopes just after theirs.
-    Shape(1024, 240_000, 1_000),
     Shape(65_536, 3_000, 16),
     Shape(262_144, 800, 8),
+    # So many that both fill memtables of 64 MiB several times over: at 60,000 the reference ended
+    # just before its first flush, and a ledger's envelopes just after theirs. At the end, as they
+    # leave something to compact.
+    Shape(1024, 240_000, 1_000),
 )
-WANTED = ("p50 <= 0.9", ">= 1.0", ">= 0.9", "")
+WANTED = ("p50 <= 0.9", ">= 0.9", "", ">= 1.0")
 REFERENCE_PORT = 31_850
 READ_ENTRIES = {65_536: 4_096, 1024: 100_000}  # 268 MB and 102 MB
 CACHED_BYTES = 40_000_000  # what a bookie keeps of entries that were read, with some room to spare
@@ -72,14 +73,17 @@ class Cluster:
 
     @property
     def config(self) -> LedgerConfig:
-        """3/3/2 on three bookies, 1/1/1 on one."""
-        copies = len(self.bookie_pids)
-        return LedgerConfig(ensemble_size=copies, write_quorum=copies, ack_quorum=copies // 2 + 1)
+        return config_on(len(self.bookie_pids))
 
     @classmethod
     def of(cls, cluster: LocalCluster) -> Cluster:
         pids = [process.pid for process in cluster.of_role("bookie")]
         return cls(f"zk://{cluster.zookeeper}/magnetar", tuple(pid for pid in pids if pid))
+
+
+def config_on(bookies: int) -> LedgerConfig:
+    """3/3/2 on three, 1/1/1 on one."""
+    return LedgerConfig(ensemble_size=bookies, write_quorum=bookies, ack_quorum=bookies // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +172,29 @@ def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
     return run(main())
 
 
-def compare_appends(cluster: Cluster, rounds: int) -> None:
-    """Ours and both references in turns."""
-    bookies, quorum = len(cluster.bookie_pids), cluster.config.quorum
+async def compare_appends(folder: Path, bookies: int, rounds: int) -> None:
+    """Ours and both references in turns, each on new disks: later the small entries of before are
+    compacted meanwhile, which takes a sixth of the rate here and would there."""
+    quorum = config_on(bookies).quorum
     print(f"\nLedgers, E/Qw/Qa {quorum}, synced before acknowledged, medians of {rounds} runs")
     ours: list[list[Appended]] = []
     theirs: dict[bool, list[list[Figure]]] = {False: [], True: []}
-    for _ in range(rounds):
+    for number in range(rounds):
         for direct, runs in theirs.items():
-            runs.append(
-                alone(
-                    reference.measure,
-                    list(SHAPES),
-                    bookies=bookies,
-                    ack_quorum=quorum.ack_quorum,
-                    port=REFERENCE_PORT,
-                    direct=direct,
-                )
+            figures = await asyncio.to_thread(
+                alone,
+                reference.measure,
+                list(SHAPES),
+                bookies=bookies,
+                ack_quorum=quorum.ack_quorum,
+                port=REFERENCE_PORT,
+                direct=direct,
             )
-        ours.append(alone(append, cluster, SHAPES))
+            runs.append(figures)
+        async with LocalCluster(
+            folder / f"{bookies}-{number}", zookeepers=1, bookies=bookies, brokers=1
+        ) as cluster:
+            ours.append(await asyncio.to_thread(alone, append, Cluster.of(cluster), SHAPES))
     for number, (shape, wanted) in enumerate(zip(SHAPES, WANTED, strict=True)):
         mine = median([run[number].figure for run in ours])
         by_broker, direct_ones = (
@@ -410,12 +418,12 @@ async def report_memory(cluster: LocalCluster) -> None:
 async def report(*, rounds: int, stored_mb: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="magnetar-ledgers-"))
     try:
+        for bookies in (3, 1):
+            await compare_appends(folder, bookies, rounds)
         async with LocalCluster(folder / "3", zookeepers=1, bookies=3, brokers=1) as cluster:
-            await asyncio.to_thread(compare_appends, Cluster.of(cluster), rounds)
             await report_recovery(cluster, rounds)
             await report_memory(cluster)
         async with LocalCluster(folder / "1", zookeepers=1, bookies=1, brokers=1) as cluster:
-            await asyncio.to_thread(compare_appends, Cluster.of(cluster), rounds)
             await compare_reads(cluster, rounds)
             await report_restart(cluster, stored_mb)
     finally:

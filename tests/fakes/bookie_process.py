@@ -86,6 +86,12 @@ class BookieProcess:
         return self._log.read_text()
 
     @property
+    def status(self) -> int | None:
+        """None: it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    @property
     def address(self) -> str:
         return f"127.0.0.1:{self.ready['grpc_port']}"
 

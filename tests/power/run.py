@@ -38,6 +38,7 @@ from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Memb
 from magnetar.protos import bookie_pb2 as pb
 from magnetar.protos.envelope import BookieCode, decode_envelope, decode_read_answers
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.grpc_frames import read_frames
 from magnetar.runtime.log import configure_logging
 
@@ -200,7 +201,11 @@ async def turn(
     tally.acked += sum(each.last + 1 for each in written)
     tally.ledgers += written
     tally.renewed += bookie.incarnation != incarnation
-    tally.lost += await count_lost(bookie, incarnation, written)
+    try:
+        tally.lost += await count_lost(bookie, incarnation, written)
+    except StreamClosed as error:
+        error.add_note(f"its exit status: {bookie.status}; its log:\n{bookie.log[-4000:]}")
+        raise
 
 
 async def run_turns(

@@ -34,6 +34,7 @@ from magnetar.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.bookie.repair.replicator import Replicator
     from magnetar.protos.envelope import Add
 
@@ -58,6 +59,17 @@ async def noted(nodes: Cluster, ledger: LedgerId, text: str) -> None:
             if mark is not None and text in mark.what.failure:
                 return
             await asyncio.sleep(0.05)
+
+
+async def one_lost(
+    nodes: Cluster, ledgers: Ledgers
+) -> tuple[LedgerMetadata, FakeBookie, FakeBookie]:
+    """On four bookies: a ledger of 20 entries, a member of it that is dead, and the spare one."""
+    before = await written(ledgers, 20)
+    (spare,) = (b for b in nodes.bookies if b.member not in before.segments[0].members)
+    dead = nodes.bookie(before.segments[0].members[0])
+    await lose(nodes, dead)
+    return before, dead, spare
 
 
 def check_whole(nodes: Cluster, metadata: LedgerMetadata) -> None:
@@ -231,10 +243,7 @@ def refuse(code: BookieCode) -> Callable[[Add], BookieCode | None]:
 def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str) -> None:
     async def main() -> None:
         async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            spare = next(b for b in nodes.bookies if b.member not in before.segments[0].members)
-            dead = nodes.bookie(before.segments[0].members[0])
-            await lose(nodes, dead)
+            before, dead, spare = await one_lost(nodes, ledgers)
 
             def die(add: Add) -> None:
                 if add.entry == 7:
@@ -264,10 +273,7 @@ def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
 
     async def main() -> None:
         async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            spare = next(b for b in nodes.bookies if b.member not in before.segments[0].members)
-            dead = nodes.bookie(before.segments[0].members[0])
-            await lose(nodes, dead)
+            before, dead, spare = await one_lost(nodes, ledgers)
             spare.judge_add = refuse(BookieCode.OVERLOADED)
             await marks_of(nodes).mark_lost(before.ledger, [dead.member])
             async with replicating(nodes) as replicator:
@@ -313,10 +319,7 @@ def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
 def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
     async def main() -> None:
         async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            spare = next(b for b in nodes.bookies if b.member not in before.segments[0].members)
-            dead = nodes.bookie(before.segments[0].members[0])
-            await lose(nodes, dead)
+            before, dead, spare = await one_lost(nodes, ledgers)
             spare.may_ack.clear()
             await marks_of(nodes).mark_lost(before.ledger, [dead.member])
             async with replicating(nodes) as replicator:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import pytest
-from fakes.topic_log import TOPIC, World, opened, opened_cursors
+from fakes.topic_log import TOPIC, TopicLog, World, opened, opened_cursors
 from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
@@ -15,6 +17,12 @@ from magnetar.broker.log.tenure import topic_path
 from magnetar.metadata.codec import decode_topic
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from magnetar.broker.cursor.cursor import Cursor
+    from magnetar.broker.cursor.cursors import Cursors
 
 
 class CutOff(MemoryStore):
@@ -36,6 +44,19 @@ class CutOff(MemoryStore):
         await super().sync(path)
 
 
+@asynccontextmanager
+async def subscribed(
+    world: World, store: CutOff
+) -> AsyncIterator[tuple[TopicLog, Cursors, Cursor]]:
+    """A topic of three entries whose subscription "s" begins before them."""
+    async with (
+        opened(world, store=store, close=False) as topic,
+        opened_cursors(topic.log, close=False) as cursors,
+    ):
+        await topic.append_and_wait("a", "b", "c")
+        yield topic, cursors, await cursors.ensure("s", EARLIEST)
+
+
 def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> None:
     """Its record may be gone: an answer would be a promise that the next owner knows nothing of."""
 
@@ -43,12 +64,7 @@ def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> N
         world = World()
         store = CutOff(world.tree)
         receipts: list[object] = []
-        async with (
-            opened(world, store=store, close=False) as topic,
-            opened_cursors(topic.log, close=False) as cursors,
-        ):
-            await topic.append_and_wait("a", "b", "c")
-            cursor = await cursors.ensure("s", EARLIEST)
+        async with subscribed(world, store) as (topic, cursors, cursor):
             store.cut = True
             with pytest.raises(LogUnavailable):
                 await cursors.delete("s")
@@ -70,12 +86,7 @@ def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
         world = World()
         store = CutOff(world.tree)
         receipts: list[object] = []
-        async with (
-            opened(world, store=store, close=False) as topic,
-            opened_cursors(topic.log, close=False) as cursors,
-        ):
-            await topic.append_and_wait("a", "b", "c")
-            cursor = await cursors.ensure("s", EARLIEST)
+        async with subscribed(world, store) as (topic, cursors, cursor):
             store.early = True
             with pytest.raises(LogUnavailable):
                 await cursors.delete("s")
@@ -94,12 +105,7 @@ def test_a_reset_that_is_still_being_tried_does_not_reach_a_subscription_of_the_
     async def main() -> None:
         world = World()
         store = CutOff(world.tree)
-        async with (
-            opened(world, store=store, close=False) as topic,
-            opened_cursors(topic.log, close=False) as cursors,
-        ):
-            await topic.append_and_wait("a", "b", "c")
-            cursor = await cursors.ensure("s", EARLIEST)
+        async with subscribed(world, store) as (topic, cursors, cursor):
             store.early = True
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.025):  # the journal goes on, every 0.05 s

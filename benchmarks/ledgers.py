@@ -173,8 +173,8 @@ def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
 
 
 async def compare_appends(folder: Path, bookies: int, rounds: int) -> None:
-    """Ours and both references in turns, each on new disks: later the small entries of before are
-    compacted meanwhile, which takes a sixth of the rate here and would there."""
+    """Ours and both references in turns, each on new disks. On disks that were filled before, small
+    entries are compacted meanwhile, which takes a sixth of the rate; the references begin empty."""
     quorum = config_on(bookies).quorum
     print(f"\nLedgers, E/Qw/Qa {quorum}, synced before acknowledged, medians of {rounds} runs")
     ours: list[list[Appended]] = []

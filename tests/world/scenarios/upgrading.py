@@ -105,9 +105,5 @@ async def _close(stage: Stage) -> None:
     try:
         async with asyncio.timeout(20.0):
             await writer.close()
-    except (
-        MetadataError,
-        TimeoutError,
-        LedgerFenced,
-    ):  # fenced: a repair closed it, as nobody could
-        return
+    except (MetadataError, TimeoutError, LedgerFenced):
+        return  # fenced: a repair has closed it, as its writer could not

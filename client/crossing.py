@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -155,23 +156,30 @@ class Crossing(Generic[T]):
         self._take = take
         self._lock = threading.Lock()
         self._items: deque[T] = deque()
+        self._woken = False  # the loop knows that there are items
         self._ended = False
 
     def put(self, item: T) -> None:
         """Hand over an item; wakes the loop if it has not been woken for those before.
 
-        Raises AlreadyClosed when there is no loop any more.
+        Raises AlreadyClosed when there is no loop any more. An interrupt (Ctrl-C) may come between
+        any two steps: then the item may be handed over or not, and others are not held up.
         """
-        with self._lock:
-            if self._ended:
-                raise AlreadyClosed("the client was closed")
-            wake = not self._items
-            self._items.append(item)
-        if wake:
-            try:
-                self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                return  # the loop has ended, and end() is about to be called
+        try:
+            with self._lock:
+                if self._ended:
+                    raise AlreadyClosed("the client was closed")
+                wake = not self._woken
+                self._woken = True
+                self._items.append(item)
+            if wake:
+                self._wake()
+        except AlreadyClosed:
+            raise
+        except BaseException:
+            self._woken = False  # if the interrupt came before: once too often does no harm
+            self._wake()
+            raise
 
     def end(self) -> None:
         """The loop has ended."""
@@ -179,10 +187,16 @@ class Crossing(Generic[T]):
             self._ended = True
         self._drain()
 
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and end() is about to be called
+            self._loop.call_soon_threadsafe(self._drain)
+
     def _drain(self) -> None:
         with self._lock:
             items, self._items = self._items, deque()
-        self._take(items)
+            self._woken = False
+        if items:
+            self._take(items)
 
 
 class Mailbox:

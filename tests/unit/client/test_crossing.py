@@ -43,6 +43,51 @@ def test_a_burst_is_one_wake_up() -> None:
     assert len(loop.asked) == 2
 
 
+class InterruptedLoop(StillLoop):
+    """Ctrl-C comes while it is woken for the first time: before, or after it has been told."""
+
+    def __init__(self, *, told: bool) -> None:
+        super().__init__()
+        self._told = told
+        self._interrupts = 1
+
+    def call_soon_threadsafe(self, function: Any) -> None:
+        if not self._interrupts:
+            super().call_soon_threadsafe(function)
+            return
+        self._interrupts -= 1
+        if self._told:
+            super().call_soon_threadsafe(function)
+        raise KeyboardInterrupt
+
+
+class InterruptedItems(deque[int]):
+    """Ctrl-C comes when the first item has just been noted."""
+
+    def append(self, item: int, /) -> None:
+        super().append(item)
+        if item == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["noted", "before", "after"])
+def test_a_put_that_is_interrupted_holds_nobody_up(when: str) -> None:
+    loop, got = InterruptedLoop(told=when == "after"), []
+    one: Crossing[int] = Crossing(loop, got.extend)  # type: ignore[arg-type]
+    if when == "noted":
+        one._items, loop = InterruptedItems(), StillLoop()  # type: ignore[assignment]
+        one._loop = loop  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        one.put(0)
+    one.put(1)
+    for drain in loop.asked:
+        drain()
+    assert got == [0, 1]
+    one.put(2)
+    loop.asked[-1]()
+    assert got == [0, 1, 2]
+
+
 def test_everything_that_was_put_arrives_in_order_also_at_the_end() -> None:
     thread = LoopThread("test")
     got: list[tuple[int, int]] = []

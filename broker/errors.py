@@ -71,6 +71,15 @@ class LogDamaged(LogError):
         self.why = why
 
 
+class TopicFull(LogError):
+    """The topic's record has no room for what was asked. What is there can be read."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"{topic} is full: {why}")
+        self.topic = topic
+        self.why = why
+
+
 class EntryTooLarge(LogError):
     """Refused before anything was appended."""
 

@@ -29,6 +29,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.ConsumerBusy, pb.ConsumerBusy),
     (errors.NotAllowed, pb.NotAllowedError),
     (errors.EntryTooLarge, pb.NotAllowedError),
+    (errors.TopicFull, pb.NotAllowedError),
     (errors.InvalidPermits, pb.NotAllowedError),
     (errors.InvalidAck, pb.NotAllowedError),
     (errors.BundleUnavailable, pb.MetadataError),

@@ -170,13 +170,14 @@ class Topic:
         """Let a producer in. Whoever is in its way is asked for a sign of life first, and put out
         if there is none.
 
-        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing; LogFenced and LogUnavailable
-        while recording the epoch of an exclusive one.
+        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
+        LogUnavailable while recording the epoch of an exclusive one.
         """
         if request.access_mode not in (AccessMode.SHARED, AccessMode.EXCLUSIVE):
             raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
         while True:
             self._require_open()
+            self.log.require_room()
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
                 break

@@ -22,6 +22,7 @@ from magnetar.broker.errors import (
     SubscriptionNotFound,
 )
 from magnetar.broker.log.recovery import recover_ledger
+from magnetar.broker.log.room import with_subscription
 from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerId, SubscriptionRecord, TopicRecord
 
@@ -69,7 +70,7 @@ class Cursors:
         """The durable cursor of this name; durable on return. A new one starts with the first entry
         at or after `start` (EARLIEST, LATEST, or an entry); one that exists is returned as it is.
 
-        Raises LogFenced, LogUnavailable.
+        Raises LogFenced, LogUnavailable, TopicFull.
         """
         if self._tenure.lost is not None:
             raise self._tenure.lost
@@ -82,7 +83,7 @@ class Cursors:
         def add(record: TopicRecord) -> TopicRecord:
             if name in record.subscriptions:
                 return record
-            return replace(record, subscriptions={**record.subscriptions, name: fresh})
+            return with_subscription(self._tenure.name, record, name, fresh)
 
         await self._tenure.change(add)
         if name not in self._cursors:  # nobody else was faster

@@ -32,6 +32,7 @@ from magnetar.broker.log.position import run_of_positions
 from magnetar.broker.log.reading import LogReader
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
+from magnetar.broker.log.room import patience, require_ledger_room
 from magnetar.broker.log.tenure import Tenure
 from magnetar.metadata.model import LedgerId, TopicLedger
 from magnetar.protos.entry import parse_stored_entry
@@ -135,6 +136,7 @@ class Log:
         self._reported = -1  # its last entry that `on_appended` was told of
         self._ledger_bytes = 0
         self._opened_s = 0.0
+        self._patience = 1  # of the open ledger, see room.py
         self._newest = LedgerId(max(chain.newest, *tenure.record.deleting, -1))
 
         self._running = False
@@ -160,7 +162,7 @@ class Log:
         """Take the topic over: bump the epoch, then fence and close its last ledger.
 
         No ledger is created before the first append. Raises LogFenced (somebody took it meanwhile),
-        LogUnavailable, LogDamaged.
+        LogUnavailable, LogDamaged, TopicFull.
         """
         tenure = await Tenure.take(name, store)
         recovered = await recover_log(tenure, ledgers, clock)
@@ -180,6 +182,11 @@ class Log:
         self._raise_if_ended()
         pending = self._outstanding.take(view, context, now_ms=self._clock.now_ms())
         self._dispatch([pending])
+
+    def require_room(self) -> None:
+        """Whether appends have a ledger to go to, now or soon. Raises TopicFull."""
+        if self._writing is None:
+            require_ledger_room(self.name, len(self.chain.records))
 
     def append_plain(self, entries: Sequence[bytes], contexts: Sequence[object]) -> None:
         """Append entries of one message each, which `parse_entry` accepts, all or none; each as
@@ -227,10 +234,10 @@ class Log:
     def _count_fitting(self, appender: Appender, waiting: Sequence[Pending]) -> int:
         """How many go into the ledger until it is full, and the first in any case."""
         entries = len(waiting)
-        spare = self.config.ledger_entries_max - (appender.appended + 1)
+        spare = self.config.ledger_entries_max * self._patience - (appender.appended + 1)
         if entries > spare and self._is_of_age:
             entries = max(spare, 1)
-        room = self.config.ledger_bytes_max - self._ledger_bytes
+        room = self.config.ledger_bytes_max * self._patience - self._ledger_bytes
         for count, pending in enumerate(waiting[:entries], 1):
             room -= pending.size
             if room <= 0:
@@ -238,13 +245,14 @@ class Log:
         return entries
 
     def _is_full(self, appender: Appender) -> bool:
-        if self._ledger_bytes >= self.config.ledger_bytes_max:
+        if self._ledger_bytes >= self.config.ledger_bytes_max * self._patience:
             return True
-        return appender.appended + 1 >= self.config.ledger_entries_max and self._is_of_age
+        entries_max = self.config.ledger_entries_max * self._patience
+        return appender.appended + 1 >= entries_max and self._is_of_age
 
     @property
     def _is_of_age(self) -> bool:
-        return self._age_s >= self.config.ledger_age_s_min
+        return self._age_s >= self.config.ledger_age_s_min * self._patience
 
     @property
     def _age_s(self) -> float:
@@ -356,7 +364,8 @@ class Log:
             self._retire()
 
     def _is_worth_moving(self, appender: Appender) -> bool:
-        if not appender.degraded or self._age_s < self.config.degraded_age_s_min:
+        is_young = self._age_s < self.config.degraded_age_s_min * self._patience
+        if not appender.degraded or is_young:
             return False
         return self.ledgers.full_ensemble_possible()
 
@@ -381,7 +390,8 @@ class Log:
             raise LogUnavailable(str(self.name), "appending", appender.failure)
 
     async def _begin_ledger(self) -> None:
-        """The next ledger: created, recorded, and only then written to."""
+        """The next ledger: created, recorded, and only then written to. Raises TopicFull."""
+        require_ledger_room(self.name, len(self.chain.records))
         appender = await self._rolling.create(newer_than=self._newest)
         assert appender.ledger > self._newest, "positions would go backwards"
         self._newest = appender.ledger
@@ -399,6 +409,7 @@ class Log:
         self._reported = -1
         self._ledger_bytes = 0
         self._opened_s = asyncio.get_running_loop().time()
+        self._patience = patience(len(self.chain.records))
         appender.progress = lambda: self._on_progress(appender)
         while queue and self._appender is appender:
             for _ in range(self._send(appender, list(islice(queue, QUEUE_RUN_ENTRIES)))):

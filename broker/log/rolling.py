@@ -91,7 +91,7 @@ class Rolling:
 
     async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
         """Change the topic's record, and delete the ledgers that it gives up by that. Raises
-        LogFenced, LogDamaged."""
+        LogFenced, LogDamaged, TopicFull."""
         delays = self.delays()
         while True:
             try:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError
-from magnetar.broker.errors import LogDamaged, LogFenced, LogUnavailable
+from magnetar.broker.errors import LogDamaged, LogFenced, LogUnavailable, TopicFull
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_topic, encode_topic
-from magnetar.metadata.errors import InvalidRecord, MetadataError
+from magnetar.metadata.errors import InvalidRecord, MetadataError, ValueTooLarge
 from magnetar.metadata.model import NO_LEDGER, TopicRecord
 from magnetar.metadata.store import KEEP, Verdict, update
 from magnetar.runtime.log import get_logger
@@ -50,7 +50,7 @@ class Tenure:
     @classmethod
     async def take(cls, name: TopicName, store: MetadataStore) -> Tenure:
         """Bump the epoch; a topic that has no record gets one. Raises LogUnavailable,
-        LogDamaged."""
+        LogDamaged, TopicFull."""
 
         def bump(stored: bytes | None) -> bytes:
             # A bump of ours whose reply was lost is bumped over: only the last one counts.
@@ -65,7 +65,7 @@ class Tenure:
         """Change the record. `change` may be asked again and must know its own work.
 
         Raises LogFenced when the topic is no longer ours, LogUnavailable (the change may or may not
-        have been made; making it again is safe), LogDamaged.
+        have been made; making it again is safe), LogDamaged, TopicFull (it was not made).
         """
         if self.lost is not None:
             raise self.lost
@@ -118,13 +118,18 @@ class Tenure:
 
     async def delete_dropped(self, ledgers: LedgerStore) -> None:
         """Delete the ledgers that the record gave up. What fails is left for the next owner."""
-        dropped = self.record.deleting
-        if not dropped:
-            return
+        deleted: list[LedgerId] = []
         try:
-            for ledger in dropped:
-                await ledgers.delete(ledger)
-            await self.change(lambda record: _without_deleted(record, dropped))
+            for ledger in self.record.deleting:
+                try:
+                    await ledgers.delete(ledger)
+                except InvalidRecord as error:  # those behind it must not gather for that
+                    topic, why = str(self.name), str(error)
+                    log.warning("a ledger cannot be deleted", topic=topic, ledger=ledger, error=why)
+                else:
+                    deleted.append(ledger)
+            if deleted:
+                await self.change(lambda record: _without_deleted(record, deleted))
         except (LedgerError, MetadataError, LogUnavailable) as error:
             log.warning("ledgers to be deleted remain", topic=str(self.name), error=str(error))
 
@@ -151,5 +156,8 @@ async def _update(name: TopicName, store: MetadataStore, change: Change) -> Vers
         return await update(store, topic_path(name), change, deadline=deadline)
     except InvalidRecord as error:
         raise LogDamaged(str(name), NO_LEDGER, str(error)) from error
+    except ValueTooLarge as error:  # trying again would not help
+        why = f"its record would have {error.size} bytes of {error.limit}"
+        raise TopicFull(str(name), why) from error
     except MetadataError as error:
         raise LogUnavailable(str(name), "changing its record", error) from error

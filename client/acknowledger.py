@@ -32,6 +32,7 @@ class Acknowledger:
         self._settled: asyncio.Future[None] | None = None  # None: nobody waits
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: PulsarException | None = None  # of a group that is therefore not durable
+        self._held = False  # a seek is under way: they may be void, or hit what comes anew
 
     def acknowledge(self, key: Key, batch_index: int, batch_size: int) -> bool:
         """One message. Whether its whole entry is acknowledged now."""
@@ -75,9 +76,17 @@ class Acknowledger:
         self._tracker.on_disconnected(self._loop.time())
 
     def on_seek(self) -> None:
-        """The subscription is being moved. What is pending goes out before it; all is void then."""
+        """The subscription is to be moved. What is pending goes out before that, as far as the
+        broker takes it; the rest, and what is acknowledged meanwhile, waits for the outcome."""
         self._send(hurry=True)
-        self._void()
+        self._held = True
+
+    def on_seek_end(self, *, moved: bool) -> None:
+        """What was acknowledged so far is void if it was `moved`, and goes on its way if not."""
+        self._held = False
+        if moved:
+            self._void()
+        self._go_on()
 
     def on_unsubscribed(self) -> None:
         """There is nothing left to acknowledge."""
@@ -102,7 +111,7 @@ class Acknowledger:
             self._arm()
 
     def _send(self, *, hurry: bool = False) -> None:
-        if self._connection is None:
+        if self._connection is None or self._held:
             return
         for group in self._tracker.take(self._loop.time(), hurry=hurry):
             self._connection.ask(self._command(group), partial(self._on_answer, group.number))
@@ -118,6 +127,10 @@ class Acknowledger:
             log.error("acknowledgements were refused", topic=self._topic, error=str(result))
             self._refusal = result
             self._tracker.on_answered(number)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have whoever waits look again, and send what is due."""
         if self._settled is not None and not self._settled.done():
             self._send(hurry=True)
             self._settled.set_result(None)
@@ -127,7 +140,7 @@ class Acknowledger:
     def _arm(self) -> None:
         """Have `_on_timer` called when it is time to send."""
         send_at = self._tracker.timer_at()
-        if send_at is not None and self._connection is not None:
+        if send_at is not None and self._connection is not None and not self._held:
             self._timer = self._loop.call_at(send_at, self._on_timer)
 
     def _on_timer(self) -> None:

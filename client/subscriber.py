@@ -75,7 +75,8 @@ class Subscriber:
             self._start = Start(subscription.start, subscription.inclusive)
         self._generation = 0  # of the queue: what was taken of an older one does not count
         self._epoch = 0  # of redeliveries of everything: what was sent before one is stale
-        self._seeking = False  # and the broker has not closed the consumer for it yet
+        self._seek_turn = asyncio.Lock()  # held: a seek is under way, its outcome unknown
+        self._seeking = False  # the broker was told, and has not closed the consumer for it yet
         self._waiting = False  # somebody waits for a message
         self._burst: list[Message] = []  # of the frame that is being read
         self._failure: PulsarException | None = None  # None: it goes on
@@ -128,8 +129,6 @@ class Subscriber:
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Never to be delivered again to this subscription. Takes effect within ACK_DELAY_S."""
-        if self._seeking:
-            return  # it would hit what is to be delivered anew
         key = _key_of(message_id)
         if self._acks.acknowledge(key, message_id.batch_index(), message_id.batch_size()):
             self._nacks.discard(key)
@@ -138,8 +137,6 @@ class Subscriber:
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """This message and all before it. Takes effect within ACK_DELAY_S."""
-        if self._seeking:
-            return
         key = _key_of(message_id)
         index, size = message_id.batch_index(), message_id.batch_size()
         self._acks.acknowledge_cumulative(key, index, size)
@@ -178,7 +175,8 @@ class Subscriber:
         """Put the subscription at a message, or at a publish time in milliseconds.
 
         The broker closes the consumer, before it answers or after; it is attached anew and begins
-        at the new place. What came from the old one is dropped.
+        at the new place. What came from the old one is dropped. If it fails, a reader is where it
+        was; where a subscription is, its broker knows.
         """
         command = pb.CommandSeek()
         if isinstance(target, MessageId):
@@ -187,23 +185,44 @@ class Subscriber:
         else:
             command.message_publish_time = target
             start = None
-        before = self._start
-
-        def begin() -> None:
+        async with self._seek_turn:
             self._acks.on_seek()
-            self._start = start
-            self._seeking = True
+            taken, place = self._queue.last_taken, self._start
+            if taken is not None and not self.subscription.is_durable:
+                place = Start(taken, inclusive=False)
+            told: set[int] = set()  # our consumer ids of which it was asked
+            moved = False
 
-        try:
-            await self._request(command, pb.CommandSuccess, about="seek", begin=begin)
+            def begin() -> None:
+                told.add(self._consumer_id)
+                self._start = start
+                self._seeking = True
+
+            try:
+                await self._request(command, pb.CommandSuccess, about="seek", begin=begin)
+                moved = True
+            finally:
+                self._acks.on_seek_end(moved=moved)
+                if told and not moved:
+                    self._stay(place, was_detached=not self._seeking or len(told) > 1)
             if self._seeking:  # not closed yet, so what still comes is not wanted
                 self.on_closed_by_broker(None)
-        finally:
-            if self._seeking:
-                self._seeking = False
-                self._start = before
         if start is None and not self.subscription.is_durable:
             await self.pin_start()
+
+    def _stay(self, place: Start | None, *, was_detached: bool) -> None:
+        """A seek came to nothing, or nobody knows. `was_detached`: since it began."""
+        self._seeking = False
+        if not was_detached:
+            self._start = place
+        elif self.subscription.is_durable:
+            self._start = None  # the subscription knows where it is
+        else:  # it may be attached where it was to go
+            self._start = place
+            if self._connection is not None:
+                self._queue.clear()  # or what was taken there would be the place to go on from
+                _let_go(self._connection, self._consumer_id)
+                self.on_disconnected(ConnectError("a seek failed; it goes back", topic=self.topic))
 
     async def pin_start(self) -> None:
         """A reader's place that only its broker knows, because it is the end of the topic or a
@@ -297,7 +316,7 @@ class Subscriber:
     # The attachment
 
     async def attach(self, connection: Connection) -> None:
-        consumer_id = next(self._parts.ids)
+        consumer_id, start = next(self._parts.ids), self._start
         connection.add_consumer(consumer_id, self)
         try:
             await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
@@ -308,6 +327,9 @@ class Subscriber:
         except PulsarException:
             connection.remove_consumer(consumer_id)
             raise
+        if self._start is not start and not self.subscription.is_durable:
+            _let_go(connection, consumer_id)
+            raise ConnectError("a seek failed meanwhile; it goes back", topic=self.topic)
         self._connection, self._consumer_id = connection, consumer_id
         self._permits.on_attached()
         # First, so that the broker does not deliver what was acknowledged: its answer could
@@ -385,7 +407,7 @@ class Subscriber:
             sent &= bits_of(ack_set)
         wanted = sent & ~self._acks.acknowledged(key, size)
         start = self._start
-        if start is None or self._seeking:  # seeking: it is still the old place
+        if start is None or self._seek_turn.locked():  # then nobody knows which place this is
             return sent, wanted
         if not self.subscription.is_durable:
             return sent, wanted & ~start.skipped(key, size)
@@ -463,7 +485,7 @@ class Subscriber:
     def _forget_through(self, message_id: MessageId) -> None:
         """A reader is done with what it has read; lets the broker forget it too."""
         index, size = message_id.batch_index(), message_id.batch_size()
-        if index in (-1, size - 1) and not self._seeking:
+        if index in (-1, size - 1):
             self._acks.acknowledge_cumulative(_key_of(message_id), index, size)
 
     # Attaching

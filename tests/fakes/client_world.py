@@ -6,18 +6,26 @@ import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from fakes.session_broker import Cluster
 from support import ManualClock
 
 from magnetar.client.asyncio import Client
-from magnetar.client.options import ClientOptions
+from magnetar.client.errors import Timeout
+from magnetar.client.options import ClientOptions, InitialPosition
 from magnetar.client.parts import World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from fakes.session_broker import Subscription
+
+    from magnetar.client.asyncio import Consumer, Producer
+    from magnetar.client.message import Message
+
 A, B = "grpc://a:6660", "grpc://b:6660"
 TOPIC = "persistent://public/default/t"
+EARLIEST = InitialPosition.Earliest
 
 
 def world_of(cluster: Cluster, **more: Any) -> World:
@@ -35,3 +43,29 @@ async def client_among(
             yield client, cluster
         finally:
             client.shutdown()
+
+
+def subscription(cluster: Cluster) -> Subscription:
+    return cluster.topic(TOPIC).subscriptions["s"]
+
+
+async def publish(client: Client, count: int, *, batch: int = 1) -> Producer:
+    """Messages 0, 1, 2, ... in entries of `batch` messages."""
+    producer = await client.create_producer("t", batching_max_messages=batch)
+    for number in range(count):
+        producer.send_async(b"%d" % number, None)
+    await producer.flush()
+    return producer
+
+
+async def receive(consumer: Consumer, count: int) -> list[Message]:
+    return [await consumer.receive(5000) for _ in range(count)]
+
+
+def data(messages: list[Message]) -> list[int]:
+    return [int(message.data()) for message in messages]
+
+
+async def expect_none(consumer: Consumer) -> None:
+    with pytest.raises(Timeout):
+        await consumer.receive(500)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
-from fakes.client_world import TOPIC, A, B, client_among
+from fakes.client_world import (
+    EARLIEST,
+    TOPIC,
+    A,
+    B,
+    client_among,
+    data,
+    expect_none,
+    publish,
+    receive,
+    subscription,
+)
 from fakes.virtual_loop import run_virtual
 from support import settle
 
@@ -19,43 +29,11 @@ from magnetar.client.errors import (
     OperationNotSupported,
     Timeout,
 )
-from magnetar.client.message import Message, MessageId
-from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType, InitialPosition
+from magnetar.client.message import MessageId
+from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType
 from magnetar.protos import pulsar_pb2 as pb
 
-if TYPE_CHECKING:
-    from fakes.session_broker import Cluster, Subscription
-
-    from magnetar.client.asyncio import Client, Consumer, Producer
-
-EARLIEST = InitialPosition.Earliest
 SHARED = ConsumerType.Shared
-
-
-def subscription(cluster: Cluster) -> Subscription:
-    return cluster.topic(TOPIC).subscriptions["s"]
-
-
-async def publish(client: Client, count: int, *, batch: int = 1) -> Producer:
-    """Messages 0, 1, 2, ... in entries of `batch` messages."""
-    producer = await client.create_producer("t", batching_max_messages=batch)
-    for number in range(count):
-        producer.send_async(b"%d" % number, None)
-    await producer.flush()
-    return producer
-
-
-async def receive(consumer: Consumer, count: int) -> list[Message]:
-    return [await consumer.receive(5000) for _ in range(count)]
-
-
-def data(messages: list[Message]) -> list[int]:
-    return [int(message.data()) for message in messages]
-
-
-async def expect_none(consumer: Consumer) -> None:
-    with pytest.raises(Timeout):
-        await consumer.receive(500)
 
 
 def test_messages_come_with_all_their_parts() -> None:
@@ -398,45 +376,6 @@ def test_redeliver_everything_drops_what_waits_and_what_is_stale() -> None:
     run_virtual(main())
 
 
-def test_seek_begins_after_the_message_or_at_it() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6, batch=3)
-            exclusive = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(exclusive, 6)
-            for message in messages:
-                await exclusive.acknowledge(message)
-            await exclusive.seek(messages[1].message_id())
-            assert data(await receive(exclusive, 4)) == [2, 3, 4, 5]
-            await expect_none(exclusive)
-            # What was skipped is done, so it does not come again to the next consumer.
-            assert subscription(cluster).unacked == {(1, 0): 0b100, (1, 1): 0b111}
-            await exclusive.close()
-            inclusive = await client.subscribe("t", "s", start_message_id_inclusive=True)
-            await inclusive.seek(messages[1].message_id())
-            assert data(await receive(inclusive, 5)) == [1, 2, 3, 4, 5]
-            await inclusive.seek(MessageId.earliest)
-            assert data(await receive(inclusive, 6)) == list(range(6))
-            await inclusive.seek(MessageId.latest)
-            await expect_none(inclusive)
-
-    run_virtual(main())
-
-
-def test_a_refused_seek_changes_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            error = pb.CommandError(request_id=0, error=pb.NotAllowedError, message="no")
-            cluster.brokers[A].script(pb.CommandSeek, error)
-            with pytest.raises(NotAllowedError):
-                await consumer.seek(MessageId(-1, 1, 1))
-            assert data(await receive(consumer, 3)) == [0, 1, 2]
-
-    run_virtual(main())
-
-
 def test_last_message_id_through_a_change_of_broker() -> None:
     async def main() -> None:
         async with client_among() as (client, cluster):
@@ -651,24 +590,6 @@ def test_a_reader_at_the_end_misses_nothing_when_the_owner_dies() -> None:
             assert not reader.is_connected()
             assert await reader.has_message_available()
             assert data([await reader.read_next(5000)]) == [4]
-
-    run_virtual(main())
-
-
-def test_a_reader_seeks() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            await publish(client, 6, batch=3)
-            reader = await client.create_reader("t", MessageId.earliest)
-            messages = [await reader.read_next(1000) for _ in range(4)]
-            await reader.seek(messages[1].message_id())
-            assert await reader.has_message_available()
-            assert data([await reader.read_next(1000) for _ in range(4)]) == [2, 3, 4, 5]
-            await reader.seek(MessageId.earliest)
-            assert data([await reader.read_next(1000)]) == [0]
-            await reader.close()
-            with pytest.raises(AlreadyClosed):
-                await reader.read_next()
 
     run_virtual(main())
 

@@ -67,6 +67,11 @@ is left to the recovery by the next owner."""
 EPOCH_PROPERTY: Final = "topic-epoch"
 """Of the topic's record: how often an exclusive producer has come anew."""
 
+BROUGHT_EPOCH_MAX: Final = 1 << 62
+"""One beyond the topic's own is believed, as Pulsar does: its record may have been restored from
+before. But epochs have 64 bits, and nobody can be the next after the last: what no topic can have
+reached is refused, and there are numbers left for those who come anew."""
+
 _log = get_logger(__name__)
 
 
@@ -244,6 +249,8 @@ class Topic:
             if brought is not None and brought < current:
                 why = f"its epoch is {brought}, there has been {current} since"
                 raise ProducerFenced(str(self.name), handle.name, why)
+            if brought is not None and brought > max(current, BROUGHT_EPOCH_MAX):
+                raise NotAllowed(f"topic epoch {brought}", "nobody was ever given it")
             epoch = current + 1 if brought is None else brought
             if epoch != current:
                 await self.log.set_property(EPOCH_PROPERTY, str(epoch))

@@ -24,7 +24,7 @@ from magnetar.broker.errors import (
 )
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.log.position import EARLIEST
-from magnetar.broker.topic import ProducerNames, TopicState
+from magnetar.broker.topic import BROUGHT_EPOCH_MAX, ProducerNames, TopicState
 
 
 def test_receipts_of_several_producers_each_in_order() -> None:
@@ -136,6 +136,30 @@ def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good() -> N
             assert it.topic.producers == {}
             back, _ = await it.produce("second", mode=exclusive, topic_epoch=1)
             assert back.topic_epoch == 1
+
+    run(main())
+
+
+def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
+    async def main() -> None:
+        exclusive = AccessMode.EXCLUSIVE
+        async with opened_topic(World()) as it:
+            for brought in ((1 << 64) - 1, BROUGHT_EPOCH_MAX + 1):
+                with pytest.raises(NotAllowed, match=str(brought)):
+                    await it.produce("broken", mode=exclusive, topic_epoch=brought)
+            assert it.topic.producers == {}
+            first, _ = await it.produce("first", mode=exclusive)
+            assert first.topic_epoch == 0
+            first.close_nowait()
+            # As when the topic's record was restored from before.
+            late, _ = await it.produce("late", mode=exclusive, topic_epoch=BROUGHT_EPOCH_MAX)
+            assert late.topic_epoch == BROUGHT_EPOCH_MAX
+            late.close_nowait()
+            new, _ = await it.produce("new", mode=exclusive)
+            assert new.topic_epoch == BROUGHT_EPOCH_MAX + 1
+            new.close_nowait()
+            again, _ = await it.produce("new", mode=exclusive, topic_epoch=new.topic_epoch)
+            assert again.topic_epoch == new.topic_epoch
 
     run(main())
 

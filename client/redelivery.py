@@ -18,6 +18,9 @@ seconds and minutes, and nacks of a thousand messages one by one are a few comma
 REDELIVERIES_MAX: Final = 1_000_000
 """Entries that wait, some 200 bytes each. At this many the oldest are due at once."""
 
+REDELIVERY_IDS_MAX: Final = 10_000
+"""Entries that one command asks for. At up to 24 bytes each they fit into the 256 KiB of one."""
+
 
 class Redeliveries:
     """A machine: entries in, due entries out.

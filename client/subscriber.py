@@ -27,7 +27,7 @@ from magnetar.client.ids import bits_of, id_data, key_of, message_id_of
 from magnetar.client.message import Message, MessageId
 from magnetar.client.permits import Permits
 from magnetar.client.pool import Purpose
-from magnetar.client.redelivery import Redeliveries
+from magnetar.client.redelivery import REDELIVERY_IDS_MAX, Redeliveries
 from magnetar.client.start import Start
 from magnetar.client.subscription import MessageQueue, Subscription, subscribe_command
 from magnetar.protos import pulsar_pb2 as pb
@@ -469,12 +469,14 @@ class Subscriber:
             keys += self._unacked.due(now)
         if keys and self.subscription.is_ordered:
             self.redeliver_unacknowledged()
-        elif keys and self._connection is not None:
-            self._connection.send_control(
-                pb.CommandRedeliverUnacknowledgedMessages(
-                    consumer_id=self._consumer_id, message_ids=[id_data(key) for key in keys]
+        elif self._connection is not None:
+            for first in range(0, len(keys), REDELIVERY_IDS_MAX):
+                ids = [id_data(key) for key in keys[first : first + REDELIVERY_IDS_MAX]]
+                self._connection.send_control(
+                    pb.CommandRedeliverUnacknowledgedMessages(
+                        consumer_id=self._consumer_id, message_ids=ids
+                    )
                 )
-            )
         self._arm()
 
     def _forget_redeliveries(self) -> None:

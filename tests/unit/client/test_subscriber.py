@@ -29,9 +29,11 @@ from magnetar.client.errors import (
     OperationNotSupported,
     Timeout,
 )
+from magnetar.client.ids import key_of
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
 
 SHARED = ConsumerType.Shared
 
@@ -354,6 +356,22 @@ def test_unacknowledged_messages_come_again_after_their_time() -> None:
             await consumer.acknowledge(messages[0])
             await asyncio.sleep(10.2)
             assert data(await receive(consumer, 2)) == [2, 1]
+
+    run_virtual(main())
+
+
+def test_any_number_of_nacks_is_cut_into_commands_that_a_broker_takes() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            consumer = await client.subscribe("t", "s", SHARED, negative_ack_redelivery_delay_ms=1)
+            keys = [(2**63 - 1, 2**63 - 1 - number) for number in range(25_000)]
+            for key in keys:
+                await consumer.negative_acknowledge(MessageId(-1, *key))
+            await asyncio.sleep(1)
+            asked = cluster.brokers[A].commands(pb.CommandRedeliverUnacknowledgedMessages)
+            assert [key_of(one) for body in asked for one in body.message_ids] == keys
+            assert max(len(encode_command(body)) for body in asked) <= COMMAND_BYTES_MAX
+            assert len(asked) == 3
 
     run_virtual(main())
 

@@ -24,6 +24,7 @@ connection.
 Invariants (see `check`):
     1. Before CONNECT no id exists and no request is under way.
     2. `requests` is between 0 and REQUESTS_MAX.
+    3. There are at most PRODUCERS_MAX producers, and at most CLOSED_PRODUCERS_MAX are remembered.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ REQUESTS_MAX: Final = (
     10_000  # under way at once per connection; the shell stops reading much earlier, so that only
     # a huge frame can hold so many
 )
-CLOSED_PRODUCERS_MAX: Final = 1_000  # remembered, so that SENDs still on the way are recognised
+PRODUCERS_MAX: Final = 50_000
+"""Of one connection, opening or open. A topic that is served costs its broker more than a producer;
+what a client has beyond this goes over another connection, or to other brokers."""
+
+CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
+"""Remembered, so that SENDs still on the way are recognised: all may be unloaded at once. 8 MB of a
+connection that comes to it."""
 
 Type = pb.BaseCommand.Type
 
@@ -213,6 +220,7 @@ class Session:
         """Assert the invariants of this module's docstring."""
         assert self.connected or not (self.producers or self.consumers or self.requests)
         assert 0 <= self.requests <= REQUESTS_MAX
+        assert len(self.producers) <= PRODUCERS_MAX
         assert len(self.closed_producers) <= CLOSED_PRODUCERS_MAX
 
     def _connect(self, connect: pb.CommandConnect) -> list[Action]:
@@ -273,6 +281,12 @@ class Session:
                 command,
                 pb.ServiceNotReady,
                 f"producer {producer_id} is {phase.value} on this connection already",
+            )
+        if len(self.producers) >= PRODUCERS_MAX:
+            return _error(
+                command,
+                pb.NotAllowedError,
+                f"there are {PRODUCERS_MAX} producers on this connection, as many as it may have",
             )
         self.producers[producer_id] = Phase.OPENING
         self.closed_producers.pop(producer_id, None)

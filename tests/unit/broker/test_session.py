@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from magnetar.broker import reply
 from magnetar.broker.session import (
-    CLOSED_PRODUCERS_MAX,
     KEEPALIVE_S,
+    PRODUCERS_MAX,
     REQUESTS_MAX,
     Carry,
     Close,
@@ -115,14 +115,31 @@ def test_sends_on_the_way_to_a_closed_producer_are_dropped() -> None:
     assert session.on_command(send(), 1.0) == []
 
 
-def test_closed_producers_are_remembered_up_to_a_limit() -> None:
+def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
     session = connected()
-    for number in range(CLOSED_PRODUCERS_MAX + 1):
-        session.on_command(producer(number + 10, number), 1.0)
-        session.on_producer_gone(number + 10)
+
+    def open_one(producer_id: int) -> None:
+        assert _starts(session.on_command(producer(producer_id), 1.0))
+        session.on_producer_opened(producer_id)
         session.on_request_ended()
+
+    for number in range(PRODUCERS_MAX):
+        open_one(number)
     session.check()
-    assert 10 not in session.closed_producers
+    [action] = session.on_command(producer(PRODUCERS_MAX, 7), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (7, pb.NotAllowedError)
+    assert str(PRODUCERS_MAX) in body.message
+    for number in range(PRODUCERS_MAX):
+        session.on_producer_gone(number)
+    for number in range(PRODUCERS_MAX):
+        assert session.on_command(send(number), 1.0) == [], "sent before it knew"
+    open_one(PRODUCERS_MAX)
+    session.on_producer_gone(PRODUCERS_MAX)
+    session.check()
+    [action] = session.on_command(send(0), 1.0)
+    assert isinstance(action, Close), "remembered for ever"
 
 
 def test_closing_while_opening_discards_what_opens() -> None:

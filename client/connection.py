@@ -10,6 +10,7 @@ them when a frame ends, so that whatever is done once per burst is done there.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from magnetar.client.errors import (
@@ -44,7 +45,8 @@ SILENT_INTERVALS_MAX: Final = 2
 """A broker that said nothing for this many intervals is taken for dead."""
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
-"""Nobody waits at it: what is put here is bounded by the producers' limits on pending messages."""
+"""Nobody waits at it: what is put here is bounded by the producers' limits on pending messages, and
+on those that timed out unread (see publisher.py)."""
 
 CLOSE_S: Final = 1.0
 """How long a close waits for what is still in the outbox."""
@@ -104,6 +106,12 @@ class Connection:
         self._consumers: dict[int, ConsumerSession] = {}
         self._touched: dict[ProducerSession | ConsumerSession, None] = {}
         self._silent_intervals = 0
+        self._given_up = asyncio.Event()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits to be sent."""
+        return self._outbox.pending_bytes
 
     async def wait_opened(self) -> None:
         """Return when the broker has accepted the session. Raises what came instead."""
@@ -138,6 +146,11 @@ class Connection:
         except (StreamClosed, TimeoutError):
             pass
         await self._stream.close()
+
+    def give_up(self, reason: str) -> None:
+        """End the session at once, with what was to be sent."""
+        self._end(ConnectError(reason, broker=self.broker))
+        self._given_up.set()
 
     # Requests
 
@@ -335,7 +348,10 @@ class Connection:
         while self._silent_intervals < SILENT_INTERVALS_MAX:
             self._silent_intervals += 1
             self.send_control(pb.CommandPing())
-            await asyncio.sleep(self._keepalive_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._keepalive_s):
+                    await self._given_up.wait()
+                break
         await self._abort(f"silent for {self._silent_intervals * self._keepalive_s} s")
 
     async def _abort(self, reason: str) -> None:

@@ -58,6 +58,7 @@ class PendingEntries:
         self._entries: deque[PendingEntry] = deque()
         self._attached = False
         self._emptied = 0
+        self.emptied_bytes = 0  # of their messages
         self.appended = 0  # entries, ever
         self.reported = 0  # of them
 
@@ -86,7 +87,7 @@ class PendingEntries:
         self._attached = False
         if self._emptied:
             self._entries = deque(entry for entry in self._entries if entry.dones)
-            self._emptied = 0
+            self._emptied = self.emptied_bytes = 0
 
     def on_receipt(self, sequence_id: int) -> PendingEntry | None:
         """The entry that is answered, which leaves the queue. None: it was reported already.
@@ -98,7 +99,7 @@ class PendingEntries:
             raise ReceiptOutOfOrder(sequence_id, expected)
         entry = self._entries.popleft()
         if not entry.dones:
-            self._emptied -= 1
+            self._forget(entry)
             return None
         self.reported += 1
         return entry
@@ -115,7 +116,7 @@ class PendingEntries:
             if entry.dones:
                 answered.append(entry)
             else:
-                self._emptied -= 1
+                self._forget(entry)
                 answered.append(None)
         self.reported += len(answered) - answered.count(None)
         return answered
@@ -131,6 +132,7 @@ class PendingEntries:
             expired.append(self._report(entry))
         if self._attached:
             self._emptied += len(expired)
+            self.emptied_bytes += sum(entry.message_bytes for entry in expired)
         else:
             for _ in expired:
                 self._entries.popleft()
@@ -140,7 +142,7 @@ class PendingEntries:
         """All entries, to be reported: nothing will be sent any more."""
         left = [self._report(entry) for entry in self._entries if entry.dones]
         self._entries.clear()
-        self._emptied = 0
+        self._emptied = self.emptied_bytes = 0
         return left
 
     def timer_at(self) -> float | None:
@@ -150,10 +152,17 @@ class PendingEntries:
     def check(self) -> None:
         emptied = sum(not entry.dones for entry in self._entries)
         assert emptied == self._emptied
+        sizes = [entry.message_bytes for entry in self._entries if not entry.dones]
+        assert sum(sizes) == self.emptied_bytes
         assert self._attached or not emptied
         assert self.appended - self.reported == len(self._entries) - emptied
         due = [entry.due_at for entry in self._entries if entry.due_at is not None]
         assert due == sorted(due)
+
+    def _forget(self, entry: PendingEntry) -> None:
+        """The receipt of an emptied entry has come."""
+        self._emptied -= 1
+        self.emptied_bytes -= entry.message_bytes
 
     def _report(self, entry: PendingEntry) -> PendingEntry:
         """A copy to report; the original stays behind, emptied."""

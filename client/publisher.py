@@ -26,6 +26,7 @@ from magnetar.client.errors import (
 )
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, ProducerOptions
+from magnetar.client.outgoing import PENDING_BYTES_MAX
 from magnetar.client.pending import PendingEntries, PendingEntry, ReceiptOutOfOrder
 from magnetar.client.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
@@ -47,6 +48,12 @@ log = get_logger(__name__)
 EMPTIED_ENTRIES_MAX: Final = 1000
 """Entries that timed out while the broker still owes their receipts. At this many the producer is
 attached anew: a broker that answers nothing for so long is not going to."""
+
+EMPTIED_BYTES_MAX: Final = PENDING_BYTES_MAX
+"""Bytes of such entries while at least as many wait to be sent: a broker that does not read would
+have them gather here without end, as each time-out makes room for more. Its session is ended, with
+them, and begun anew. One that reads and does not answer costs no memory and keeps its session:
+there, to send again would be to store twice."""
 
 
 class PublisherFace(Protocol):
@@ -363,9 +370,17 @@ class Publisher:
             self._report(entry, Timeout(reason, topic=self.topic))
         self._settle_flushes()
         self.face.on_burst_end()
-        if self._pending.emptied > EMPTIED_ENTRIES_MAX:
-            self._recycle(Timeout("the broker owes too many receipts", topic=self.topic))
+        self._bound_emptied()
         self._arm_send_timer()
+
+    def _bound_emptied(self) -> None:
+        if self._connection is None:
+            return
+        unread = self._connection.unsent_bytes
+        if min(unread, self._pending.emptied_bytes) >= EMPTIED_BYTES_MAX:
+            self._connection.give_up(f"the broker does not read: {unread} bytes wait for it")
+        elif self._pending.emptied > EMPTIED_ENTRIES_MAX:
+            self._recycle(Timeout("the broker owes too many receipts", topic=self.topic))
 
     def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
         """They do not become an entry."""

@@ -146,7 +146,9 @@ class Session:
             sending = group.create_task(self.outbox.run())
             try:
                 while True:
-                    for part in split_frames(await self.stream.receive()):
+                    frame = await self.stream.receive()
+                    await self.broker.reads.wait()
+                    for part in split_frames(frame):
                         command = parse_command(part)
                         self.commands.append(command.body)
                         self.handle(command.body, command.entry)
@@ -371,6 +373,8 @@ class Broker:
         self.url = url
         self.alive = True
         self.silent = False  # it does not answer PING
+        self.reads = asyncio.Event()  # cleared: it leaves what comes where it is
+        self.reads.set()
         self.hold_acks = False
         self.sessions: list[Session] = []
         self.scripted: dict[type, deque[Any]] = {}

@@ -98,7 +98,7 @@ class LedgerAppender:
         self._streams: list[AddStream] = []  # by seat
         self._recorded = self._writer.ensemble  # durable: who holds what is not confirmed yet
         self._take_seats()
-        self._fail_seats_without_stream()
+        self._carry_out(self._fail_seats_without_stream())
 
     # -- appending -------------------------------------------------------------------------------
 
@@ -389,7 +389,8 @@ class LedgerAppender:
             self._on_recorded(stored)
 
     def _on_recorded(self, stored: LedgerMetadata) -> None:
-        """One step: metadata, machine, seats and streams change together (W3)."""
+        """One step: metadata, machine, seats and streams change together (W3); who is told of
+        progress may append."""
         writer = self._writer
         if not writer.writing:
             return
@@ -405,8 +406,7 @@ class LedgerAppender:
             first=writer.segment_first,
             members=[member.bookie for member in writer.ensemble],
         )
-        self._carry_out(actions)
-        self._fail_seats_without_stream()
+        self._carry_out([*actions, *self._fail_seats_without_stream()])
 
     def _take_seats(self) -> None:
         """Attach to the streams of the present members, and to no others."""
@@ -420,10 +420,10 @@ class LedgerAppender:
             if stream not in before:
                 stream.attach(self.ledger, self)
 
-    def _fail_seats_without_stream(self) -> None:
-        for seat, stream in enumerate(self._streams):
-            if stream.put is None:
-                self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
+    def _fail_seats_without_stream(self) -> list[Action]:
+        lost = [seat for seat, stream in enumerate(self._streams) if stream.put is None]
+        code = BookieCode.CONNECTION_LOST
+        return [action for seat in lost for action in self._writer.on_add_failed(seat, code)]
 
     def _note_failed(self) -> None:
         writer = self._writer

@@ -43,6 +43,8 @@ from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magnetar.broker.broker import Broker
     from magnetar.broker.consumer import ConsumerHandle
     from magnetar.broker.errors import BrokerError
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from magnetar.broker.session import Action
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.protos.framing import Command
-    from magnetar.runtime.frames import FrameStream
+    from magnetar.runtime.frames import Buffer, FrameStream
 
 DELIVERY_BYTES_MAX: Final = (
     1 << 20
@@ -87,7 +89,7 @@ class Connection:
         self._broker = broker
         self._transport = transport
         self._session = Session(loop.time(), SERVER_VERSION, MESSAGE_BYTES_MAX)
-        self._outbox = Outbox(stream.send, pending_bytes_max=DELIVERY_BYTES_MAX)
+        self._outbox = Outbox(self._send, pending_bytes_max=DELIVERY_BYTES_MAX)
         self._producers: dict[int, ProducerHandle] = {}
         self._consumers: dict[int, ConsumerHandle] = {}
         self._published: set[int] = set()  # producers that published in the frame being read
@@ -96,6 +98,7 @@ class Connection:
         self._heard = asyncio.Event()
         self._answered = asyncio.Event()  # a request has ended
         self._paused = False  # we do not read: a topic of this client has too much on its way
+        self._draining = False  # we do not read: too much waits for this client
         self._requests: asyncio.TaskGroup
         self._over = False
 
@@ -175,7 +178,9 @@ class Connection:
             await self._answered.wait()
         self._paused = False
         if self._outbox.pending_bytes > STALL_BYTES:
+            self._draining = True
             await self._outbox.wait_room()
+            self._draining = False
 
     async def _has_room(self, producer_id: int) -> bool:
         """Wait a while until its topic takes more, or the producer is gone."""
@@ -483,6 +488,11 @@ class Connection:
         await self._outbox.run()
         self._leave()  # whatever the reader waits for
 
+    async def _send(self, parts: Sequence[Buffer]) -> None:
+        await self._stream.send(parts)
+        if self._draining:  # each frame that it takes is a sign of life: 4 KB/s are enough
+            self._session.on_paused(asyncio.get_running_loop().time())
+
     async def _keep_alive(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._over:
@@ -524,7 +534,7 @@ class Connection:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._heard.wait()
         except TimeoutError:
-            if not self._paused:
+            if not (self._paused or self._draining):
                 self._end(f"no answer to a PING for {PROBE_TIMEOUT_S:.0f} s")
         return not self._over
 

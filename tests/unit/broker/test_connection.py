@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +44,7 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import strip_broker_metadata
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.memory_stream import memory_stream_pair
 
 if TYPE_CHECKING:
@@ -270,25 +271,62 @@ def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(kind: int) -> N
     run_virtual(main())
 
 
+async def make_topics(here: Place) -> None:
+    """So many that a list of them has 230 KB."""
+    store = here.broker._store
+    for number in range(1_000):
+        name = f"{number:04}" + "n" * 200
+        path = paths.topic("public", "default", Domain.PERSISTENT, name)
+        await store.put(path, codec.encode_topic(TopicRecord(epoch=0)), expected=ABSENT)
+
+
+async def ask_for_topics(client: WireClient, count: int) -> None:
+    for number in range(count):
+        await client.send(
+            pb.CommandGetTopicsOfNamespace(namespace="public/default", request_id=number)
+        )
+
+
+def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for() -> None:
+    """What it says is not read meanwhile."""
+
+    async def main() -> None:
+        async with place() as here:
+            await make_topics(here)
+            holder, other = await here.client(), await here.client()
+            await holder.produce(TOPIC, producer_name="me")
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ask(holder))
+                await wait_until(lambda: here.connections[0]._draining)
+                refused = await other.produce(TOPIC, producer_name="me")
+                assert refused.error == pb.ProducerBusy
+                began = passed_s()
+                for number in range(60):
+                    await asyncio.sleep(KEEPALIVE_S / 6)
+                    answer = await holder.expect(pb.CommandGetTopicsOfNamespaceResponse)
+                    assert answer.request_id == number
+                assert passed_s(began) > 4 * KEEPALIVE_S
+                assert not here.serving[0].done()
+                await here.serving[0]  # it takes no more
+                assert passed_s(began) == pytest.approx(12 * KEEPALIVE_S, abs=KEEPALIVE_S / 2)
+
+    async def ask(client: WireClient) -> None:
+        with suppress(StreamClosed):
+            await ask_for_topics(client, 90)
+
+    run_virtual(main())
+
+
 def test_what_waits_for_a_client_that_only_asks_is_bounded() -> None:
     async def main() -> None:
         async with place() as here:
-            store = here.broker._store
-            for number in range(1_000):
-                name = f"{number:04}" + "n" * 200
-                path = paths.topic("public", "default", Domain.PERSISTENT, name)
-                await store.put(path, codec.encode_topic(TopicRecord(epoch=0)), expected=ABSENT)
+            await make_topics(here)
             client = await here.client()
             answer_bytes = 1_000 * 230
             count = 2 * STALL_BYTES // answer_bytes
 
             async def ask() -> None:
-                for number in range(count):
-                    await client.send(
-                        pb.CommandGetTopicsOfNamespace(
-                            namespace="public/default", request_id=number
-                        )
-                    )
+                await ask_for_topics(client, count)
 
             async with asyncio.TaskGroup() as tasks:
                 asking = tasks.create_task(ask())

@@ -30,7 +30,8 @@ class ReadRequest:
     last: int
     bytes_max: int | None = None  # None: the bookie's own limit
     entries_max: int | None = None  # None: the bookie's own limit
-    fence: bool = False  # no answer before the ledger is fenced, durably
+    # No answer before the ledger is fenced, durably; a former incarnation is not, and says yes alone.
+    fence: bool = False
     # Only the first `run` entries of each `stride`, counted from `first`. 0 and 0: all.
     run: int = 0
     stride: int = 0

@@ -272,22 +272,24 @@ class BookieService:
         code = await self._open(request)
         if not request.well_formed:
             code = BookieCode.BAD_REQUEST
-        limbo = code is BookieCode.LIMBO and not request.fence
+        limbo = code is BookieCode.LIMBO
         if code is not BookieCode.OK and not limbo:
             yield encode_read_answer(max(request.first, -1), code)
             return
         source = (
             partial(self._run_of_former, request) if limbo else partial(self._run, request.ledger)
         )
+        # A yes needs no fence, and a former incarnation never says no.
+        fence = request.fence and not limbo
         # A recovery is told what the disk holds.
-        cached = None if limbo or request.fence else request.ledger
+        cached = None if limbo or fence else request.ledger
         async with aclosing(
             self._read_striped(request, source)
             if request.stride
             else self._read_runs(request, source, cached)
         ) as frames:
             async for parts in frames:
-                if request.fence and (code := await self._open(request)) is not BookieCode.OK:
+                if fence and (code := await self._open(request)) is not BookieCode.OK:
                     yield encode_read_answer(answered_entry(parts[0]), code)
                     return
                 yield parts

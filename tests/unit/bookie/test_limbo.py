@@ -62,9 +62,23 @@ def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
         for request in (
             read_request(0, 9, ledger=2, incarnation=OTHER),
             read_request(0, 9, incarnation=OTHER, master_key=KEY + 1),
-            read_request(0, 9, incarnation=OTHER, fence=True),
         ):
             assert await bookie.read(request) == [none(0, limbo)]
+
+    with_bookie(test, formers=FORMERS)
+
+
+def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced() -> None:
+    """An entry that is there needs no fence to be true; without it a ledger whose other copies are
+    gone could never be closed."""
+
+    async def test(bookie: Bookie) -> None:
+        limbo = BookieCode.LIMBO
+        for first, answer in ((0, [*some(0, 1, 2), none(3, limbo)]), (3, [none(3, limbo)])):
+            request = read_request(first, 9, incarnation=OTHER, fence=True)
+            assert await bookie.read(request) == answer
+        unreadable = read_request(0, 9, incarnation=DEAD, fence=True)
+        assert await bookie.read(unreadable) == [none(0, BookieCode.WRONG_INCARNATION)]
         assert bookie.service.counts.fences == 0
 
     with_bookie(test, formers=FORMERS)

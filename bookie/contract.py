@@ -30,7 +30,7 @@ class ReadRequest:
     last: int
     bytes_max: int | None = None  # None: the bookie's own limit
     entries_max: int | None = None  # None: the bookie's own limit
-    # No answer before the ledger is fenced, durably; a former incarnation is not, and says yes alone.
+    # No answer before the ledger is fenced, durably. (A former incarnation says yes only.)
     fence: bool = False
     # Only the first `run` entries of each `stride`, counted from `first`. 0 and 0: all.
     run: int = 0

@@ -75,7 +75,9 @@ class ReadRequest(google.protobuf.message.Message):
     max_entries: builtins.int
     """At most so many entries. 0: the bookie's own limit."""
     fence: builtins.bool
-    """Fence the ledger first: no answer, not even a negative one, before the fence is on disk."""
+    """Fence the ledger first: no answer, not even a negative one, before the fence is on disk. (What a
+    former incarnation still has is given unfenced; it never says no.)
+    """
     run: builtins.int
     """Only the first `run` entries of each `stride` (at most 32), counted from `first`: what a bookie
     holds of a striped ledger. Both 0: all entries.

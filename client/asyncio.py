@@ -184,13 +184,14 @@ class Client:
             keepalive_s=world.keepalive_s,
         )
         self._failure = None
+        timeout_s = float(options.operation_timeout_seconds)
         self._parts = Parts(
             scope=scope,
             pool=pool,
-            lookup=Lookup(options.service_url, pool),
+            lookup=Lookup(options.service_url, pool, timeout_s=timeout_s),
             clock=world.clock,
             random=world.random,
-            timeout_s=float(options.operation_timeout_seconds),
+            timeout_s=timeout_s,
             ids=itertools.count(1),
             live=set(),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.client.errors import (
     ConnectError,
@@ -17,26 +17,41 @@ from magnetar.client.service_url import parse_service_url
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message as Body
+
     from magnetar.client.connection import Connection
     from magnetar.client.pool import Pool
+
+Answer = TypeVar("Answer", bound="Body")
 
 REDIRECTS_MAX: Final = 20
 """Pulsar's limit. More means that brokers point at each other."""
 
+QUESTIONS_MAX: Final = 6
+"""Among how many questions an operation's time is shared at most: with 30 s each has 5 s then, more
+than a broker needs that takes a dead one's topics over."""
+
 
 class Lookup:
-    """Asks the brokers of the service URL in turn, beginning with the one that answered last."""
+    """Asks the brokers of the service URL in turn, beginning with the one that answered last.
 
-    def __init__(self, service_url: str, pool: Pool) -> None:
+    Each question has its own deadline, so that all but one of them may be mute and an operation
+    still has time for the one that is not.
+    """
+
+    def __init__(self, service_url: str, pool: Pool, *, timeout_s: float) -> None:
+        """`timeout_s`: of an operation, within which something is looked up."""
         self._brokers = parse_service_url(service_url)
         self._pool = pool
+        self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
         self._first = 0
 
     async def owner(self, topic: str) -> str:
         """The URL of the broker that serves `topic`.
 
-        Raises ConnectError when no broker of the service URL could be reached, else what was
-        answered; the next question then goes to the next broker, because this one may be cut off.
+        Raises ConnectError when no broker of the service URL could be reached or the one that was
+        asked did not answer, else what was answered; the next question then goes to the next
+        broker, because this one may be cut off.
         """
         try:
             return await self._ask(topic)
@@ -48,7 +63,8 @@ class Lookup:
         connection = await self._any_broker()
         authoritative = False
         for _ in range(REDIRECTS_MAX):
-            answer = await connection.request(
+            answer = await self._answer(
+                connection,
                 pb.CommandLookupTopic(topic=topic, authoritative=authoritative),
                 pb.CommandLookupTopicResponse,
             )
@@ -73,10 +89,19 @@ class Lookup:
     async def partitions(self, topic: str) -> int:
         """How many partitions the topic has; 0: it is not partitioned, or not there yet.
 
-        Raises as `owner`.
+        Every broker may say; who does not answer is passed over. Raises as `owner`.
         """
+        for _ in self._brokers[1:]:
+            try:
+                return await self._ask_partitions(topic)
+            except ConnectError:
+                self._turn_to_next()
+        return await self._ask_partitions(topic)
+
+    async def _ask_partitions(self, topic: str) -> int:
         connection = await self._any_broker()
-        answer = await connection.request(
+        answer = await self._answer(
+            connection,
             pb.CommandPartitionedTopicMetadata(topic=topic),
             pb.CommandPartitionedTopicMetadataResponse,
         )
@@ -85,6 +110,14 @@ class Lookup:
                 answer.error, answer.message, topic=topic, broker=connection.broker
             )
         return answer.partitions
+
+    async def _answer(self, connection: Connection, body: Body, answer: type[Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(self._question_s):
+                return await connection.request(body, answer)
+        except TimeoutError:
+            reason = f"no answer within {self._question_s:g} s"
+            raise ConnectError(reason, broker=connection.broker) from None
 
     async def _any_broker(self) -> Connection:
         """A session with a broker of the service URL, whichever answers first in turn."""

@@ -10,7 +10,7 @@ from fakes.client_world import TOPIC, A, B, client_among
 from fakes.session_broker import UNASKED, Session
 from fakes.virtual_loop import run_virtual
 
-from magnetar.client.errors import AlreadyClosed, Timeout
+from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.options import InitialPosition
 from magnetar.protos import pulsar_pb2 as pb
 
@@ -77,15 +77,30 @@ def test_acknowledgements_outlive_a_consumer_that_is_closed_in_the_frame_that_ma
     run_virtual(main())
 
 
-def test_a_broker_that_does_not_answer_lookups_is_asked_in_turn_only() -> None:
+@pytest.mark.parametrize("question", [pb.CommandPartitionedTopicMetadata, pb.CommandLookupTopic])
+def test_a_broker_that_does_not_answer_leaves_time_to_ask_another(question: type) -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            cluster.brokers[A].script(question, *[None] * 9)
+            cluster.owners[TOPIC] = B
+            began = asyncio.get_running_loop().time()
+            await client.create_producer("t")
+            assert asyncio.get_running_loop().time() - began == pytest.approx(10, abs=0.1)
+            await client.create_producer("t")  # B is asked first now
+            assert len(cluster.brokers[A].commands(question)) == 1
+
+    run_virtual(main())
+
+
+def test_where_nobody_answers_lookups_the_time_is_up_as_before() -> None:
     async def main() -> None:
         async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            cluster.brokers[A].script(pb.CommandLookupTopic, *[None] * 3)
-            cluster.owners[TOPIC] = B
-            with pytest.raises(Timeout):
+            for url in (A, B):
+                cluster.brokers[url].script(pb.CommandLookupTopic, *[None] * 9)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(PulsarException, match="no answer within"):
                 await client.create_producer("t")
-            await client.create_producer("t")
-            assert len(cluster.brokers[A].commands(pb.CommandLookupTopic)) == 1
+            assert asyncio.get_running_loop().time() - began == pytest.approx(2, abs=0.01)
 
     run_virtual(main())
 

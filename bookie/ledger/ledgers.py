@@ -38,6 +38,9 @@ STOPPING: Final = "this process is stopping"
 TICK_S: Final = 0.1
 """How late a timeout may be noticed; one tick serves all ledgers that have something pending."""
 
+STOOD_STILL_S: Final = 0.5
+"""A tick that is so late says more of this process than of bookies: their acks lie here, unread."""
+
 
 class Ledgers:
     """One per process; `run` must be running, and runs `bookies` and `peers` as well."""
@@ -187,9 +190,16 @@ class Ledgers:
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
+        stood_still = False
         while True:
+            due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
             now = loop.time()
+            # What bookies have said is read first; but not for ever.
+            stood_still = not stood_still and now - due >= STOOD_STILL_S
+            if stood_still:
+                log.warning("this process stood still", s=round(now - due, 1))
+                continue
             for appender in list(self._busy):
                 if not appender.tick(now):
                     del self._busy[appender]

@@ -38,6 +38,13 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
 
+def stand_still(seconds: float) -> None:
+    """The process does nothing for so long, as when its machine is paused; others go on."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _Loop)
+    loop._virtual.now_s += seconds
+
+
 def run_virtual(main: Coroutine[Any, Any, T], *, deadline_s: float = 3600.0) -> T:
     """Run a coroutine on such a loop; fails when it takes longer, in the loop's time."""
     stray: list[dict[str, Any]] = []

@@ -1,8 +1,11 @@
 """The appender's shell where several things happen in one turn of the loop."""
 
+import asyncio
+
 from fakes.ledger_bookies import cluster
-from fakes.ledger_lives import QUICK, append, confirmed, create, seated, spare
+from fakes.ledger_lives import QUICK, append, confirmed, create, seated, spare, world
 from fakes.virtual_loop import run_virtual as run
+from fakes.virtual_loop import stand_still
 from support import wait_until
 
 from magnetar.metadata.memory import Fault, MemoryStore
@@ -46,5 +49,41 @@ def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_alread
                 await confirmed(appender)
                 assert appender.confirmed == appender.appended == 3
                 assert newcomer in seated(nodes, appender)
+
+    run(main())
+
+
+def test_a_process_that_stood_still_hears_its_bookies_out_before_it_calls_them_silent() -> None:
+    """Their acks lie there, unread. Taking all bookies of all ledgers for silent would replace all
+    of them, or fail the ledgers."""
+
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            members = seated(nodes, appender)
+            for pause_s in (1.2, 2.0, 60.0):  # QUICK gives bookies 0.3 s, and an ack quorum 1.5 s
+                append(appender)
+                await asyncio.sleep(0.25)  # some ticks
+                append(appender)
+                stand_still(pause_s)
+                await confirmed(appender)
+                assert seated(nodes, appender) == members
+                assert not appender.degraded
+
+    run(main())
+
+
+def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_same() -> None:
+    async def main() -> None:
+        async with world(4) as (nodes, ledgers):
+            appender = await create(ledgers)
+            silent = seated(nodes, appender)[0]
+            silent.may_take.clear()
+            append(appender)
+            while not appender.degraded:
+                assert asyncio.get_running_loop().time() < 20
+                await asyncio.sleep(0.01)
+                stand_still(2.0)
+            silent.may_take.set()
 
     run(main())

@@ -54,15 +54,9 @@ if TYPE_CHECKING:
     from magnetar.protos.framing import Command
     from magnetar.runtime.frames import Buffer, FrameStream
 
-DELIVERY_BYTES_MAX: Final = (
-    1 << 20
-)  # pending toward a consumer: four full frames keep a stream busy
-STALL_BYTES: Final = (
-    16 << 20
-)  # pending replies of a client that does not read: stop reading from it
-REQUEST_TIMEOUT_S: Final = (
-    60.0  # Pulsar's topicLoadTimeoutSeconds, the longest that a request may take
-)
+DELIVERY_BYTES_MAX: Final = 1 << 20  # toward a consumer: four full frames keep a stream busy
+STALL_BYTES: Final = 16 << 20  # for a client that takes nothing: stop reading from it
+REQUEST_TIMEOUT_S: Final = 60.0  # Pulsar's topicLoadTimeoutSeconds; no request may take longer
 REQUESTS_READ_MAX: Final = (
     1_000  # requests under way at which reading pauses; a program that opens all its producers at
     # once sends thousands, and an error would cost Apache's C++ client its whole connection
@@ -324,8 +318,9 @@ class Connection:
                 await self._close_consumer(body.consumer_id)
                 return reply.success(body.request_id)
             case pb.CommandUnsubscribe() as body:
-                await self._consumer(body.consumer_id).unsubscribe(force=body.force)
-                self._lose_consumer(body.consumer_id)
+                consumer = self._consumer(body.consumer_id)
+                await consumer.unsubscribe(force=body.force)
+                self._lose_consumer(body.consumer_id, consumer)
                 return reply.success(body.request_id)
             case pb.CommandSeek() as body:
                 return await self._seek(body)
@@ -429,10 +424,12 @@ class Connection:
 
     async def _close_producer(self, producer_id: int) -> None:
         handle = self._producers.get(producer_id)
-        if handle is not None:  # None: the topic closed it just now
-            await handle.close()
-        self._producers.pop(producer_id, None)
-        self._session.on_producer_gone(producer_id)
+        if handle is None:
+            return  # the topic closed it just now
+        await handle.close()
+        if self._producers.get(producer_id) is handle:  # the id may be another one's by now
+            del self._producers[producer_id]
+            self._session.on_producer_gone(producer_id)
 
     async def _close_consumer(self, consumer_id: int) -> None:
         handle = self._consumers.get(consumer_id)
@@ -440,7 +437,8 @@ class Connection:
             if handle is not None:
                 await handle.close()
         finally:
-            self._lose_consumer(consumer_id)  # it is closed, even if its last acks may be lost
+            # It is closed, even if its last acks may be lost.
+            self._lose_consumer(consumer_id, handle)
 
     def _consumer(self, consumer_id: int) -> ConsumerHandle:
         """Raises ConsumerNotFound: the subscription closed it after the request was admitted."""
@@ -459,8 +457,10 @@ class Connection:
             case pb.CommandSubscribe() as body:
                 self._session.on_consumer_gone(body.consumer_id)
 
-    def _lose_consumer(self, consumer_id: int) -> None:
-        self._consumers.pop(consumer_id, None)
+    def _lose_consumer(self, consumer_id: int, handle: ConsumerHandle | None) -> None:
+        if handle is None or self._consumers.get(consumer_id) is not handle:
+            return  # it is gone already, and the id may be another one's by now
+        del self._consumers[consumer_id]
         self._starved.discard(consumer_id)
         self._session.on_consumer_gone(consumer_id)
 
@@ -560,7 +560,7 @@ class Connection:
 
     def consumer_closed(self, consumer_id: int, topic: TopicName, reason: CloseReason) -> None:
         """The subscription closed it; its client looks the topic up again."""
-        self._lose_consumer(consumer_id)
+        self._lose_consumer(consumer_id, self._consumers.get(consumer_id))
         log.info("consumer closed", topic=str(topic), reason=reason.value)
         self._outbox.put_control(reply.close_consumer(consumer_id, self._heir_url(topic)))
 

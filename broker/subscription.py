@@ -120,6 +120,7 @@ class Subscription:
             spawn=spawn,
             tell=self._tell,
         )
+        self._asker: ConsumerHandle | None = None  # of the deletion under way; None: no consumer
         self._return_timer: asyncio.TimerHandle | None = None
         self._meter = Meter(asyncio.get_running_loop().time())
         self._redelivered = Meter(asyncio.get_running_loop().time())
@@ -187,7 +188,8 @@ class Subscription:
     def evict_all(self, reason: CloseReason) -> None:
         """Close every consumer, telling its client."""
         for handle in list(self.consumers.values()):
-            handle.evict(reason)
+            if handle is not self._asker:
+                handle.evict(reason)
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -276,6 +278,8 @@ class Subscription:
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
         """Delete the subscription and its cursor; `handle` is the consumer that asks for it.
 
+        It is told nothing before the outcome, also when the topic goes meanwhile: told to come
+        back, its client would make the subscription anew beside the deletion that it asked for.
         Raises ConsumersConnected if there are others, unless `force`; SubscriptionFenced, LogError.
         """
         self._require_open()
@@ -283,6 +287,7 @@ class Subscription:
         if others and not force:
             raise ConsumersConnected(self.name, len(self.consumers))
         self.state = SubscriptionState.DELETING
+        self._asker = handle
         self._drop_dispatcher()
         for other in others:
             other.evict(CloseReason.UNSUBSCRIBED)
@@ -290,18 +295,21 @@ class Subscription:
             if self.cursor.durable:
                 await self._cursors.delete(self.name)
         except BaseException:
+            self._asker = None
             if self.state is SubscriptionState.DELETING:
                 self.state = SubscriptionState.OPEN
-                self.evict_all(CloseReason.UNLOADED)  # it comes back with new permits
+            self.evict_all(CloseReason.UNLOADED)  # it comes back with new permits
             raise
+        self._asker = None
+        if handle is not None and handle.attached:
+            self.detach(handle)  # its client knows
         if self.state is SubscriptionState.DELETING:
-            if handle is not None and handle.attached:
-                self.detach(handle)  # its client knows
             self.close(CloseReason.UNSUBSCRIBED)
             self._abandoned(self)
 
     def close(self, reason: CloseReason) -> None:
-        """The topic goes, or the subscription is deleted. Nothing happens afterwards."""
+        """The topic goes, or the subscription is deleted. Nothing happens afterwards; whoever asked
+        for a deletion under way still gets the answer."""
         if self.state is SubscriptionState.CLOSED:
             return
         self.state = SubscriptionState.CLOSED

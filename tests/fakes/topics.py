@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.position import Position
     from magnetar.broker.producer import ProducerHandle
+    from magnetar.metadata.store import MetadataStore
 
 CLIENT = ClientInfo("127.0.0.1:1", "test")
 
@@ -133,6 +134,7 @@ async def opened_topic(
     config: LogConfig = SMALL,
     limits: Limits | None = None,
     cache_bytes: int = 1 << 20,
+    store: MetadataStore | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicWorld]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
@@ -140,7 +142,7 @@ async def opened_topic(
     async with asyncio.TaskGroup() as tasks:
         topic = it.topic = await Topic.open(
             TOPIC,
-            store=world.store(),
+            store=store if store is not None else world.store(),
             ledgers=FakeLedgers(world.ledgers),
             log_config=config,
             cache=EntryCache(cache_bytes),

@@ -618,3 +618,66 @@ def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(
             await here.broker.topic(name, create=False)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("opening", [False, True])
+def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(
+    monkeypatch: pytest.MonkeyPatch, opening: bool
+) -> None:
+    """The deletion takes so long that its consumer is closed and its number used again."""
+    other = TOPIC[:-1] + "u"
+
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            await client.produce(other)
+            await client.publish("a")
+            await client.expect(pb.CommandSendReceipt)
+            await client.subscribe(TOPIC)
+            deletes, creates = asyncio.Event(), asyncio.Event()
+            waiting = hold_puts(monkeypatch, here, {TOPIC: deletes, other: creates})
+            await client.send(pb.CommandUnsubscribe(consumer_id=1, request_id=100))
+            await wait_until(lambda: waiting == [TOPIC])
+            await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(client.send(subscribing(other, 101)))
+                await wait_until(lambda: waiting == [TOPIC, other])
+                for event in (deletes, creates) if opening else (creates, deletes):
+                    event.set()
+                    await settle()
+            numbers = [(await client.expect(pb.CommandSuccess)).request_id for _ in range(2)]
+            assert numbers == ([100, 101] if opening else [101, 100])
+            await client.flow(10)
+            _, texts = await client.message()
+            assert texts == ["a"]
+
+    run_virtual(main())
+
+
+def subscribing(topic: str, request_id: int) -> pb.CommandSubscribe:
+    return pb.CommandSubscribe(
+        topic=topic,
+        subscription="s",
+        consumer_id=1,
+        request_id=request_id,
+        subType=pb.CommandSubscribe.Shared,
+        initialPosition=pb.CommandSubscribe.Earliest,
+    )
+
+
+def hold_puts(
+    monkeypatch: pytest.MonkeyPatch, here: Place, events: dict[str, asyncio.Event]
+) -> list[str]:
+    """Changes of these topics' records wait for their events; returns those that do, or did."""
+    store, waiting = here.broker._store, []
+    topics = {topic_path(TopicName.parse(topic)): topic for topic in events}
+    put = store.put
+
+    async def held(path: str, value: bytes, *, expected: int) -> int:
+        if path in topics:
+            waiting.append(topics[path])
+            await events[topics[path]].wait()
+        return await put(path, value, expected=expected)
+
+    monkeypatch.setattr(store, "put", held)
+    return waiting

@@ -1,0 +1,129 @@
+"""Deleting a subscription while its topic goes away: whoever asked hears the outcome, and not that
+it should come back. Its client would make the subscription anew, at the next owner or here."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.entries import entry_of
+from fakes.topic_log import TOPIC, World
+from fakes.topics import opened_topic
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
+
+from magnetar.broker.contract import CloseReason
+from magnetar.broker.errors import LogError, LogFenced
+from magnetar.broker.log.tenure import topic_path
+from magnetar.metadata.codec import decode_topic
+from magnetar.metadata.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fakes.sessions import FakeConsumerSession
+    from fakes.topics import TopicWorld
+
+    from magnetar.broker.consumer import ConsumerHandle
+
+
+Asking = asyncio.Task[LogError | None]
+
+
+class Slow(MemoryStore):
+    """A change waits, before it is made or before it is answered."""
+
+    before: asyncio.Event | None = None
+    after: asyncio.Event | None = None
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        if self.before is not None:
+            await self.before.wait()
+        version = await super().put(path, value, expected=expected)
+        if self.after is not None:
+            await self.after.wait()
+        return version
+
+
+async def outcome(handle: ConsumerHandle) -> LogError | None:
+    """None: it is deleted."""
+    try:
+        await handle.unsubscribe()
+    except LogError as error:
+        return error
+    return None
+
+
+async def subscriptions(world: World) -> set[str]:
+    found = await world.store().get(topic_path(TOPIC))
+    assert found is not None
+    return set(decode_topic(found.value).subscriptions)
+
+
+@asynccontextmanager
+async def unsubscribing(
+    world: World, *, applied: bool
+) -> AsyncIterator[tuple[TopicWorld, FakeConsumerSession, Asking, asyncio.Event]]:
+    """A topic whose subscription "s" its only consumer is about to delete. The metadata's answer
+    waits for the event, and with it the change unless it is `applied`."""
+    store, go_on = Slow(world.tree), asyncio.Event()
+    async with opened_topic(world, store=store, close=False) as it, asyncio.TaskGroup() as tasks:
+        await it.publish("a")
+        handle, session = await it.subscribe()
+        if applied:
+            store.after = go_on
+        else:
+            store.before = go_on
+        asking = tasks.create_task(outcome(handle))
+        await settle()
+        assert (await subscriptions(world) == set()) == applied
+        yield it, session, asking, go_on
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_when_its_bundle_moves(applied: bool) -> None:
+    async def main() -> None:
+        world = World()
+        async with (
+            unsubscribing(world, applied=applied) as (it, session, asking, go_on),
+            asyncio.TaskGroup() as tasks,
+        ):
+            closing = tasks.create_task(it.topic.close())
+            await settle()
+            assert session.reason is None, "told to come back"
+            assert not asking.done()
+            go_on.set()
+            assert await asking is None
+            await closing
+            assert session.reason is None
+            assert await subscriptions(world) == set()
+
+    run(main())
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_when_another_broker_takes_the_topic(applied: bool) -> None:
+    async def main() -> None:
+        world = World()
+        async with (
+            unsubscribing(world, applied=applied) as (it, session, asking, go_on),
+            opened_topic(world) as new,
+        ):
+            producer, _ = await it.produce("p")
+            producer.publish_nowait(0, 0, entry_of("b"))
+            await wait_until(lambda: it.failures != [], what="a fenced log")
+            assert session.reason is None, "told to come back"
+            go_on.set()
+            error = await asking
+            if applied:
+                assert error is None
+                assert session.reason is None
+            else:
+                assert isinstance(error, LogFenced)
+                assert session.reason is CloseReason.UNLOADED
+            left = set() if applied else {"s"}
+            assert await subscriptions(world) == set(new.topic.subscriptions) == left
+
+    run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
     from magnetar.client.publisher import Publisher
+    from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
 
 
@@ -30,8 +32,9 @@ class Producer:
         self._clock = clock
         self._blocks = options.block_if_queue_full
         self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Waiting] = deque()  # for room, in the order of their calls
         self._loop = asyncio.get_running_loop()
+        self._let_in_is_due = False
         self._seal_is_due = False
 
     async def send(
@@ -67,13 +70,21 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        await self._take_room(size)
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
-        self._publisher.submit(message, size, partial(_settle, outcome))
-        if not self._seal_is_due:
-            self._seal_is_due = True
-            self._loop.call_soon(self._seal)
-        return await outcome
+        if self._take_room(size):
+            self._submit(message, size, outcome)
+            return await outcome
+        if not self._blocks:
+            raise self._room.refusal()
+        waiting = _Waiting(message, size, outcome)
+        self._waiting.append(waiting)
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                self.on_burst_end()  # there may be room for the next one, if not for this
+            raise
 
     def send_async(
         self,
@@ -90,7 +101,8 @@ class Producer:
         deliver_after: timedelta | None = None,
     ) -> None:
         """Publish a message without waiting; `callback(result, message_id)` is called with the
-        outcome. Never waits: with a full queue the outcome is ProducerQueueIsFull at once.
+        outcome. Never waits: with a full queue, or while others wait for room, the outcome is
+        ProducerQueueIsFull or MemoryBufferIsFull at once.
 
         Not in Apache's asyncio client, but in its synchronous one.
         """
@@ -107,7 +119,7 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        if self._room.maybe_take(size):
+        if self._take_room(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:
             report(callback, self._room.refusal(), None)
@@ -148,23 +160,43 @@ class Producer:
         self._room.give(messages, message_bytes)
 
     def on_burst_end(self) -> None:
-        """Whoever waits for room tries again, in order; who finds none waits on."""
-        waiting, self._waiting = self._waiting, deque()
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        """There may be room for who waits. Not in this very call: the publisher may be in the
+        middle of sending what came before."""
+        if self._waiting and not self._let_in_is_due:
+            self._let_in_is_due = True
+            self._loop.call_soon(self._let_in)
 
-    async def _take_room(self, size: int) -> None:
-        while not self._room.maybe_take(size):
-            if not self._blocks:
-                raise self._room.refusal()
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append(waiter)
-            await waiter
+    def _let_in(self) -> None:
+        self._let_in_is_due = False
+        while self._waiting and self._room.maybe_take(self._waiting[0].size):
+            waiting = self._waiting.popleft()
+            self._submit(waiting.message, waiting.size, waiting.outcome)
+
+    def _take_room(self, size: int) -> bool:
+        """Whether there is room and nobody waits for it: a small message must not overtake a
+        large one."""
+        return not self._waiting and self._room.maybe_take(size)
+
+    def _submit(
+        self, message: OutgoingMessage, size: int, outcome: asyncio.Future[MessageId]
+    ) -> None:
+        self._publisher.submit(message, size, partial(_settle, outcome))
+        if not self._seal_is_due:
+            self._seal_is_due = True
+            self._loop.call_soon(self._seal)
 
     def _seal(self) -> None:
         self._seal_is_due = False
         self._publisher.seal()
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A message for which there is no room yet."""
+
+    message: OutgoingMessage
+    size: int
+    outcome: asyncio.Future[MessageId]
 
 
 def _settle(

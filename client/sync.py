@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections import deque
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +23,12 @@ from magnetar.client.consumer import (
     subscription_of,
 )
 from magnetar.client.crossing import LoopThread, Mailbox, Outcome, wait_for
-from magnetar.client.errors import OperationNotSupported, PulsarException, Timeout
+from magnetar.client.errors import (
+    AlreadyClosed,
+    OperationNotSupported,
+    PulsarException,
+    Timeout,
+)
 from magnetar.client.listeners import Listener, ListenerThread
 from magnetar.client.options import (
     ClientOptions,
@@ -37,7 +43,6 @@ from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import taking
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Mapping
     from datetime import timedelta
 
@@ -209,7 +214,7 @@ class Producer:
         self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
         self._room_lock = threading.Lock()
         self._room_changed = threading.Condition(self._room_lock)
-        self._waiting = 0
+        self._waiting: deque[object] = deque()  # a ticket of each who waits for room
         self._crossing = thread.crossing(self._submit)
 
     def send(
@@ -248,7 +253,7 @@ class Producer:
         if error is not None:
             raise error
         outcome = Outcome()
-        self._crossing.put((message, size, outcome.settle, True))
+        self._hand_over(message, size, outcome.settle, waits=True)
         return outcome.wait()
 
     def send_async(
@@ -283,7 +288,7 @@ class Producer:
         )
         error = self._take_room(size)
         if error is None:
-            self._crossing.put((message, size, partial(report, callback), False))
+            self._hand_over(message, size, partial(report, callback), waits=False)
         else:
             report(callback, error, None)
 
@@ -320,18 +325,33 @@ class Producer:
     # In the user's thread
 
     def _take_room(self, size: int) -> PulsarException | None:
-        """Why there is no room. None: it was taken."""
+        """Why there is no room. None: it was taken, by who waits in the order of their coming:
+        small messages would leave none for a large one."""
         with self._room_lock:  # which the condition takes ten times as long for
-            if self._room.maybe_take(size):
+            if not self._waiting and self._room.maybe_take(size):
                 return None
             if not self._blocks or self._thread.is_current:
                 return self._room.refusal()
-            self._waiting += 1
+            ticket = object()
+            self._waiting.append(ticket)
             try:
-                wait_for(self._room_changed, lambda: self._room.maybe_take(size))
+                wait_for(
+                    self._room_changed,
+                    lambda: self._waiting[0] is ticket and self._room.maybe_take(size),
+                )
             finally:
-                self._waiting -= 1
+                self._waiting.remove(ticket)
+                self._room_changed.notify_all()  # it is the next one's turn
         return None
+
+    def _hand_over(self, message: OutgoingMessage, size: int, done: Done, *, waits: bool) -> None:
+        """A message that has room. Raises AlreadyClosed, and then others may have it."""
+        try:
+            self._crossing.put((message, size, done, waits))
+        except AlreadyClosed:
+            self.on_released(1, size)
+            self.on_burst_end()
+            raise
 
     # On the loop
 

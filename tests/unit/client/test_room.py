@@ -1,0 +1,164 @@
+"""Room for messages without receipts: who gets it when, on both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.client_world import TOPIC, A, client_among, world_of
+from fakes.session_broker import Cluster
+from fakes.virtual_loop import run_virtual
+from support import settle, wait_for
+
+from magnetar.client import producer as asynchronous
+from magnetar.client import sync
+from magnetar.client.errors import AlreadyClosed, Interrupted, Result
+from magnetar.client.options import ClientOptions
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.message import decode_messages, read_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.client.asyncio import Producer
+    from magnetar.client.message import MessageId
+
+LARGE = bytes(800)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for face in (asynchronous, sync):
+        monkeypatch.setattr(face, "PENDING_BYTES_MAX", 1000)
+
+
+def sizes(cluster: Cluster) -> list[int]:
+    """Of the messages that were stored, in their order."""
+    entries = cluster.topic(TOPIC).entries.values()
+    return [len(one.payload) for entry in entries for one in decode_messages(read_entry(entry))]
+
+
+def answer_first(cluster: Cluster) -> None:
+    """The receipt of the first message, which was held back."""
+    session = cluster.brokers[A].sessions[0]
+    (producer_id,) = session.producers
+    stored = pb.MessageIdData(ledgerId=1, entryId=0)
+    session.send(pb.CommandSendReceipt(producer_id=producer_id, sequence_id=0, message_id=stored))
+
+
+async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
+    """A message that holds so much room that there is some for small ones only."""
+    cluster.topic(TOPIC).hold_receipts = True
+    first = asyncio.get_running_loop().create_task(producer.send(bytes(500)))
+    await settle()
+    cluster.topic(TOPIC).hold_receipts = False
+    return first
+
+
+def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            producer = await client.create_producer("t", block_if_queue_full=True)
+            first = await full(cluster, producer)
+            told: list[Result] = []
+            async with asyncio.TaskGroup() as group:
+                group.create_task(producer.send(LARGE))
+                await settle()
+                group.create_task(producer.send(b"small"))
+                await settle()
+                producer.send_async(b"never waits", lambda result, _: told.append(result))
+                assert told == [Result.MemoryBufferIsFull]
+                assert sizes(cluster) == [500]
+                answer_first(cluster)
+                await first
+                group.create_task(producer.send(b""))  # in the turn in which there is room again
+            assert sizes(cluster) == [500, 800, 5, 0]
+
+    run_virtual(main())
+
+
+def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            producer = await client.create_producer("t", block_if_queue_full=True)
+            sends = [await full(cluster, producer)]
+            cluster.topic(TOPIC).hold_receipts = True
+            for content in (LARGE, b"small"):
+                sends.append(asyncio.get_running_loop().create_task(producer.send(content)))
+                await settle()
+            assert sizes(cluster) == [500]
+            sends[1].cancel()
+            await settle()
+            assert sizes(cluster) == [500, 5]
+            for send in sends:
+                send.cancel()
+
+    run_virtual(main())
+
+
+def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
+    async def main() -> None:
+        async with client_among(operation_timeout_seconds=1) as (client, cluster):
+            producer = await client.create_producer("t", block_if_queue_full=True)
+            first = await full(cluster, producer)
+            loop = asyncio.get_running_loop()
+            waiting = [loop.create_task(producer.send(LARGE)) for _ in range(3)]
+            await settle()
+            client.shutdown()
+            await asyncio.wait([first, *waiting])
+            assert isinstance(first.exception(), Interrupted)
+            assert [type(one.exception()) for one in waiting] == [AlreadyClosed] * 3
+
+    run_virtual(main())
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_threads_get_room_in_the_order_of_their_coming() -> None:
+    cluster = Cluster(A)
+    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    try:
+        producer = client.create_producer("t", block_if_queue_full=True)
+        cluster.topic(TOPIC).hold_receipts = True
+        producer.send_async(bytes(500), None)
+        wait_for(lambda: cluster.sends)
+        threads = []
+        for number, content in enumerate((LARGE, b"small", b"")):
+            threads.append(in_thread(lambda content=content: producer.send(content)))  # type: ignore[misc]
+            wait_for(lambda number=number: len(producer._waiting) == number + 1)  # type: ignore[misc]
+        cluster.topic(TOPIC).hold_receipts = False
+        client._thread.call_soon(lambda: answer_first(cluster))
+        for thread in threads:
+            thread.join(30)
+        assert sizes(cluster) == [500, 800, 5, 0]
+    finally:
+        client.shutdown()
+
+
+def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
+    cluster = Cluster(A)
+    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    errors: list[type[Exception]] = []
+
+    def send() -> None:
+        try:
+            producer.send(LARGE)
+        except Exception as error:
+            errors.append(type(error))
+
+    producer = client.create_producer("t", block_if_queue_full=True)
+    cluster.topic(TOPIC).hold_receipts = True
+    producer.send_async(bytes(500), None)
+    threads = [in_thread(send) for _ in range(3)]
+    wait_for(lambda: len(producer._waiting) == 3)
+    client.shutdown()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert errors == [AlreadyClosed] * 3

@@ -81,7 +81,7 @@ class Reading:
             while (wanted := self._wanted) is not None:
                 self._wanted = None
                 try:
-                    await self._answer(wanted)
+                    await self._answer_whole(wanted)
                 except (ReadFailed, LogUnavailable, LogDamaged) as error:
                     await asyncio.sleep(self._note_failure(error))
                     self._tell(lambda machine: machine.on_read_failed())
@@ -91,6 +91,19 @@ class Reading:
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
+
+    async def _answer_whole(self, wanted: Read | Replay) -> None:
+        """That somebody cancelled what the read waited for, and not us, is a failure like others:
+        otherwise the machine would wait for its answer for ever."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await self._answer(wanted)
+        except asyncio.CancelledError:
+            if task.cancelling():
+                raise
+            cause = RuntimeError("what it waited for was cancelled")
+            raise LogUnavailable(self._name, "reading", cause) from None
 
     async def _answer(self, wanted: Read | Replay) -> None:
         if isinstance(wanted, Read):

@@ -294,7 +294,14 @@ class Topic:
 
     async def _keep(self, run: Callable[[], Awaitable[None]]) -> None:
         """The log's or the cursors' work. When it ends by itself, they have failed."""
-        await run()
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await run()
+        except asyncio.CancelledError:
+            if task.cancelling():
+                raise
+            _log.warning("work ended: what it waited for was cancelled", task=task.get_name())
         self._fail(self.log.tenure.lost or LogClosed(str(self.name)))
 
     def _fail(self, error: BrokerError) -> None:

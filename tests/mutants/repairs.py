@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mutants.plant import Mutant, enter
 from world.scenarios import SCENARIOS
 
+from magnetar.bookie.errors import CollectionAborted
 from magnetar.metadata import paths
 from magnetar.metadata.ledger_tree import ledger_ids
 from magnetar.metadata.model import LedgerState
@@ -76,6 +77,50 @@ enter(
         wrong={COLLECTOR + "_maybe_delete": _does_not_look_again},
         caught_by=frozenset({"I15"}),
         scene=SCENARIOS["T25"],
+        seeds=20,
+    )
+)
+
+
+def _whatever_was_handed_out(right: Any, fired: Fired) -> Any:
+    async def _handed_out(self: Any, gone: list[int], end: int) -> list[int]:
+        if gone and gone[-1] >= end:
+            fired()
+        return gone
+
+    return _handed_out
+
+
+enter(
+    Mutant(
+        name="metadata that never handed out an id is believed",
+        breaks="§6.5: the metadata is an old image; a round is given up",
+        wrong={COLLECTOR + "_handed_out": _whatever_was_handed_out},
+        caught_by=frozenset({"I15"}),
+        scene=SCENARIOS["wrong store"],
+        seeds=20,
+    )
+)
+
+
+def _any_cluster(right: Any, fired: Fired) -> Any:
+    async def _check_metadata(self: Any) -> int:
+        try:
+            return int(await right(self))
+        except CollectionAborted:
+            fired()
+            return 1 << 40
+
+    return _check_metadata
+
+
+enter(
+    Mutant(
+        name="metadata of another cluster is believed",
+        breaks="§6.5: wrong chroot or instance id; a round is given up",
+        wrong={COLLECTOR + "_check_metadata": _any_cluster},
+        caught_by=frozenset({"I15"}),
+        scene=SCENARIOS["wrong store"],
         seeds=20,
     )
 )

@@ -28,6 +28,8 @@ FAULTS = (
     "connection given up",
     "connection lost",
     "cut from metadata",
+    "damage found by a scrub",
+    "damage met by a compaction",
     "disk full",
     "disk nearly full",
     "flipped bit",
@@ -45,6 +47,7 @@ FAULTS = (
     "reserve given up",
     "store broken",
     "synced batches lost",
+    "table found rotten",
     "session expired",
     "session expired while paused",
     "slow message",
@@ -52,9 +55,12 @@ FAULTS = (
     "swapped entry",
     "sync fails",
     "unreadable block",
+    "unreadable record",
     "unsynced batches lost",
     "wiped",
     "write fails",
+    "write refused after a compaction",
+    "wrong metadata shown",
 )
 
 
@@ -101,7 +107,7 @@ def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
     assert outcome.violation is None, report(outcome)
 
 
-@pytest.mark.parametrize("scenario", [MAIN, "T21", "T32", "T43", "T47", "T49"])
+@pytest.mark.parametrize("scenario", [MAIN, "T21", "T32", "T43", "T47", "T49", "scrub"])
 def test_a_seed_is_one_run_for_ever(scenario: str) -> None:
     for seed in range(2):
         first = play(SCENARIOS[scenario], seed)
@@ -118,7 +124,7 @@ def test_the_hash_seed_of_the_interpreter_does_not_matter() -> None:
     code = (
         "from world.scenario import play\n"
         "from world.scenarios import SCENARIOS\n"
-        f"print([play(SCENARIOS[name], 1).digest for name in ({MAIN!r}, 'T32', 'T43')])\n"
+        f"print([play(SCENARIOS[name], 1).digest for name in ({MAIN!r}, 'T32', 'T43', 'scrub')])\n"
     )
     digests = set()
     for hash_seed in ("1", "2"):

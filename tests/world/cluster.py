@@ -77,6 +77,8 @@ class World:
         self.later = LaterVersion(self)
         self.config = quick_config(quorum)
         self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
+        self.scrubs = True  # the bookies that are started from now on do
+        self.rotten: dict[tuple[LedgerId, int], None] = {}  # entries of which a copy went bad
         self.healed = False  # from now on whoever dies of an earlier fault comes back
         self._restarts: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = loop.create_future()
@@ -126,7 +128,35 @@ class World:
 
     def may_destroy(self, bookie: BookieNode) -> bool:
         """Whether copies on this bookie may be lost for good, counting those lost already."""
-        return bookie.name in self.destroyed or len(self.destroyed) < self.quorum.ack_quorum - 1
+        enough = bookie.name in self.destroyed or len(self.destroyed) < self.quorum.ack_quorum - 1
+        return enough and all(self._held_beside(bookie, *each) for each in self.rotten)
+
+    def may_rot(self, bookie: BookieNode, ledger: LedgerId, entry: int) -> bool:
+        """Whether this copy may go bad: of a sealed segment, with a good one beside it."""
+        life = self.oracle.life(ledger)
+        if life.deleted or not life.versions:
+            return False
+        stored = life.versions[-1]
+        sealed = stored.last_entry is not None or entry < stored.last_segment.first_entry
+        return sealed and self._held_beside(bookie, ledger, entry)
+
+    def _held_beside(self, bookie: BookieNode, ledger: LedgerId, entry: int) -> bool:
+        """Whether another one, that metadata names, has a good copy."""
+        life = self.oracle.life(ledger)
+        if life.deleted:
+            return True
+        stored = life.versions[-1]
+        if stored.last_entry is not None and entry > stored.last_entry:
+            return True
+        members = stored.segment_of(EntryId(entry)).members
+        quorum = Quorum(stored.ensemble_size, stored.write_quorum, stored.ack_quorum)
+        for seat in quorum.write_order(entry):
+            other = self.bookies[members[seat].bookie]
+            if other is bookie or other.disk.identity is None or other.member != members[seat]:
+                continue
+            if other.disk.sound(ledger, entry):
+                return True
+        return False
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -202,8 +232,8 @@ class World:
             if process.store is not None and process.alive:
                 self.meta.recover(process.store)
         for bookie in self.bookies.values():
-            damaged = bookie.disk.health.damaged
-            vars(bookie.disk.health).update(vars(type(bookie.disk.health)(damaged=damaged)))
+            vars(bookie.disk.health).update(vars(type(bookie.disk.health)()))
+            bookie.stop_on_rot()
         try:
             async with asyncio.timeout(SETTLE_S):
                 for bookie in self.staying:
@@ -310,6 +340,13 @@ class World:
             missing = self._missing_copy(closed)
             if missing:
                 return missing
+        # Damage that nobody needs (beyond the end, of a stripe that the bookie has left) is not
+        # repaired, and keeps the bookie from giving space back.
+        suspended = [
+            each.name for each in self.staying if each.gives_no_space_back and not each.disk.damaged
+        ]
+        if suspended:
+            return f"{suspended} give no space back"
         marks = self._marks()
         return f"marks are left: {marks}" if marks else ""
 
@@ -320,8 +357,8 @@ class World:
             members = closed.segment_of(EntryId(entry)).members
             for seat in quorum.write_order(entry):
                 disk = self.bookies[members[seat].bookie].disk
-                if not disk.durable(closed.ledger, entry):
-                    return f"{closed.ledger}:{entry} is not on {disk.name}"
+                if not disk.sound(closed.ledger, entry):
+                    return f"{closed.ledger}:{entry} is not on {disk.name}, or bad"
         return ""
 
     def _marks(self) -> list[str]:

@@ -7,13 +7,15 @@ prefix of what was not synced, by whole batches, as the contract of `Storage` sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from world.rot import TABLE, VALUES, Damage, Rot
 
 from magnetar.bookie.disk import DiskLimits, Reserve, Usage
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import (
+    ID_MAX,
     IDENTITY_KEY,
     decode_ledger_record,
     entry_key,
@@ -23,7 +25,7 @@ from magnetar.bookie.storage.format import (
 from magnetar.bookie.storage.memory import MemoryStorage, _Deletion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from random import Random
 
     from world.trace import Trace
@@ -34,12 +36,6 @@ if TYPE_CHECKING:
 
 DISK_BYTES = 64 << 20
 LIMITS = DiskLimits()
-
-
-class Damage(Enum):
-    UNREADABLE = "unreadable"  # reading it fails
-    FLIPPED = "flipped"  # it reads as something else
-    SWAPPED = "swapped"  # it reads as another entry, or another ledger's, as sound as any
 
 
 @dataclass
@@ -53,7 +49,6 @@ class Health:
     sync_fails: bool = False  # the next sync fails
     full: bool = False  # writes fail, and the figures do not tell: a quota
     taken: int = 0  # bytes of the disk that others use
-    damaged: dict[tuple[int, int], Damage] = field(default_factory=dict)
 
 
 class SimDisk:
@@ -64,13 +59,17 @@ class SimDisk:
         self.image: DiskImage | None = None  # None: no store
         self.watermark = 0  # how far the log was durable, as the bookie noted it
         self.opens = True  # False: opening the store fails
+        self.rotten = ""  # the incarnation that has noted that a table cannot be read
+        self.reclaiming = Marker()
         self.formers: dict[str, DiskImage | None] = {}  # by incarnation; None: it does not open
-        self.on_durable: Callable[[int, int], None] = lambda *_: None
+        self.on_durable: Callable[[int, int, bytes], None] = lambda *_: None
         self.on_delete: Callable[[int, bool], None] = lambda *_: None
         self.on_reopened: Callable[[DiskImage], None] = lambda _: None
+        self.on_met: Callable[[], None] = lambda: None  # damage that was met before, once more
         self.reserve = SimReserve(self)
         self._random = random
         self.trace = trace
+        self._met = False  # a compaction has failed, and nothing went bad since
         self._generation = 0  # counts the openings: only the last one may write
         self._snapshots: list[tuple[Identity | None, DiskImage, int]] = []
 
@@ -83,10 +82,12 @@ class SimDisk:
 
     @property
     def whole(self) -> bool:
-        """Whether opening the store finds nothing wrong: it opens, and the end of its log is not
-        before what the watermark says."""
+        """Whether opening the store finds nothing wrong: it opens, the end of its log is not before
+        what the watermark says, and it was not noted as rotten."""
         found = self.image
-        return self.opens and found is not None and found.sequence() >= self.watermark
+        if not self.opens or found is None or self.identity is None:
+            return False
+        return found.sequence() >= self.watermark and self.rotten != self.identity.incarnation
 
     def format(self) -> None:
         self.image, self.watermark, self.opens = DiskImage(), 0, True
@@ -124,8 +125,8 @@ class SimDisk:
         self._generation += 1
         self.identity, self.image, self.watermark, self.opens = None, None, 0, True
         self.reserve = SimReserve(self)
+        self.reclaiming = Marker()
         self.formers.clear()
-        self.health.damaged.clear()
 
     def take_image(self) -> None:
         """As the administrator's backup does, of a disk that is in use."""
@@ -155,9 +156,49 @@ class SimDisk:
     def settle(self) -> None:
         """Tell of the entries that are on the disk for good now."""
         assert self.image is not None
+        on_disk = self.image.on_disk
         for key in self.image.settle():
             if key.startswith(b"E"):
-                self.on_durable(*key_entry(key))
+                self.on_durable(*key_entry(key), on_disk()[key])
+
+    # -- what goes bad ---------------------------------------------------------------------------
+
+    def damage(self, ledger: int, entry: int, damage: Damage) -> None:
+        """If it is there: what comes later is sound."""
+        if self.image is not None and self.image.entry(ledger, entry) is not None:
+            self._met = False
+            self.image.rot.strike(entry_key(ledger, entry), damage)
+
+    def damage_record(self, ledger: int) -> None:
+        """It lies in a table that cannot be read any more."""
+        assert self.image is not None
+        self.image.rot.strike(ledger_key(ledger), Damage.UNREADABLE)
+        self.image.rot.table = True
+
+    def meet(self) -> None:
+        """A compaction has met what it cannot read."""
+        self.trace.fault(self.name, "damage met by a compaction")
+        if self._met:
+            self.on_met()
+        self._met = True
+
+    @property
+    def damaged(self) -> list[tuple[int, int]]:
+        """Entries that are there, and bad."""
+        if self.image is None:
+            return []
+        keys = [key for key in self.image.rot.damaged if key.startswith(b"E")]
+        return [each for each in map(key_entry, keys) if self.image.entry(*each) is not None]
+
+    def sound(self, ledger: int, entry: int) -> bool:
+        """Whether the entry is there for good, and reads as what was written."""
+        if not self.durable(ledger, entry):
+            return False
+        assert self.image is not None
+        if ledger_key(ledger) in self.image.rot.damaged:
+            return False
+        found = self.image.entry(ledger, entry)
+        return found is not None and as_read(self.image, ledger, entry, found) == found
 
     # -- space -----------------------------------------------------------------------------------
 
@@ -186,6 +227,23 @@ class SimDisk:
     def durably_fenced(self, ledger: int) -> bool:
         record = None if self.image is None else self.image.on_disk().get(ledger_key(ledger))
         return record is not None and decode_ledger_record(record).fenced
+
+
+class Marker:
+    """A file that is there or not, as the bookie's own that says that space is being given back."""
+
+    def __init__(self) -> None:
+        self._there = False
+
+    def exists(self) -> bool:
+        return self._there
+
+    def touch(self) -> None:
+        self._there = True
+
+    def unlink(self, *, missing_ok: bool) -> None:
+        assert missing_ok or self._there
+        self._there = False
 
 
 class SimReserve(Reserve):
@@ -220,6 +278,7 @@ class DiskImage(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0  # that it takes: what is deleted or replaced stays until it is reclaimed
+        self.rot = Rot()
         self._on_disk: dict[bytes, bytes] = {}
         self._counted = 0  # how many batches of the log are in `_on_disk`
 
@@ -244,11 +303,24 @@ class DiskImage(MemoryStorage):
         return [key for key in keys if key in self._on_disk]
 
     def reclaim(self, first: int, last: int) -> None:
+        if self.rot.met_by_compaction(self._span(entry_key(first, 0), entry_key(last, ID_MAX))):
+            raise StorageFailed("compact", "the compaction failed")
         self.bytes = sum(len(key) + len(value) for key, value in self._values.items())
+
+    def drop_replaced(self) -> None:
+        self.rot.drop_replaced()
 
     def _append(self, batch: Sequence[Put | _Deletion]) -> None:
         super()._append(batch)
-        self.bytes += _size_of([each for each in batch if not isinstance(each, _Deletion)])
+        puts = [each for each in batch if not isinstance(each, _Deletion)]
+        self.bytes += _size_of(puts)
+        if self.rot.damaged:
+            self.rot.on_written([key for key, _ in puts], len(self._log) - 1)
+
+    def crash(self, *, kept: int = 0) -> Self:
+        opened = super().crash(kept=kept)
+        opened.rot = self.rot.reopened(len(opened._log))
+        return opened
 
     def entries(self) -> set[tuple[int, int]]:
         """All that are there, durable or not."""
@@ -265,6 +337,7 @@ class DiskImage(MemoryStorage):
         for batch in self._log[:batches]:
             opened._append(batch)
         opened._durable = batches
+        opened.rot = self.rot.reopened(batches)
         return opened
 
 
@@ -283,10 +356,6 @@ class SimStorage:
     def write(self, puts: Sequence[Put]) -> None:
         self._check_write("write", _size_of(puts))
         self._image.write(puts)
-        if self._disk.health.damaged:  # what is written anew is sound, and stands elsewhere
-            for key, _ in puts:
-                if key.startswith(b"E"):
-                    self._disk.health.damaged.pop(key_entry(key), None)
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
         self._check_write("delete a ledger")
@@ -296,6 +365,14 @@ class SimStorage:
     def delete_tombstones(self, ledgers: Sequence[int]) -> None:
         self._check_write("delete tombstones")
         self._image.delete_tombstones(ledgers)
+
+    def reclaim(self, first: int, last: int) -> None:
+        self._check_read("reclaim")
+        try:
+            self._image.reclaim(first, last)
+        except StorageFailed:
+            self._disk.meet()
+            raise
 
     def sync(self) -> None:
         self._check("sync", fails=self._disk.health.sync_fails)
@@ -331,6 +408,25 @@ class SimStorage:
                 break
         return found
 
+    def ledger_record(self, ledger: int) -> bytes | None:
+        self._check_read("read a record")
+        if self._image.rot.damaged.get(ledger_key(ledger)) is Damage.UNREADABLE:
+            self._disk.trace.fault(self._disk.name, "unreadable record", ledger)
+            raise StorageFailed("read a record", TABLE)
+        return self._image.ledger_record(ledger)
+
+    def entry_ids(self, ledger: int, first: int, *, entries_max: int) -> list[int]:
+        self._check_read("entry_ids")
+        found = self._image.entry_ids(ledger, first, entries_max=entries_max)
+        self._check_keys((entry_key(ledger, entry) for entry in found), VALUES)
+        return found
+
+    def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
+        self._check_read("ledgers")
+        found = self._image.ledgers(after, ledgers_max=ledgers_max)
+        self._check_keys(map(ledger_key, found), TABLE)
+        return found
+
     def __getattr__(self, name: str) -> Any:
         """Everything else only reads."""
         method = getattr(self._image, name)
@@ -346,31 +442,29 @@ class SimStorage:
         self._image.close()
 
     def _as_read(self, ledger: int, entry: int, value: bytes) -> bytes:
-        damage = self._disk.health.damaged.get((ledger, entry))
-        if damage is Damage.UNREADABLE:
+        if not self._image.rot.damaged:
+            return value
+        found = as_read(self._image, ledger, entry, value)
+        if found is None:
             self._disk.trace.fault(self._disk.name, "unreadable block", ledger, entry)
-            raise StorageFailed("read an entry", "block checksum mismatch")
-        if damage is Damage.FLIPPED:
-            self._disk.trace.fault(self._disk.name, "flipped bit", ledger, entry)
-            return value[:-1] + bytes([value[-1] ^ 1])
-        if damage is Damage.SWAPPED:
-            return self._another(ledger, entry, value)
-        return value
+            raise StorageFailed("read an entry", VALUES)
+        if found != value:
+            damage = self._image.rot.damaged[entry_key(ledger, entry)]
+            self._disk.trace.fault(self._disk.name, _NAMES[damage], ledger, entry)
+        return found
 
-    def _another(self, ledger: int, entry: int, value: bytes) -> bytes:
-        """What stands beside it; of an only one itself."""
-        following, before = (ledger, entry + 1), (ledger, entry - 1)
-        beside = [following, (ledger - 1, entry), before, (ledger + 1, entry)]
-        turn = entry % len(beside)
-        for other in [*beside[turn:], *beside[:turn]]:
-            found = self._image.entry(*other) if min(other) >= 0 else None
-            if found is not None:
-                self._disk.trace.fault(self._disk.name, "swapped entry", ledger, entry, *other)
-                return found
-        return value
+    def _check_keys(self, keys: Iterable[bytes], reason: str) -> None:
+        """A search reads what it passes."""
+        rot = self._image.rot
+        if rot.damaged and any(rot.damaged.get(key) is Damage.UNREADABLE for key in keys):
+            self._disk.trace.fault(self._disk.name, "unreadable block in a search")
+            raise StorageFailed("search", reason)
 
     def _check_write(self, operation: str, size: int = 0) -> None:
-        health = self._disk.health
+        health, rot = self._disk.health, self._image.rot
+        if rot.refuses:
+            self._disk.trace.fault(self._disk.name, "write refused after a compaction")
+            raise StorageFailed(operation, rot.refuses)
         full = health.full or (health.taken > 0 and self._disk.free < size)
         if full:
             self._disk.trace.fault(self._disk.name, "disk full")
@@ -385,3 +479,28 @@ class SimStorage:
         if fails:
             self._disk.trace.fault(self._disk.name, f"{operation} fails")
             raise StorageFailed(operation, "input/output error")
+
+
+_NAMES = {Damage.FLIPPED: "flipped bit", Damage.SWAPPED: "swapped entry"}
+
+
+def as_read(image: DiskImage, ledger: int, entry: int, value: bytes) -> bytes | None:
+    """What a read of `value`, which is stored there, gives. None: it fails."""
+    damage = image.rot.damaged.get(entry_key(ledger, entry))
+    if damage is Damage.UNREADABLE:
+        return None
+    if damage is Damage.FLIPPED:
+        return value[:-1] + bytes([value[-1] ^ 1])
+    return value if damage is None else _another(image, ledger, entry, value)
+
+
+def _another(image: DiskImage, ledger: int, entry: int, value: bytes) -> bytes:
+    """What stands beside it; of an only one itself."""
+    following, before = (ledger, entry + 1), (ledger, entry - 1)
+    beside = [following, (ledger - 1, entry), before, (ledger + 1, entry)]
+    turn = entry % len(beside)
+    for other in [*beside[turn:], *beside[:turn]]:
+        found = image.entry(*other) if min(other) >= 0 else None
+        if found is not None:
+            return found
+    return value

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from magnetar.metadata import paths
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.store import SessionState
+from magnetar.metadata.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,14 +17,30 @@ if TYPE_CHECKING:
     from world.net import Host
     from world.trace import Trace
 
+    from magnetar.metadata.node import Versioned
+
 
 class Session(MemoryStore):
-    """A client whose listings may lack names: of an old image, or half of a folder (T25)."""
+    """A client whose listings may lack names (T25), or to whom a store is shown that is not the
+    right one: also behind a `sync`."""
 
     hides: Callable[[str, list[str]], list[str]] = staticmethod(lambda path, names: names)
+    shown: Tree | None = None  # of what the cluster is and of its ledgers
+
+    async def get(self, path: str) -> Versioned | None:
+        shown = self.shown
+        if shown is None or not path.startswith((paths.CLUSTER, paths.LEDGERS, _COUNTER)):
+            return await super().get(path)
+        return await self._request("get", path, lambda: shown.get(path))
 
     async def children(self, path: str) -> list[str]:
-        return self.hides(path, await super().children(path))
+        shown = self.shown
+        if shown is None or not path.startswith(paths.LEDGERS):
+            return self.hides(path, await super().children(path))
+        return await self._request("children", path, lambda: shown.children(path))
+
+
+_COUNTER = paths.NEXT_LEDGER_ID
 
 
 class WatchedTree(MemoryTree):
@@ -100,6 +117,16 @@ class Ensemble:
             store.expire()
             self._loop.later(self._random.uniform(0.01, 1.0), self._maybe_reconnect, host, store)
 
+    def image(self) -> Tree:
+        """As it is now; may be changed."""
+        return Tree(self.tree.nodes.copy())
+
+    def show(self, host: Host, store: MemoryStore, shown: Tree) -> None:
+        """The process is led to another store: the one of another cluster, or an old image."""
+        assert isinstance(store, Session)
+        self._trace.fault(host.name, "wrong metadata shown")
+        store.shown = shown
+
     def fall_behind(self, host: Host, store: MemoryStore, for_s: float) -> None:
         """Reads of the process are stale for a while."""
         if store.session_state is SessionState.CONNECTED:
@@ -142,7 +169,9 @@ class Ensemble:
                 self.reconnect(store)
 
     def recover(self, store: MemoryStore) -> None:
-        """No lag, and a connection."""
+        """No lag, a connection, and the right store."""
+        assert isinstance(store, Session)
+        store.shown = None
         self.reconnect(store)
         self._maybe_catch_up(store)
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from world.disk import DISK_BYTES, LIMITS, Damage
+from world.disk import DISK_BYTES, LIMITS
 from world.net import Weather
+from world.rot import Damage
 
 from magnetar.bookie.storage.format import DirectoryState
+from magnetar.metadata.model import LedgerId
 from magnetar.metadata.store import SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+    from random import Random
 
     from world.cluster import World
     from world.nodes import BookieNode, ClientNode, Process
@@ -68,6 +71,8 @@ class Nemesis:
             "lose synced writes": self._lose_synced,
             "break a store": self._break_store,
             "damage entries": self._damage,
+            "rot": self._rot,
+            "rot a table": self._rot_table,
             "jump the clock": self._jump_clock,
         }
 
@@ -323,7 +328,19 @@ class Nemesis:
             for entry in image.entry_ids(ledger, 0, entries_max=100):
                 if self.random.random() < 0.2:
                     kind = self.random.choice(list(Damage))
-                    bookie.disk.health.damaged[ledger, entry] = kind
+                    bookie.disk.damage(ledger, entry, kind)
+
+    async def _rot(self) -> None:
+        rot_entries(self.world, self._bookie(), self.random)
+
+    async def _rot_table(self) -> None:
+        bookie = self._bookie()
+        if bookie.registered and self.world.may_destroy(bookie):
+            rot_records(self.world, bookie, self.random)
+            await self._pass(3.0)
+            bookie.meet_rot()
+            await self._pass(2.0)
+            await self._restart(bookie)
 
     # -- whom --------------------------------------------------------------------------------------
 
@@ -335,3 +352,31 @@ class Nemesis:
 
     async def _pass(self, mean_s: float) -> None:
         await asyncio.sleep(self.random.expovariate(1 / mean_s))
+
+
+def rot_entries(world: World, bookie: BookieNode, random: Random) -> None:
+    """Some sealed entries of the bookie go bad, one here and there or all of a file's, as long as
+    others have good copies of each."""
+    image = bookie.disk.image
+    if image is None:
+        return
+    share = random.choice((0.1, 0.5, 1.0))
+    for ledger in image.ledgers(-1, ledgers_max=100):
+        if random.random() < 0.5:
+            continue
+        for entry in image.entry_ids(ledger, 0, entries_max=100):
+            if random.random() < share and world.may_rot(bookie, LedgerId(ledger), entry):
+                world.rotten[LedgerId(ledger), entry] = None
+                bookie.disk.damage(ledger, entry, random.choice(list(Damage)))
+
+
+def rot_records(world: World, bookie: BookieNode, random: Random) -> None:
+    """A table with records of ledgers: they cannot be read, until a compaction meets it and the
+    store is given up. What it still has the bookie gives as that of a former incarnation."""
+    image = bookie.disk.image
+    ledgers = [] if image is None else image.ledgers(-1, ledgers_max=100)
+    if ledgers:
+        world.destroyed[bookie.name] = None
+        begin = random.randrange(len(ledgers))
+        for ledger in ledgers[begin : begin + random.choice((1, 5, 100))]:
+            bookie.disk.damage_record(ledger)

@@ -7,13 +7,14 @@ neither network nor disk nor metadata.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from world.boot import boot
 from world.disk import LIMITS, SimDisk, SimStorage
 from world.loop import SimThread, until
 from world.net import Host
 from world.peer import PENDING_BYTES_MAX, SimPeer
+from world.rot import TABLE
 
 from magnetar.bookie.admission import Admission, Intake
 from magnetar.bookie.collector import Collector, CollectorConfig
@@ -30,14 +31,17 @@ from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.replicator import Replicator
 from magnetar.bookie.repair.reporting import report_bad_copies
+from magnetar.bookie.scrub import Scrub, ScrubConfig
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.storage.commit import GroupCommit
+from magnetar.bookie.storage.rot import is_rot
 from magnetar.metadata.errors import LeaseTaken
 from magnetar.metadata.ids import LedgerIds
-from magnetar.metadata.model import BookieId, BookieRegistration, Member
+from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Member
 from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from random import Random
 
     from world.cluster import World
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
 BOOT_S = 0.05
 COLLECT = CollectorConfig(interval_s=3.0, grace_s=3.0)
+SCRUB = ScrubConfig(interval_s=6.0)
 
 
 class VirtualClock:
@@ -143,6 +148,7 @@ class BookieNode(Process):
         self.commit: GroupCommit | None = None
         self.admission: Admission | None = None
         self.registration: Registration | None = None
+        self.reclaimer: Reclaimer | None = None
         self.refused: StartRefused | None = None  # why it does not start on what it found
         self.may_format_anew = False  # the operator's --new-incarnation
         self.retired = False  # decommissioned
@@ -158,6 +164,11 @@ class BookieNode(Process):
     def registered(self) -> bool:
         return self.service is not None and self.registration is not None and self.registration.held
 
+    @property
+    def gives_no_space_back(self) -> bool:
+        """Until everything was found sound."""
+        return self.reclaimer is not None and self.reclaimer.suspended
+
     async def replace(self) -> None:
         """The operator gives it an empty disk, and says so."""
         await self.host.wait_end()
@@ -168,7 +179,7 @@ class BookieNode(Process):
             self.start()
 
     def _on_crash(self, *, power: bool) -> None:
-        self.service = self.commit = self.admission = self.registration = None
+        self.service = self.commit = self.admission = self.registration = self.reclaimer = None
         for thread in self._threads:
             thread.kill()
         self.disk.crash(power=power)
@@ -182,13 +193,14 @@ class BookieNode(Process):
             identity = await boot(self, self.store, self.random)
             self.world.known[self.member] = None
             oracle, member = self.world.oracle, self.member
-            self.disk.on_durable = lambda ledger, entry: oracle.on_durable(member, ledger, entry)
+            self.disk.on_durable = lambda *what: oracle.on_durable(member, *what)
             self.disk.on_delete = lambda ledger, good: oracle.on_delete(
                 member, ledger, for_good=good
             )
             self.disk.on_reopened = lambda image: oracle.on_reopened(
                 member, lambda ledger: image.ledger_record(ledger) is not None
             )
+            self.disk.on_met = lambda: oracle.reclaims_once(member)
             await self._serve(identity)
         except StartRefused as refused:
             self.refused = refused
@@ -214,7 +226,7 @@ class BookieNode(Process):
             storage,
             note_durable=self._note_durable,
             thread=sync_thread,
-            die=lambda error: self.crash(),
+            die=self.end_by,
             pending_bytes_max=PENDING_BYTES_MAX,
         )
         assert self.store is not None
@@ -250,7 +262,12 @@ class BookieNode(Process):
             self.service, self.commit, self.admission = service, commit, admission
             group.create_task(registration.run())
             group.create_task(monitor.run())
-            group.create_task(self._collector(identity, storage, commit, admission, formers).run())
+            reclaimer = self._reclaimer(storage)
+            group.create_task(
+                self._collector(identity, storage, commit, admission, formers, reclaimer).run()
+            )
+            if self.world.scrubs:
+                group.create_task(self._scrub(storage, reclaimer).run())
 
     def _set_intake(self, service: BookieService, admission: Admission, intake: Intake) -> None:
         assert self.disk.image is not None
@@ -270,10 +287,9 @@ class BookieNode(Process):
         commit: GroupCommit,
         admission: Admission,
         formers: dict[str, Storage | None],
+        reclaimer: Reclaimer,
     ) -> Collector:
         assert self.store is not None
-        disk_thread = SimThread(self.world.loop, lambda: self.random.expovariate(1 / 0.01))
-        self._threads.append(disk_thread)
 
         def remove_former(incarnation: str) -> None:
             self.world.trace.note(self.name, "removes former", incarnation[:4])
@@ -287,7 +303,7 @@ class BookieNode(Process):
             admission=admission,
             metadata=self.store,
             marks=Marks(self.store, self.clock),
-            reclaimer=Reclaimer(storage, thread=disk_thread),
+            reclaimer=reclaimer,
             clock=self.clock,
             chance=self.random,
             read_thread=self._threads[1],
@@ -295,6 +311,57 @@ class BookieNode(Process):
             remove_former=remove_former,
             config=COLLECT,
         )
+
+    def _reclaimer(self, storage: SimStorage) -> Reclaimer:
+        disk_thread = SimThread(self.world.loop, lambda: self.random.expovariate(1 / 0.01))
+        self._threads.append(disk_thread)
+        marker = cast("Path", self.disk.reclaiming)
+        self.reclaimer = reclaimer = Reclaimer(storage, thread=disk_thread, marker=marker)
+        if reclaimer.suspended:
+            self.world.trace.note(self.name, "gives no space back")
+        return reclaimer
+
+    def _scrub(self, storage: SimStorage, reclaimer: Reclaimer) -> Scrub:
+        assert self.store is not None
+        marks, member = Marks(self.store, self.clock), self.member
+
+        async def report(ledger: int, first: int, last: int) -> None:
+            self.world.trace.fault(self.name, "damage found by a scrub", ledger, first, last)
+            await marks.mark_bad(LedgerId(ledger), member, first, last)
+
+        def on_sound() -> None:
+            if reclaimer.suspended:
+                self.world.trace.note(self.name, "is sound again")
+            reclaimer.resume()
+
+        return Scrub(
+            storage,
+            report=report,
+            on_sound=on_sound,
+            chance=self.world.draw(f"{self.name} scrub {self.starts}"),
+            read_thread=self._threads[1],
+            config=SCRUB,
+        )
+
+    def meet_rot(self) -> None:
+        """RocksDB compacts its tables: if one is rotten, it takes no write any more."""
+        image = self.disk.image
+        if image is not None and image.rot.table:
+            image.rot.meet_table()
+
+    def stop_on_rot(self) -> None:
+        """One that was not written to since learns of it when it is stopped."""
+        image = self.disk.image
+        if image is not None and image.rot.table:
+            self.end_by(StorageFailed("close", TABLE))
+
+    def end_by(self, error: StorageFailed) -> None:
+        """The store has failed: the process ends, and what is rotten is noted for the next."""
+        if is_rot(error):
+            assert self.disk.identity is not None
+            self.disk.rotten = self.disk.identity.incarnation
+            self.world.trace.fault(self.name, "table found rotten")
+        self.crash()
 
     def _note_durable(self, sequence: int) -> None:
         self.disk.watermark = sequence

@@ -22,13 +22,14 @@ from magnetar.bookie.ledger.quorum import Quorum, seats
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_ledger
 from magnetar.metadata.model import EntryId, LedgerId, LedgerState
-from magnetar.protos.envelope import BookieCode, decode_acks
+from magnetar.protos.envelope import BookieCode, decode_acks, decode_envelope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from world.trace import Trace
 
+    from magnetar.bookie.contract import EntryPage
     from magnetar.metadata.model import LedgerMetadata, Member
 
 
@@ -261,7 +262,8 @@ class Oracle:
 
     # -- bookies -----------------------------------------------------------------------------------
 
-    def on_durable(self, member: Member, ledger: int, entry: int) -> None:
+    def on_durable(self, member: Member, ledger: int, entry: int, envelope: bytes) -> None:
+        self.i3_stored_as_appended(member, ledger, entry, envelope)
         self.stored_by.setdefault(member, set()).add((ledger, entry))
         self._left.get(member, set()).discard(ledger)
         self.logs.i14_nothing_outside_the_list(ledger, entry)
@@ -270,6 +272,23 @@ class Oracle:
             "T24",
             lambda: f"{member.bookie} stores {ledger}:{entry}, a ledger that it had removed",
         )
+
+    def i3_stored_as_appended(
+        self, member: Member, ledger: int, entry: int, envelope: bytes
+    ) -> None:
+        """I3: whoever sent a copy, a writer, a recoverer or a repair, sent what was appended."""
+        expected = self.life(ledger).payloads.get(entry)
+        found = decode_envelope_of(ledger, entry, envelope).payload
+        self.hold(
+            expected is None or bytes(found) == expected,
+            "I3",
+            lambda: f"{member.bookie} stores {bytes(found)!r} as {ledger}:{entry}",
+        )
+
+    def reclaims_once(self, member: Member) -> None:
+        """T11: a compaction that meets damage ends the bookie; the next one is not tried before all
+        that is stored was found sound, and then it does not meet what was repaired."""
+        raise self.broken("T11", f"{member.bookie} ends again over damage that it has met before")
 
     def on_delete(self, member: Member, ledger: int, *, for_good: bool) -> None:
         """A bookie removes a ledger: as deleted, `for_good`, or as a copy that is left over."""
@@ -404,6 +423,24 @@ class Oracle:
             entry not in acked & self.acked(member, ledger) or self.life(ledger).deleted,
             "I10",
             lambda: f"{member.bookie} denies {ledger}:{entry}, which it has acked",
+        )
+
+    def i10_no_false_gap(
+        self, member: Member, ledger: int, first: int, page: EntryPage, acked: set[int]
+    ) -> None:
+        """I10, of a list of what is stored: what it leaves out is not there."""
+        if page.code is BookieCode.OK:
+            listed = {at for run in page.runs for at in range(run.first, run.first + run.count)}
+            end = max(listed, default=first) if page.more else max(acked, default=first)
+        elif page.code is BookieCode.NO_SUCH_LEDGER:
+            listed, end = set(), max(acked, default=first)
+        else:
+            return
+        left_out = {at for at in acked & self.acked(member, ledger) if first <= at <= end} - listed
+        self.hold(
+            not left_out or self.life(ledger).deleted,
+            "I10",
+            lambda: f"{member.bookie} does not list {sorted(left_out)} of {ledger}",
         )
 
     def i17_within(self, whose: str, held: int, limit: int) -> None:

@@ -80,9 +80,12 @@ class SimPeer:
 
     async def list_entries(self, ledger: int, first: int) -> EntryPage:
         async def serve() -> EntryPage:
-            return await self._service().list_entries(
+            acked = self._oracle.acked(self.member, ledger)
+            page = await self._service().list_entries(
                 self.member.incarnation, ledger=ledger, first=first, entries_max=0
             )
+            self._oracle.i10_no_false_gap(self.member, ledger, first, page, acked)
+            return page
 
         return await self._call("list entries", serve)
 

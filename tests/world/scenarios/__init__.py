@@ -10,6 +10,7 @@ from world.scenarios import (
     reading,
     recovering,
     repairing,
+    rotting,
     sessions,
     upgrading,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "reading",
     "recovering",
     "repairing",
+    "rotting",
     "sessions",
     "upgrading",
 ]

@@ -66,6 +66,7 @@ async def cluster(world: World) -> None:
     if publishes:
         await judge_topic(world)
     await world.judge()
-    if repairers:
-        await world.wait_repaired()
-        await world.judge()
+    if not repairers:
+        world.add_repairer()
+    await world.wait_repaired()
+    await world.judge()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from world.contender import Onlooker
-from world.disk import DISK_BYTES, Damage
+from world.disk import DISK_BYTES
+from world.rot import Damage
 from world.scenario import scenario
 from world.stage import PATIENCE_S, Stage
 
@@ -107,7 +108,7 @@ async def _damaged_copies(world: World, kind: Damage) -> None:
     world.destroyed[victim.name] = None
     for entry in range(10):
         if world.random.random() < 0.5:
-            victim.disk.health.damaged[stage.ledger, entry] = kind
+            victim.disk.damage(stage.ledger, entry, kind)
     Onlooker(stage.clients[1], pause_s=0.05).begin()
     await stage.lull(0.3)
     await stage.recover(client=2)

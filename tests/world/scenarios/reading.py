@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from world.disk import Damage
+from world.rot import Damage
 from world.scenario import scenario
 from world.scenarios.repairing import end_repaired
 from world.stage import Stage
@@ -54,7 +54,7 @@ async def ranges(world: World) -> None:
     world.destroyed[away.name] = None
     for entry in range(stage.writer.appender.confirmed + 1):
         if random.random() < 0.2:
-            away.disk.health.damaged[stage.ledger, entry] = random.choice(list(Damage))
+            away.disk.damage(stage.ledger, entry, random.choice(list(Damage)))
     reader: LedgerAppender | LedgerReader = stage.writer.appender
     if random.random() < 0.7:
         await stage.writer.close()

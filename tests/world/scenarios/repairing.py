@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from world.contender import Contender
-from world.disk import Damage
 from world.loop import until
+from world.rot import Damage
 from world.scenario import scenario
 from world.stage import PATIENCE_S, Stage
 
 from magnetar.bookie.repair.marks import Marks
 from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_cluster
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import EntryId
 from magnetar.metadata.under_replication import BadCopy
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from world.nodes import BookieNode
 
     from magnetar.metadata.model import Member
+    from magnetar.metadata.tree import Tree
 
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
@@ -113,6 +115,42 @@ async def collected_in_a_storm(world: World) -> None:
                 world.meta.expire(bookie.host, bookie.store)
         await stage.lull(1.0)
     await stage.end()
+
+
+@scenario(
+    "wrong store", "bookies are led to old metadata, or another cluster's: nothing is removed"
+)
+async def wrong_metadata(world: World) -> None:
+    """An image is told by ledgers whose ids it has not handed out yet."""
+    stage = await Stage.set(world, clients=3)
+    random, meta = world.random, world.meta
+    before = meta.image()
+    await _write_and_close(stage, client=0)
+    image = random.choice((before, meta.image()))
+    await _write_and_close(stage, client=1)
+    if random.random() < 0.5:
+        image = meta.image()
+        for path in [path for path in map(paths.ledger, world.oracle.lives) if image.get(path)]:
+            image.delete(path, expected=_version(image, path))
+        image.put(paths.CLUSTER, encode_cluster("c2" * 16), _version(image, paths.CLUSTER))
+    bookies = list(world.bookies.values())
+    for bookie in stage.some(bookies, random.randint(1, len(bookies))):
+        assert bookie.store is not None
+        meta.show(bookie.host, bookie.store, image)
+    await stage.lull(10.0)  # some rounds of collection
+    await stage.end()
+
+
+async def _write_and_close(stage: Stage, *, client: int) -> None:
+    for _ in range(stage.random.randint(1, 3)):
+        writer = await stage.write(stage.random.randint(1, 3), client=client)
+        await writer.close()
+
+
+def _version(tree: Tree, path: str) -> int:
+    stored = tree.get(path)
+    assert stored is not None
+    return stored.version
 
 
 async def _closed_and_hurt(world: World, *, clients: int = 2) -> tuple[Stage, BookieNode]:
@@ -254,7 +292,9 @@ async def marked_again(world: World) -> None:
 
 
 async def _bad_copies_marked_again(world: World) -> None:
-    """Nobody audits: what a mark loses, nobody finds again."""
+    """Nobody audits, and no bookie looks through what it has: what a mark loses, nobody finds
+    again."""
+    world.scrubs = False
     stage = await Stage.set(world)
     writer = await stage.write(world.random.randint(2, 12))
     await stage.wait_everywhere()
@@ -273,9 +313,9 @@ async def _bad_copies_marked_again(world: World) -> None:
     disks = [one.disk, other.disk]
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: not any(disk.health.damaged for disk in disks))
+            await until(lambda: not any(disk.damaged for disk in disks))
     except TimeoutError:
-        left = [(disk.name, sorted(disk.health.damaged)) for disk in disks]
+        left = [(disk.name, sorted(disk.damaged)) for disk in disks]
         raise world.oracle.broken("T31", f"marked, and not repaired: {left}") from None
     await end_repaired(stage)
 
@@ -289,7 +329,7 @@ async def _damage(stage: Stage, marks: Marks, bookie: BookieNode, first: int) ->
         entry for entry in range(first, last + 1, 2) if image.entry(stage.ledger, entry) is not None
     ]
     for entry in bad:
-        bookie.disk.health.damaged[stage.ledger, entry] = Damage.UNREADABLE
+        bookie.disk.damage(stage.ledger, entry, Damage.UNREADABLE)
     member = bookie.member
     await marks.mark_copies(
         stage.ledger, [BadCopy(member, EntryId(entry), EntryId(entry)) for entry in bad]

@@ -1,0 +1,197 @@
+"""Bugs of those who look for damage: scrubs, comparisons, and what follows when a compaction meets
+it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mutants.plant import Mutant, enter
+from world.scenarios import SCENARIOS
+
+from magnetar.bookie.contract import EntryPage
+from magnetar.protos.envelope import BookieCode
+
+if TYPE_CHECKING:
+    from mutants.plant import Fired
+
+SCRUB = "magnetar.bookie.scrub:"
+RECLAIMER = "magnetar.bookie.reclaimer:Reclaimer."
+ROTTING = SCENARIOS["scrub"]
+
+
+def _passes_over(right: Any, fired: Fired) -> Any:
+    async def _ledger(self: Any, ledger: int) -> None:
+        if ledger % 2:
+            fired()
+        else:
+            await right(self, ledger)
+
+    return _ledger
+
+
+enter(
+    Mutant(
+        name="a scrub passes over every other ledger",
+        breaks="§5.5: all that is stored is looked at",
+        wrong={SCRUB + "Scrub._ledger": _passes_over},
+        caught_by=frozenset({"I16", "T11"}),
+        scene=ROTTING,
+        seeds=20,
+    )
+)
+
+
+def _readable_is_sound(right: Any, fired: Fired) -> Any:
+    def _sound(*about: Any) -> bool:
+        if not right(*about):
+            fired()
+        return True
+
+    return _sound
+
+
+enter(
+    Mutant(
+        name="a scrub takes what can be read for sound",
+        breaks="§5.5: the envelope's checksum is verified, and whose it is",
+        wrong={SCRUB + "_sound": _readable_is_sound},
+        caught_by=frozenset({"I16"}),
+        scene=ROTTING,
+        seeds=20,
+    )
+)
+
+
+def _throws_it_away(right: Any, fired: Fired) -> Any:
+    async def _found(self: Any, ledger: int, entry: int) -> None:
+        fired()
+        self._storage.delete_ledger(ledger, None)
+        await right(self, ledger, entry)
+
+    return _found
+
+
+enter(
+    Mutant(
+        name="a scrub removes a copy that has damage",
+        breaks="§5.5: what is bad is left alone until it is replaced",
+        wrong={SCRUB + "Scrub._found": _throws_it_away},
+        caught_by=frozenset({"I15"}),
+        scene=ROTTING,
+        seeds=10,
+    )
+)
+
+
+def _unreadable_is_absent(right: Any, fired: Fired) -> Any:
+    async def list_entries(self: Any, incarnation: str, **about: Any) -> EntryPage:
+        page: EntryPage = await right(self, incarnation, **about)
+        if page.code is not BookieCode.IO_ERROR:
+            return page
+        fired()
+        return EntryPage(BookieCode.OK)
+
+    return list_entries
+
+
+enter(
+    Mutant(
+        name="what cannot be listed is said to be missing",
+        breaks="§6.4: a comparison is told that nobody knows",
+        wrong={"magnetar.bookie.service:BookieService.list_entries": _unreadable_is_absent},
+        caught_by=frozenset({"I10"}),
+        scene=ROTTING,
+        seeds=20,
+    )
+)
+
+
+def _no_table_is_rotten(right: Any, fired: Fired) -> Any:
+    def is_rot(error: Any) -> bool:
+        if right(error):
+            fired()
+        return False
+
+    return is_rot
+
+
+enter(
+    Mutant(
+        name="a rotten table is forgotten when the bookie ends",
+        breaks="rot.py: the next start takes the store for damaged, else it ends again for ever",
+        wrong={"world.nodes:is_rot": _no_table_is_rotten},
+        caught_by=frozenset({"I16", "I18"}),
+        scene=ROTTING,
+        seeds=20,
+    )
+)
+
+
+# -- giving back space past damage -----------------------------------------------------------------
+
+
+def _never_suspended(right: Any, fired: Fired) -> Any:
+    def __init__(self: Any, *positional: Any, **named: Any) -> None:
+        right(self, *positional, **named)
+        if self.suspended:
+            fired()
+        self.suspended = False
+
+    return __init__
+
+
+enter(
+    Mutant(
+        name="space is given back though a compaction has failed",
+        breaks="reclaimer.py: not before a scrub has found everything sound",
+        wrong={RECLAIMER + "__init__": _never_suspended},
+        caught_by=frozenset({"T11"}),
+        scene=ROTTING,
+        seeds=100,
+    )
+)
+
+
+def _keeps_what_was_replaced(right: Any, fired: Fired) -> Any:
+    def resume(self: Any) -> None:
+        if self.suspended:
+            fired()
+        self.suspended = False
+
+    return resume
+
+
+enter(
+    Mutant(
+        name="what a repair has replaced is compacted with the rest",
+        breaks="reclaimer.py: what was bad lies behind what a repair wrote",
+        wrong={RECLAIMER + "resume": _keeps_what_was_replaced},
+        caught_by=frozenset({"T11"}),
+        scene=ROTTING,
+        seeds=100,
+    )
+)
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+
+def _finds_nothing_missing(right: Any, fired: Fired) -> Any:
+    def missing(expected: Any, held: Any) -> list[range]:
+        if right(expected, held):
+            fired()
+        return []
+
+    return missing
+
+
+enter(
+    Mutant(
+        name="a comparison overlooks holes",
+        breaks="§5.5: what is missing against the striping is found where nobody reads",
+        wrong={"magnetar.bookie.repair.auditor:missing": _finds_nothing_missing},
+        caught_by=frozenset({"I16"}),
+        scene=SCENARIOS["T47"],
+        seeds=30,
+    )
+)

@@ -1,0 +1,61 @@
+"""What lies on disks goes bad, and nobody reads it: the bookies find it by themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from world.nemesis import rot_entries, rot_records
+from world.scenario import scenario
+from world.scenarios.repairing import end_repaired
+from world.stage import Stage
+
+from magnetar.metadata.errors import MetadataError
+
+if TYPE_CHECKING:
+    from world.cluster import World
+
+    from magnetar.metadata.model import LedgerId
+
+TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
+
+
+@scenario(
+    "scrub",
+    "copies rot where nobody looks: scrubs find them, compactions meet them, repairs mend them",
+    TWO_ACKS,
+)
+async def rotting(world: World) -> None:
+    random = world.random
+    stage = await Stage.set(world, spares=random.choice((0, 1, 2)))
+    ledgers: list[LedgerId] = []
+    for _ in range(random.randint(3, 6)):
+        writer = await stage.write(random.randint(0, 12))
+        await stage.wait_everywhere()
+        await writer.close()
+        ledgers.append(writer.ledger)
+    world.add_repairer()
+    for _ in range(random.randint(2, 4)):
+        bookie = random.choice(list(world.bookies.values()))
+        if random.random() < 0.7:
+            rot_entries(world, bookie, random)
+        elif world.may_destroy(bookie):
+            rot_records(world, bookie, random)
+        if random.random() < 0.8 and len(ledgers) > 1:
+            await _try_delete(stage, ledgers.pop(random.randrange(len(ledgers))))
+        await stage.lull(4.0)
+        kind = random.choice(("goes on", "power", "killed", "compacts"))
+        if kind == "compacts":
+            bookie.meet_rot()
+        elif kind != "goes on":
+            bookie.crash(power=kind == "power")
+        await stage.lull(1.0)
+        await bookie.restart()
+    await end_repaired(stage)
+
+
+async def _try_delete(stage: Stage, ledger: LedgerId) -> None:
+    """Its space is given back: by a compaction of what lies beside it."""
+    try:
+        await stage.ledgers(1).delete(ledger)
+    except MetadataError as error:
+        stage.world.trace.tell(stage.clients[1].name, "not deleted:", error)

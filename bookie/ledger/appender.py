@@ -14,6 +14,7 @@ from magnetar.bookie.ledger.errors import (
     LedgerRefused,
     QuorumTimeout,
 )
+from magnetar.bookie.ledger.farewell import Farewell
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.quorum import seat_numbers, seats
 from magnetar.bookie.ledger.services import quorum_of
@@ -35,7 +36,7 @@ from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from magnetar.bookie.ledger.add_stream import AddStream
     from magnetar.bookie.ledger.reader import LedgerEntry
@@ -246,8 +247,10 @@ class LedgerAppender:
         if isinstance(self.failure, LedgerFenced | LedgerClosed):
             raise self.failure
         if writer.state is not WriterState.SEALED:
+            owed = writer.owed
             writer.seal()
             self._leave()
+            self._bid_farewell(owed)
         try:
             self.metadata = await self._services.records.close(
                 self.metadata, writer.confirmed, writer.confirmed_length
@@ -508,6 +511,16 @@ class LedgerAppender:
             stream.detach(self.ledger)
         self._seats = {}
         self._settle_account()
+
+    def _bid_farewell(self, owed: Mapping[int, Sequence[int]]) -> None:
+        for seat, entries in owed.items():
+            Farewell(
+                self.ledger,
+                self._streams[seat],
+                entries,
+                self._services.bad_copies,
+                patience_s=self._services.config.add_timeout_s,
+            )
 
 
 def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:

@@ -384,6 +384,15 @@ class LedgerWriter:
         ]
 
     @property
+    def owed(self) -> dict[int, list[int]]:
+        """By seat, the confirmed entries that its member may yet store."""
+        owed: dict[int, list[int]] = {}
+        for entry in range(self._released + 1, self.confirmed + 1):
+            for seat in seat_numbers(self._pending[entry].awaited):
+                owed.setdefault(seat, []).append(entry)
+        return owed
+
+    @property
     def in_flight_bytes(self) -> int:
         """Appended and not confirmed."""
         if not self.writing:

@@ -2,13 +2,17 @@
 
 import asyncio
 
-from fakes.ledger_bookies import cluster
+import pytest
+from fakes.ledger_bookies import Cluster, cluster
 from fakes.ledger_lives import QUICK, append, confirmed, create, seated, spare, world
 from fakes.virtual_loop import run_virtual as run
 from fakes.virtual_loop import stand_still
 from support import wait_until
 
+from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.metadata.memory import Fault, MemoryStore
+from magnetar.protos.envelope import Add, BookieCode
 
 
 def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_already() -> None:
@@ -85,5 +89,59 @@ def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_sam
                 await asyncio.sleep(0.01)
                 stand_still(2.0)
             silent.may_take.set()
+
+    run(main())
+
+
+# -- a ledger ends while one of its bookies is behind ----------------------------------------------
+
+
+async def ended(ledgers: Ledgers, nodes: Cluster, count: int = 4) -> LedgerAppender:
+    """Closed while its first bookie has not looked at any of its entries yet."""
+    appender = await create(ledgers)
+    seated(nodes, appender)[0].may_take.clear()
+    append(appender, count)
+    await confirmed(appender)
+    await appender.close()
+    return appender
+
+
+def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await ended(ledgers, nodes)
+            late = seated(nodes, appender)[0]
+            late.may_take.set()
+            await wait_until(lambda: len(late.entries(appender.ledger)) == 4)
+            await asyncio.sleep(2 * QUICK.add_timeout_s)
+            assert not len(ledgers.bad_copies)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["lost", "refused", "silent"])
+def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: str) -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await ended(ledgers, nodes)
+            late = seated(nodes, appender)[0]
+
+            def judge(add: Add) -> BookieCode | None:
+                return BookieCode.FENCED if add.entry >= 2 else None
+
+            late.judge_add = judge
+            match how:
+                case "lost":
+                    late.kill()
+                case "refused":
+                    late.may_take.set()
+            await wait_until(lambda: len(ledgers.bad_copies))
+            ((ledger, note),) = ledgers.bad_copies.drain()
+            first = 2 if how == "refused" else 0
+            assert (ledger, note.member) == (appender.ledger, late.member)
+            assert (note.first_entry, note.last_entry) == (first, 3)
+            late.may_take.set()
+            await asyncio.sleep(2 * QUICK.add_timeout_s)
+            assert not len(ledgers.bad_copies)  # once
 
     run(main())

@@ -254,3 +254,18 @@ def test_an_entry_that_is_confirmed_at_last_ends_the_row() -> None:
     ack(machine, [1, 2], 0)
     append(machine)
     assert machine.maybe_find() == [FindSpares((0,))]
+
+
+def test_what_is_owed_is_what_is_confirmed_and_awaited_still() -> None:
+    machine = writer(5, 3, 2)
+    append(machine, 4)
+    for entry in range(3):
+        first, second, _ = machine.quorum.write_order(entry)
+        ack(machine, [first, second], entry)
+    assert machine.confirmed == 2
+    assert machine.owed == {2: [0], 3: [1], 4: [2]}
+    ack(machine, [3], 1)
+    fail(machine, 4)
+    assert machine.owed == {2: [0]}  # what a failed one lacks is `missed`
+    machine.fail(BookieCode.FENCED)
+    assert machine.owed == {}

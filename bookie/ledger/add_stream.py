@@ -32,6 +32,11 @@ PENDING_BYTES_CALM: Final = 1 << 20
 """An outbox with less than this is keeping up: four frames."""
 
 
+GONE_PAUSE_S: Final = 60.0
+"""Between attempts where another incarnation answers: this one is gone, unless it is listed again,
+and then it is tried at once. An idle ledger may want it for days."""
+
+
 class AddSink(Protocol):
     """A ledger on the stream. Called on the loop; must not raise."""
 
@@ -69,6 +74,7 @@ class AddStream:
         self._wanted = asyncio.Event()  # somebody is attached, or waits in connect()
         self._now = asyncio.Event()  # do not sit out the pause
         self._waiting: list[asyncio.Future[bool]] = []
+        self._gone = False  # another incarnation answered at its address
 
     @property
     def calm(self) -> bool:
@@ -117,7 +123,7 @@ class AddStream:
             if stream is not None:
                 delays = self._backoff.delays()
                 await self._serve(stream)
-            await self._pause(next(delays))
+            await self._pause(GONE_PAUSE_S if self._gone else next(delays))
 
     async def _open(self) -> FrameStream | None:
         try:
@@ -125,8 +131,11 @@ class AddStream:
                 stream = await self._peer().open_write(self._client_name)
         except (BookieUnavailable, StreamClosed, FrameDamaged, TimeoutError) as error:
             log.info("bookie not reached", bookie=self.member.bookie, error=repr(error))
+            code = error.code if isinstance(error, BookieUnavailable) else None
+            self._gone = code is BookieCode.WRONG_INCARNATION
             self._answer_waiting(False)
             return None
+        self._gone = False
         return stream
 
     async def _serve(self, stream: FrameStream) -> None:

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
-from fakes.ledger_bookies import FakeBookie
+from fakes.ledger_bookies import FakeBookie, FormerIncarnation
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
-from magnetar.bookie.ledger.add_stream import AddStream
+from magnetar.bookie.ledger.add_stream import GONE_PAUSE_S, AddStream
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.peer import BookiePeer
 from magnetar.metadata.model import Member
@@ -204,6 +204,49 @@ def test_an_unlisted_bookie_is_not_reached() -> None:
             )
             running = group.create_task(stream.run())
             assert not await stream.connect(1.0)
+            running.cancel()
+
+    run(main())
+
+
+def test_a_member_that_is_gone_is_seldom_asked_for_until_it_is_listed_again() -> None:
+    """An idle ledger has a seat for it, maybe for days."""
+
+    class Replaced(FakeBookie):
+        attempts = 0
+        gone = True
+
+        async def open_write(self, client_name: str) -> FrameStream:
+            self.attempts += 1
+            if self.gone:
+                return await FormerIncarnation(self.member).open_write(client_name)
+            return await super().open_write(client_name)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            bookie, sink = Replaced("b1", group=group), Sink()
+            stream = AddStream(
+                bookie.member,
+                lambda: bookie,
+                client_name="test/adds",
+                backoff=Backoff(0.1, 2.0, Random(1)),
+                open_timeout_s=1.0,
+            )
+            stream.attach(0, sink)
+            running = group.create_task(stream.run())
+            await asyncio.sleep(10 * GONE_PAUSE_S + 1)
+            assert bookie.attempts == 11
+            bookie.gone = False
+            hurried_s = loop.time()
+            stream.hurry()
+            await wait_until(lambda: stream.put is not None)
+            assert loop.time() - hurried_s < 1
+            bookie.kill()  # and not replaced: it is soon tried again
+            await wait_until(lambda: stream.put is None)
+            attempts = bookie.attempts
+            await asyncio.sleep(10)
+            assert bookie.attempts > attempts + 3
             running.cancel()
 
     run(main())

@@ -14,7 +14,7 @@ from magnetar.client.errors import (
 )
 from magnetar.client.message import Message, MessageId
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
-from magnetar.client.subscription import Subscription
+from magnetar.client.subscription import Subscription, of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,8 @@ class Consumer:
         return await take(self._subscriber, self._queue, timeout_s)
 
     async def batch_receive(self) -> list[Message]:
-        """As many messages as the policy says, or fewer, even none, when its time is up."""
+        """As many messages as the policy says, or fewer, even none, when its time is up. Cancelled,
+        it leaves those that it has for the next call."""
         loop = asyncio.get_running_loop()
         policy = self._policy
         end_at = None if policy.timeout_s is None else loop.time() + policy.timeout_s
@@ -50,6 +51,10 @@ class Consumer:
                 message = await take(self._subscriber, self._queue, left_s)
             except Timeout:
                 break
+            except BaseException:
+                self._queue.put_back(messages)
+                self._subscriber.on_returned(messages)
+                raise
             messages.append(message)
             size += len(message.data())
         return messages
@@ -125,13 +130,21 @@ class LoopQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: more may come
         self.last_taken: MessageId | None = None
+        self.generation = 0
 
     def put(self, messages: Sequence[Message]) -> None:
         if self._failure is None:
             self._messages.extend(messages)
             self._wake(len(messages))
 
+    def put_back(self, messages: Sequence[Message]) -> None:
+        if self._failure is None:
+            fresh = of_generation(self.generation, messages)
+            self._messages.extendleft(reversed(fresh))
+            self._wake(len(fresh))
+
     def clear(self) -> MessageId | None:
+        self.generation += 1
         self._messages.clear()
         taken, self.last_taken = self.last_taken, None
         return taken

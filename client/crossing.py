@@ -23,6 +23,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
+from magnetar.client.subscription import of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -210,6 +211,7 @@ class Mailbox:
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: more may come
         self._last_taken: MessageId | None = None
+        self.generation = 0
         self.on_put: Callable[[], None] | None = None  # a listener's; None: there is none
 
     # On the loop
@@ -225,6 +227,7 @@ class Mailbox:
 
     def clear(self) -> MessageId | None:
         with self._changed:
+            self.generation += 1
             self._messages.clear()
             taken, self._last_taken = self._last_taken, None
             return taken
@@ -261,6 +264,13 @@ class Mailbox:
             message = self._messages.popleft()
             self._last_taken = message.message_id()
             return message
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        with self._changed:
+            if self._failure is None:
+                fresh = of_generation(self.generation, messages)
+                self._messages.extendleft(reversed(fresh))
+                self._changed.notify(len(fresh))
 
     def _wait(self, timeout_s: float | None) -> None:
         self._waiting += 1

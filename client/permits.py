@@ -22,7 +22,8 @@ RECENT_MESSAGES: Final = 1000
 class Permits:
     """A machine: deliveries and what the user takes in, grants out.
 
-    1. Granted and queued messages together do not exceed the queue, but for the rest of a batch.
+    1. Granted and queued messages together do not exceed the queue, but for the rest of a batch and
+       what was returned.
     2. When the queue is empty and nothing is granted, a grant is due (with a queue of 0: when
        somebody waits).
     """
@@ -33,12 +34,13 @@ class Permits:
         self._granted = 0  # negative: the broker sent the rest of a batch beyond it
         self._queued = 0
         self._queued_bytes = 0
+        self._returned = 0  # of the queued ones, at most
         self._seen = 0
         self._seen_bytes = 0
 
     def on_attached(self) -> None:
         """A new connection: permits and queue of the old one are gone."""
-        self._granted = self._queued = self._queued_bytes = 0
+        self._granted = self._queued = self._queued_bytes = self._returned = 0
 
     def on_delivered(self, used: int, queued: int, queued_bytes: int) -> None:
         """The broker used up permits; of those messages `queued` wait for the user."""
@@ -59,11 +61,20 @@ class Permits:
         """The user took a message out of the queue. Whether `grant` has something to give."""
         self._queued -= 1
         self._queued_bytes -= message_bytes
+        if self._returned:
+            self._returned -= 1
         return self._window - self._queued - self._granted >= max(1, self._window >> 1)
+
+    def on_returned(self, message_bytes: int) -> None:
+        """The user gave a message back, to take it again before the others. Its permit may have
+        been granted anew: then the queue is that much fuller for a while."""
+        self._queued += 1
+        self._queued_bytes += message_bytes
+        self._returned += 1
 
     def on_dropped(self) -> None:
         """The queue was emptied; what is granted stays granted."""
-        self._queued = self._queued_bytes = 0
+        self._queued = self._queued_bytes = self._returned = 0
 
     def grant(self, *, waiting: bool) -> int:
         """Permits to grant now; 0 if it is not time. `waiting`: the user waits for a message."""
@@ -81,4 +92,5 @@ class Permits:
     def check(self) -> None:
         assert self._queued >= 0
         assert self._queued_bytes >= 0
-        assert self._granted + self._queued <= max(1, self._messages_max) or self._granted <= 0
+        held = self._granted + self._queued - self._returned
+        assert held <= max(1, self._messages_max) or self._granted <= 0

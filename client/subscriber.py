@@ -29,7 +29,12 @@ from magnetar.client.permits import Permits
 from magnetar.client.pool import Purpose
 from magnetar.client.redelivery import REDELIVERY_IDS_MAX, Redeliveries
 from magnetar.client.start import Start
-from magnetar.client.subscription import MessageQueue, Subscription, subscribe_command
+from magnetar.client.subscription import (
+    MessageQueue,
+    Subscription,
+    of_generation,
+    subscribe_command,
+)
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.errors import EntryEncrypted, EntryError
 from magnetar.protos.message import ReceivedEntry, decode_messages, read_entry
@@ -122,6 +127,13 @@ class Subscriber:
             self._unacked.add(_key_of(message.message_id()), self._loop.time())
             self._arm()
 
+    def on_returned(self, messages: Sequence[Message]) -> None:
+        """They were taken and are in the queue again."""
+        for message in of_generation(self._generation, messages):
+            self._permits.on_returned(len(message.data()))
+            if self._unacked is not None:
+                self._unacked.discard(_key_of(message.message_id()))
+
     def on_waiting(self, _: object = None) -> None:
         """The user waits for a message and there is none. Matters to a queue of 0 only."""
         self._waiting = True
@@ -213,16 +225,15 @@ class Subscriber:
     def _stay(self, place: Start | None, *, was_detached: bool) -> None:
         """A seek came to nothing, or nobody knows. `was_detached`: since it began."""
         self._seeking = False
-        if not was_detached:
-            self._start = place
-        elif self.subscription.is_durable:
+        if was_detached and self.subscription.is_durable:
             self._start = None  # the subscription knows where it is
-        else:  # it may be attached where it was to go
+        elif was_detached and self._connection is not None:  # attached where it was to go
+            _let_go(self._connection, self._consumer_id)
+            self._clear_queue()
+            self._start = place  # and not what was taken there
+            self.on_disconnected(ConnectError("a seek failed; it goes back", topic=self.topic))
+        else:
             self._start = place
-            if self._connection is not None:
-                self._queue.clear()  # or what was taken there would be the place to go on from
-                _let_go(self._connection, self._consumer_id)
-                self.on_disconnected(ConnectError("a seek failed; it goes back", topic=self.topic))
 
     async def pin_start(self) -> None:
         """A reader's place that only its broker knows, because it is the end of the topic or a
@@ -514,9 +525,9 @@ class Subscriber:
         self._forget_redeliveries()  # what was not acknowledged comes again now
 
     def _clear_queue(self) -> None:
-        self._generation += 1
         self._burst.clear()
         taken = self._queue.clear()
+        self._generation = self._queue.generation
         if taken is not None and not self.subscription.is_durable and not self._seeking:
             self._start = Start(taken, inclusive=False)
 

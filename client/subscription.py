@@ -46,6 +46,13 @@ class MessageQueue(Protocol):
 
     def put(self, messages: Sequence[Message]) -> None: ...
 
+    generation: int
+    """How often it was cleared."""
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """They were taken, and are to be taken again before the others; those that a `clear` would
+        have dropped are."""
+
     def clear(self) -> MessageId | None:
         """Drop what waits; gives the last that was taken since the last time. None: none was."""
 
@@ -57,6 +64,11 @@ class MessageQueue(Protocol):
         """Since the queue was cleared last. None: none was."""
 
     def __len__(self) -> int: ...
+
+
+def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:
+    """Those that came since the queue was cleared for the last time: others come again."""
+    return [message for message in messages if message.delivery.generation == generation]
 
 
 def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubscribe:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -394,19 +395,23 @@ class Consumer:
         return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
 
     def batch_receive(self) -> list[Message]:
-        """As many messages as the policy says, or fewer, even none, when its time is up."""
+        """As many messages as the policy says, or fewer, even none, when its time is up.
+        Interrupted (Ctrl-C), it leaves those that it has for the next call."""
         policy = self._policy
         end_at = None if policy.timeout_s is None else monotonic() + policy.timeout_s
         messages: list[Message] = []
         size = 0
-        while len(messages) < policy.messages_max and size < policy.bytes_max:
-            left_s = None if end_at is None else max(end_at - monotonic(), 0)
-            try:
+        try:
+            while len(messages) < policy.messages_max and size < policy.bytes_max:
+                left_s = None if end_at is None else max(end_at - monotonic(), 0)
                 message = self._inbox.take(left_s)
-            except Timeout:
-                break
-            messages.append(message)
-            size += len(message.data())
+                messages.append(message)
+                size += len(message.data())
+        except Timeout:
+            return messages
+        except BaseException:
+            self._inbox.put_back(messages)
+            raise
         return messages
 
     def acknowledge(self, message: Message | MessageId) -> None:
@@ -543,6 +548,12 @@ class _Inbox:
 
     def was_taken(self, message: Message) -> None:
         self._crossing.put((self.subscriber.on_taken, message))
+
+    def put_back(self, messages: list[Message]) -> None:
+        """They were taken and are not wanted now."""
+        self.mailbox.put_back(messages)
+        with suppress(AlreadyClosed):
+            self._crossing.put((self.subscriber.on_returned, messages))
 
     def do(self, function: Callable[[Any], None], argument: object) -> None:
         """Have the subscriber do something. Raises AlreadyClosed."""

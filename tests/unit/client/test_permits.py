@@ -13,7 +13,7 @@ def test_the_queue_never_overflows_and_never_starves(queue_max: int, data: st.Da
     permits = Permits(queue_max)
     permits.on_attached()
     granted = permits.grant(waiting=False)
-    queued = 0
+    queued = returned = 0
     assert granted == queue_max
     for _ in range(data.draw(st.integers(0, 40))):
         if granted > 0 and data.draw(st.booleans()):
@@ -22,13 +22,18 @@ def test_the_queue_never_overflows_and_never_starves(queue_max: int, data: st.Da
             permits.on_delivered(batch, shown, shown * 10)
             granted -= batch
             queued += shown
-        elif queued:
+        elif queued and data.draw(st.booleans()):
             permits.on_taken(10)
             queued -= 1
+        else:
+            for _ in range(data.draw(st.integers(0, 3))):
+                permits.on_returned(10)
+                queued += 1
+                returned += 1
         granted += permits.grant(waiting=False)
         permits.check()
         assert granted <= queue_max
-        assert granted + queued <= queue_max + 7
+        assert granted + queued <= queue_max + 7 + returned
         assert granted > 0 or queued > 0
 
 
@@ -84,4 +89,22 @@ def test_a_new_connection_starts_over() -> None:
     assert permits.grant(waiting=False) == 10
     permits.on_delivered(10, 10, 10)
     permits.on_dropped()
+    assert permits.grant(waiting=False) == 10
+
+
+def test_what_was_returned_and_taken_again_counts_no_more() -> None:
+    permits = Permits(10)
+    permits.on_attached()
+    permits.grant(waiting=False)
+    permits.on_delivered(10, 10, 10)
+    for _ in range(8):
+        permits.on_taken(1)
+    assert permits.grant(waiting=False) == 8
+    for _ in range(8):
+        permits.on_returned(1)
+    permits.check()
+    permits.on_delivered(8, 8, 8)
+    for _ in range(18):
+        permits.on_taken(1)
+        permits.check()
     assert permits.grant(waiting=False) == 10

@@ -525,6 +525,56 @@ def test_batch_receive() -> None:
     run_virtual(main())
 
 
+def test_a_batch_receive_that_is_cancelled_loses_nothing() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            producer = await publish(client, 7)
+            consumer = await client.subscribe(
+                "t",
+                "s",
+                initial_position=EARLIEST,
+                receiver_queue_size=4,
+                unacked_messages_timeout_ms=10_000,
+                batch_receive_policy=ConsumerBatchReceivePolicy(100, -1, -1),
+            )
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(5):
+                        await consumer.batch_receive()
+                consumer._subscriber._permits.check()
+            assert data(await receive(consumer, 3)) == [0, 1, 2]
+            await asyncio.sleep(9)
+            assert len(subscription(cluster).deliveries) == 7
+            assert max(subscription(cluster).deliveries.values()) == 1
+            for number in range(7, 20):
+                await producer.send(b"%d" % number)
+            assert data(await receive(consumer, 17)) == list(range(3, 20))
+
+    run_virtual(main())
+
+
+def test_what_comes_again_anyway_is_not_kept_when_a_batch_receive_is_cancelled() -> None:
+    async def main() -> None:
+        async with client_among() as (client, _):
+            await publish(client, 3)
+            consumer = await client.subscribe(
+                "t",
+                "s",
+                initial_position=EARLIEST,
+                batch_receive_policy=ConsumerBatchReceivePolicy(100, -1, -1),
+            )
+            receiving = asyncio.get_running_loop().create_task(consumer.batch_receive())
+            await settle()
+            consumer.redeliver_unacknowledged_messages()
+            await settle()
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            assert data(await receive(consumer, 3)) == [0, 1, 2]
+            await expect_none(consumer)
+
+    run_virtual(main())
+
+
 def test_receivers_are_served_in_order_and_a_cancelled_one_loses_nothing() -> None:
     async def main() -> None:
         async with client_among() as (client, _):

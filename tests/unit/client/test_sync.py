@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from fakes.client_world import TOPIC, A, world_of
 from fakes.session_broker import Cluster
 
 import magnetar
+from magnetar.client import crossing
 from magnetar.client.crossing import Mailbox
 from magnetar.client.listeners import Listener
 from magnetar.client.options import ClientOptions
@@ -351,6 +353,37 @@ def test_close_lets_a_listener_finish_its_message() -> None:
         letting_go.join()
         assert failures == []
         assert sorted(cluster.topic(TOPIC).subscriptions["s"].unacked) == [(1, 1)]
+
+
+def test_a_batch_receive_that_is_interrupted_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crossing, "INTERRUPT_SEEN_S", 0.02)
+    with client_among() as (client, _):
+        producer = client.create_producer("t")
+        consumer = client.subscribe(
+            "t",
+            "s",
+            initial_position=EARLIEST,
+            receiver_queue_size=4,
+            batch_receive_policy=magnetar.ConsumerBatchReceivePolicy(100, -1, -1),
+        )
+        for number in range(7):
+            producer.send(b"%d" % number)
+        taken = consumer._inbox.mailbox
+        main = threading.get_ident()
+        interrupt = once(
+            lambda: str(taken._last_taken) == "(1,6,-1,-1)" and taken._waiting,
+            lambda: signal.pthread_kill(main, signal.SIGINT),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            consumer.batch_receive()
+        interrupt.join()
+        for number in range(7, 20):
+            producer.send(b"%d" % number)
+        assert [consumer.receive(TIMEOUT_MS).data() for _ in range(20)] == [
+            b"%d" % number for number in range(20)
+        ]
 
 
 def test_a_reader_listener() -> None:

@@ -58,18 +58,16 @@ def outgoing_message(
     if content is None:
         message.null_value = True
     if properties:
-        _check_texts("properties", *properties.keys(), *properties.values())
         message.properties = dict(properties)
-        for key, value in properties.items():
-            size += len(key) + len(value) + MESSAGE_OVERHEAD_BYTES
+        for text in (*properties.keys(), *properties.values()):
+            size += len(_encoded("properties", text))
+        size += len(properties) * MESSAGE_OVERHEAD_BYTES
     if partition_key:
-        _check_texts("partition_key", partition_key)
         message.partition_key = partition_key
-        size += len(partition_key)
+        size += len(_encoded("partition_key", partition_key))
     if ordering_key:
-        _check_texts("ordering_key", ordering_key)
-        message.ordering_key = ordering_key.encode()
-        size += len(ordering_key)
+        message.ordering_key = _encoded("ordering_key", ordering_key)
+        size += len(message.ordering_key)
     if sequence_id is not None:
         message.sequence_id = _checked("sequence_id", sequence_id)
     if replication_clusters or disable_replication:
@@ -128,14 +126,14 @@ class Room:
         assert self._messages or not self._bytes
 
 
-def _check_texts(name: str, *texts: str) -> None:
-    for text in texts:
-        if not isinstance(text, str):
-            raise InvalidMessage(f"{name} must be str, not {text!r}")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidMessage(f"{name} {text!r} cannot be encoded as UTF-8") from None
+def _encoded(name: str, text: str) -> bytes:
+    """As it will travel, and count."""
+    if not isinstance(text, str):
+        raise InvalidMessage(f"{name} must be str, not {text!r}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{name} {text!r} cannot be encoded as UTF-8") from None
 
 
 def _checked(name: str, value: int) -> int:

@@ -16,7 +16,7 @@ from magnetar.client.errors import (
     NotAllowedError,
     ProducerQueueIsFull,
 )
-from magnetar.client.outgoing import Room, outgoing_message
+from magnetar.client.outgoing import MESSAGE_OVERHEAD_BYTES, Room, outgoing_message
 
 CLOCK = ManualClock(1_000_000)
 
@@ -46,6 +46,17 @@ def test_all_parts() -> None:
     assert make().sequence_id < 0
     assert make(None).null_value
     assert make(deliver_after=timedelta(seconds=1.5)).deliver_at_ms == 1_001_500
+
+
+def test_limits_count_bytes_and_not_characters() -> None:
+    def counted(**given: Any) -> int:
+        return outgoing_message(b"xy", **given, clock=CLOCK)[1]
+
+    plain = counted()
+    assert counted(partition_key="\N{EURO SIGN}") == plain + 3
+    assert counted(ordering_key="\N{EURO SIGN}\N{GRINNING FACE}") == plain + 7
+    texts = counted(properties={"ö": "\N{EURO SIGN}", "a": ""})
+    assert texts == plain + 6 + 2 * MESSAGE_OVERHEAD_BYTES
 
 
 @pytest.mark.parametrize(

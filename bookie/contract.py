@@ -52,7 +52,8 @@ class LastConfirmedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastConfirmed:
-    """With a code other than OK the numbers mean nothing: -1, -1, 0."""
+    """With a code other than OK the numbers mean nothing: -1, -1, 0. Nor do they in an OK to a
+    fence where the last entry cannot be read."""
 
     code: BookieCode
     confirmed: int = -1  # which the last stored entry's envelope names; -1: none

@@ -407,17 +407,25 @@ class BookieService:
         return found, BookieCode.LIMBO
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
-        """The last stored entry, and what it says is confirmed."""
+        """The last stored entry, and what it says is confirmed. With `fence` OK also if that cannot
+        be read: it is fenced, and a recovery takes what is confirmed for a lower bound."""
         code = await self._open(request)
         if code is not BookieCode.OK:
             return LastConfirmed(code=code)
-        try:
-            last = await self._on_read_thread(partial(self._storage.last_entry, request.ledger))
-            if request.fence and (code := await self._open(request)) is not BookieCode.OK:
+        answer = await self._last_stored(request.ledger)
+        if request.fence:
+            if (code := await self._open(request)) is not BookieCode.OK:
                 return LastConfirmed(code=code)
+            if answer.code is BookieCode.IO_ERROR:
+                return LastConfirmed(code=BookieCode.OK)
+        return answer
+
+    async def _last_stored(self, ledger: int) -> LastConfirmed:
+        try:
+            last = await self._on_read_thread(partial(self._storage.last_entry, ledger))
             if last is None:
                 return LastConfirmed(code=BookieCode.NO_SUCH_ENTRY)
-            envelope = decode_envelope_of(request.ledger, *last)
+            envelope = decode_envelope_of(ledger, *last)
         except (StorageFailed, ReadsOverloaded, EnvelopeDamaged) as error:
             return LastConfirmed(code=_unknown(error))
         return LastConfirmed(

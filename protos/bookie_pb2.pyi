@@ -136,7 +136,8 @@ class LastConfirmedReply(google.protobuf.message.Message):
     LENGTH_FIELD_NUMBER: builtins.int
     code: builtins.int
     """OK; NO_SUCH_LEDGER or NO_SUCH_ENTRY when nothing is stored (both count as fenced when asked to
-    fence); UNAUTHORIZED, BAD_REQUEST; or unknown.
+    fence); UNAUTHORIZED, BAD_REQUEST; or unknown. When asked to fence, a last entry that cannot be
+    read is as good as none: OK, -1, -1, 0.
     """
     confirmed: builtins.int
     """from the last stored entry's envelope; -1: none"""

@@ -22,6 +22,7 @@ from fakes.bookies import (
 )
 from support import settle, wait_until
 
+from magnetar.bookie.contract import LastConfirmed
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.service import READ_FRAME_BYTES, READS_WAITING_MAX
 from magnetar.bookie.storage.format import decode_ledger_record, entry_key
@@ -178,6 +179,24 @@ def test_a_last_entry_that_is_another_ledgers_says_nothing() -> None:
         bookie.storage.write([(entry_key(1, 4), stranger)])
         last = await bookie.service.last_confirmed(last_request())
         assert last.code is BookieCode.IO_ERROR
+
+    with_bookie(test)
+
+
+def test_a_ledger_whose_last_entry_cannot_be_read_is_fenced_all_the_same() -> None:
+    """Else a damaged entry at its end would keep a ledger from being recovered, though the other
+    bookies have that entry."""
+
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        await writer.add(add(1, 4, confirmed=2), add(2, 9))
+        stranger = bookie.storage.entry(2, 9)
+        assert stranger is not None
+        bookie.storage.write([(entry_key(1, 4), stranger)])
+        last = await bookie.service.last_confirmed(last_request(fence=True))
+        assert last == LastConfirmed(code=OK)  # nothing is known to be confirmed
+        assert bookie.service.counts.fences == 1
+        assert await writer.add(add(1, 5)) == [BookieCode.FENCED]
 
     with_bookie(test)
 

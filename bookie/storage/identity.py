@@ -29,7 +29,8 @@ bookie.
 
 A directory becomes an incarnation's in steps, each of which may be the last before a crash: the
 identity in the state *formatting*, the cookie, the store, the identity in the state *ready*. Until
-the last one nothing was ever acknowledged from it, so formatting may simply go on.
+the last one nothing was ever acknowledged from it, so formatting may simply go on. If the cookie is
+ahead of it, that was done elsewhere: it is an older image, to be replaced like any other.
 
 An incarnation whose store cannot be believed is *replaced*: by the identity of a new incarnation
 in the state *replacing*, which names the former one; then the cookie; then the former store is
@@ -111,7 +112,7 @@ def plan_start(directory: Path, found: Found, cookie: BookieCookie | None, wante
     identity = found.identity
     _check_names(directory, identity, wanted)
     if identity.state is not DirectoryState.READY:
-        return Start(_plan_to_go_on(directory, identity, cookie, wanted))
+        return _plan_to_go_on(directory, identity, cookie, wanted)
     if cookie is None:
         raise _cookie_missing(directory, identity)
     _check_cookie(directory, identity, cookie)
@@ -180,21 +181,26 @@ def _plan_format(
 
 def _plan_to_go_on(
     directory: Path, identity: Identity, cookie: BookieCookie | None, wanted: Wanted
-) -> Identity:
+) -> Start:
     """A change that was begun, and whose intent may have reached the cookie."""
     if cookie is None:
         if identity.former is not None:
             raise _cookie_missing(directory, identity)
-        return identity
+        return Start(identity)
     if cookie.incarnation == identity.former:
-        return _intend(identity, cookie, wanted)
+        return Start(_intend(identity, cookie, wanted))
     _check_cookie(directory, identity, cookie)
     if identity.boot_epoch < cookie.boot_epoch:
-        raise _behind(directory, identity, cookie)
+        behind = _behind(directory, identity, cookie)
+        if identity.state is DirectoryState.REPLACING:
+            # What lies here is the store of the one before, which has another name.
+            raise behind
+        # It was formatted to the end since, and has served: whatever of it lies here is not all.
+        return Start(replace_incarnation(identity, cookie, wanted), behind)
     _check_start(directory, identity, cookie)
     if identity.boot_epoch == cookie.boot_epoch:
-        return replace(identity, start=cookie.start, intents=())
-    return identity
+        return Start(replace(identity, start=cookie.start, intents=()))
+    return Start(identity)
 
 
 def _check_names(directory: Path, identity: Identity, wanted: Wanted) -> None:
@@ -228,7 +234,8 @@ def _check_cookie(directory: Path, identity: Identity, cookie: BookieCookie) -> 
             found=f"incarnation {identity.incarnation}",
             expected=f"incarnation {cookie.incarnation}, which the cluster knows as "
             f"{cookie.bookie}",
-            remedy="Another directory was started under this id. Start each under its own.",
+            remedy="Another directory was started under this id. Start each under its own. If the "
+            "other one is lost, start with --new-incarnation on an empty directory.",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import sys
@@ -27,7 +28,7 @@ from support import run
 from magnetar.bookie import errors
 from magnetar.bookie.limbo import Limbo
 from magnetar.bookie.storage.directory import open_directory
-from magnetar.bookie.storage.format import DirectoryState, entry_key
+from magnetar.bookie.storage.format import DirectoryState, encode_identity, entry_key
 from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_bookie_registration
@@ -127,6 +128,31 @@ def test_an_older_image_goes_on_as_a_new_incarnation(
         cluster.start(used)
 
 
+@pytest.mark.parametrize("left", [[], [STORE], [STORE, WATERMARK]])
+def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
+    cluster: Cluster, used: Path, tmp_path: Path, left: list[str]
+) -> None:
+    """Formatting it to the end would make it the bookie that has served since, and empty."""
+    former, image = identity_of(used), tmp_path / "image"
+    cluster.start(used).close()
+    image.mkdir()
+    formatting = replace(former, state=DirectoryState.FORMATTING)
+    (image / IDENTITY).write_bytes(encode_identity(formatting))
+    fresh = Cluster()
+    fresh.start(tmp_path / "fresh").close()
+    for name in left:
+        os.rename(tmp_path / "fresh" / name, image / name)
+    directory = cluster.start(image)
+    assert directory.identity.incarnation != former.incarnation
+    assert directory.identity.former == former.incarnation
+    assert directory.storage.ledgers(-1, ledgers_max=9) == []
+    assert given(directory, former.incarnation) == []
+    directory.close()
+    cluster.start(image).close()
+    with pytest.raises(errors.WrongIncarnation, match="If the other one is lost"):
+        cluster.start(used)
+
+
 def test_an_older_image_does_not_oust_the_bookie_itself(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
@@ -209,8 +235,6 @@ def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: Path) -
 def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
     cluster: Cluster, used: Path
 ) -> None:
-    from magnetar.bookie.storage.format import encode_identity
-
     before = replace(identity_of(used), state=DirectoryState.FORMATTING)
     (used / IDENTITY).write_bytes(encode_identity(before))
     with pytest.raises(errors.DirectoryRolledBack, match="identity file from before"):

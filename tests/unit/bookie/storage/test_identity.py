@@ -100,7 +100,6 @@ REFUSALS = [
     (Found(LOCAL, ("store",)), replace(COOKIE, incarnation=OTHERS), errors.WrongIncarnation),
     (Found(BEGUN, ("store",)), replace(COOKIE, incarnation=OTHERS), errors.WrongIncarnation),
     (Found(RENEWED, ("store",)), replace(COOKIE, incarnation=FRESH), errors.WrongIncarnation),
-    (Found(BEGUN, ("store",)), replace(COOKIE, boot_epoch=2), errors.DirectoryRolledBack),
     (Found(RENEWED, ("store",)), replace(COOKIE, boot_epoch=6), errors.DirectoryRolledBack),
     (Found(LOCAL, ("store",)), replace(COOKIE, boot_epoch=3), errors.MetadataRolledBack),
     # Of two copies of a directory the other one was started.
@@ -170,6 +169,28 @@ def test_every_cookie_epoch_against_every_local_one() -> None:
             else:
                 intents = (START,) if local > stored else ()
                 assert start == Start(replace(STARTED, boot_epoch=stored + 1, intents=intents))
+
+
+@pytest.mark.parametrize("others", [(), ("store",), ("former", "store", "watermark")])
+def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
+    others: tuple[str, ...],
+) -> None:
+    """What was acknowledged since is not in it."""
+    for identity in (BEGUN, replace(BEGUN, former=OTHERS)):
+        start = plan_start(
+            Path("/d"), Found(identity, others), replace(COOKIE, boot_epoch=2), WANTED
+        )
+        assert start.rolled_back is not None
+        expected = replace(RENEWED, incarnation=FRESH, former=OURS, boot_epoch=3, start=NEXT)
+        assert start.identity == expected
+        # Interrupted before the cookie and after it.
+        before = plan_start(
+            Path("/d"), Found(expected, others), replace(COOKIE, boot_epoch=2), WANTED
+        )
+        assert before == Start(replace(expected, intents=(NEXT,)))
+        cookie = replace(COOKIE, incarnation=FRESH, boot_epoch=3, start=NEXT)
+        after = plan_start(Path("/d"), Found(expected, others), cookie, WANTED)
+        assert after == Start(expected)
 
 
 def begin(identity: Identity, cookie: BookieCookie, token: str) -> Identity:

@@ -106,9 +106,9 @@ class PeerPool:
 
     def _hurry(self) -> None:
         """The list has changed: who is listed may be back."""
-        for registration in self._directory.writable:
+        for member in self._directory.listed:
             for purpose in _PURPOSES:
-                stream = self._streams.get((registration.member, purpose))
+                stream = self._streams.get((member, purpose))
                 if stream is not None:
                     stream.hurry()
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.ledger_bookies import Cluster, FakeBookie, FormerIncarnation, cluster
 from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
+from magnetar.bookie.ledger.add_stream import AddStream
 from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.pool import PeerPool
@@ -18,6 +19,8 @@ from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_registration, encode_bookie_registration
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import BookieId, Member
+from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.frames import FrameStream
 
 
 class Peer(FakeBookie):
@@ -27,9 +30,31 @@ class Peer(FakeBookie):
         super().__init__("b0", group=group)
         self.address = address
         self.closed = False
+        self.replaced = False  # another incarnation answers
+
+    async def open_write(self, client_name: str) -> FrameStream:
+        if self.replaced:
+            return await FormerIncarnation(self.member).open_write(client_name)
+        return await super().open_write(client_name)
 
     async def close(self) -> None:
         self.closed = True
+
+
+class Sink:
+    """A ledger that notes whether it has a stream."""
+
+    def __init__(self) -> None:
+        self.streams: list[bool] = []
+
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        raise AssertionError("nothing was sent")
+
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
+        raise AssertionError("nothing was sent")
+
+    def on_stream(self, stream: AddStream) -> None:
+        self.streams.append(stream.put is not None)
 
 
 @asynccontextmanager
@@ -114,6 +139,31 @@ def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
             made[0].restart()
             await nodes.register(nodes.bookies[0])
             assert await stream.connect(1.0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_who_is_listed_again_is_tried_at_once_also_if_it_takes_nothing_new(
+    *, read_only: bool
+) -> None:
+    """Another bookie answered at its address meanwhile, so it is seldom asked for; but it may have
+    seats still, and be read-only or draining."""
+
+    async def main() -> None:
+        async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+            member = nodes.bookies[0].member
+            stream, sink = pool.adds(member), Sink()
+            stream.attach(1, sink)
+            await wait_until(lambda: stream.put is not None)
+            made[0].replaced = True
+            made[0].kill()
+            await asyncio.sleep(10)  # its first attempt is over
+            made[0].replaced = False
+            made[0].restart()
+            await nodes.register(nodes.bookies[0], read_only=read_only, boot_epoch=2)
+            await wait_until(lambda: stream.put is not None, deadline_s=1.0)
+            assert sink.streams == [True, False, True]
 
     run(main())
 

@@ -112,9 +112,17 @@ class Writer:
 class Contender:
     """Takes the log over, writes a while, hands it on or drops it; for ever."""
 
-    def __init__(self, client: ClientNode, *, pause_s: float = 1.0, burst_max: int = 6) -> None:
+    def __init__(
+        self,
+        client: ClientNode,
+        *,
+        pause_s: float = 1.0,
+        burst_max: int = 6,
+        sizes: Sequence[int] = (8, 30, 200),
+    ) -> None:
         self.world: World = client.world
         self.client = client
+        self.sizes = sizes
         self.random = client.world.draw(f"{client.name} contends")
         self.pause_s = pause_s
         self.burst_max = burst_max
@@ -198,7 +206,7 @@ class Contender:
         for _ in range(random.randint(1, 5)):
             for _ in range(random.randint(1, self.burst_max)):
                 try:
-                    writer.append(random.choice((8, 30, 200)))
+                    writer.append(random.choice(self.sizes))
                 except LedgerClosed:
                     return False
                 if random.random() < 0.2:

@@ -189,8 +189,7 @@ class BookieNode(Process):
     async def _main(self) -> None:
         try:
             await asyncio.sleep(self.random.expovariate(1 / BOOT_S))
-            assert self.store is not None
-            identity = await boot(self, self.store, self.random)
+            identity = await self._boot()
             self.world.known[self.member] = None
             oracle, member = self.world.oracle, self.member
             self.disk.on_durable = lambda *what: oracle.on_durable(member, *what)
@@ -213,6 +212,10 @@ class BookieNode(Process):
             if rest is not None:
                 raise rest from None
             self.crash_soon()
+
+    async def _boot(self) -> Identity:
+        assert self.store is not None
+        return await boot(self, self.store, self.random)
 
     async def _serve(self, identity: Identity) -> None:
         loop, health, random = self.world.loop, self.disk.health, self.random

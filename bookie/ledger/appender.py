@@ -326,8 +326,10 @@ class LedgerAppender:
         for seat in seat_numbers(hopeless):
             member = writer.ensemble[seat]
             since = self._failed_at.get(member, now)
-            calm = self._streams[seat].calm and services.directory.is_writable(member)
-            if calm and now - since >= REJOIN_S:
+            # It may be draining, or have lost its place in the list: the seat is its own.
+            registration = services.directory.listed.get(member)
+            is_full = registration is not None and registration.read_only
+            if self._streams[seat].calm and not is_full and now - since >= REJOIN_S:
                 log.info("bookie tried again", ledger=self.ledger, bookie=member.bookie)
                 self._carry_out(writer.on_rejoin(seat, now))
         if listed and now - self._spares_sought_at >= SPARES_S:

@@ -48,7 +48,7 @@ class BookieDirectory:
     def writable(self) -> tuple[BookieRegistration, ...]:
         """The bookies that may be given something new: listed, neither read-only nor draining;
         sorted by name."""
-        return tuple(each for each in self._listed.values() if self._takes_new(each))
+        return tuple(each for who, each in self._listed.items() if self.is_writable(who))
 
     @property
     def listed(self) -> Mapping[Member, BookieRegistration]:
@@ -61,8 +61,10 @@ class BookieDirectory:
         return frozenset(bookie for bookie, leaves in self._draining.items() if leaves)
 
     def is_writable(self, member: Member) -> bool:
+        """Whether it may be given something new."""
         registration = self._listed.get(member)
-        return registration is not None and self._takes_new(registration)
+        full = registration is None or registration.read_only
+        return not full and member.bookie not in self._draining
 
     def find(self, member: Member) -> BookieRegistration | None:
         """Where to reach the member, if anywhere: as listed; or where its bookie was listed last,
@@ -145,9 +147,6 @@ class BookieDirectory:
             if path not in watched:
                 self._unwatch[path] = self._store.watch(path, self._changed.set)
         return nodes
-
-    def _takes_new(self, registration: BookieRegistration) -> bool:
-        return not registration.read_only and registration.bookie not in self._draining
 
     def _adopt(
         self, listed: dict[Member, BookieRegistration], draining: dict[BookieId, bool]

@@ -11,7 +11,11 @@ from support import wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
 from magnetar.bookie.ledger.ledgers import Ledgers
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_bookie_drain
 from magnetar.metadata.memory import Fault, MemoryStore
+from magnetar.metadata.store import ABSENT
+from magnetar.metadata.under_replication import BookieDrain
 from magnetar.protos.envelope import Add, BookieCode
 
 
@@ -89,6 +93,35 @@ def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_sam
                 await asyncio.sleep(0.01)
                 stand_still(2.0)
             silent.may_take.set()
+
+    run(main())
+
+
+# -- members without a spare -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["draining", "unlisted"])
+def test_who_may_get_nothing_new_is_taken_back_to_the_seat_it_has(how: str) -> None:
+    """There is nobody else, and it serves."""
+
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            silent = seated(nodes, appender)[0]
+            bookie = silent.member.bookie
+            if how == "unlisted":
+                await nodes.unregister(silent)
+            else:
+                drain = encode_bookie_drain(BookieDrain(bookie, 0, decommission=False))
+                await nodes.store.put(paths.bookie_draining(bookie), drain, expected=ABSENT)
+            await wait_until(lambda: not ledgers.services.directory.is_writable(silent.member))
+            silent.may_take.clear()
+            append(appender)
+            await wait_until(lambda: appender.degraded)
+            silent.may_take.set()
+            await wait_until(lambda: not appender.degraded)
+            append(appender)
+            await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
 
     run(main())
 

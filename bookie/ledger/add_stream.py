@@ -31,7 +31,6 @@ log = get_logger(__name__)
 PENDING_BYTES_CALM: Final = 1 << 20
 """An outbox with less than this is keeping up: four frames."""
 
-
 GONE_PAUSE_S: Final = 60.0
 """Between attempts where another incarnation answers: this one is gone, unless it is listed again,
 and then it is tried at once. An idle ledger may want it for days."""
@@ -71,6 +70,7 @@ class AddStream:
         self._sinks: dict[int, AddSink] = {}  # by ledger
         self.put: Put | None = None  # adds go in here; None: there is no stream
         self._outbox: Outbox | None = None
+        self._stream: FrameStream | None = None  # None: it was closed
         self._wanted = asyncio.Event()  # somebody is attached, or waits in connect()
         self._now = asyncio.Event()  # do not sit out the pause
         self._waiting: list[asyncio.Future[bool]] = []
@@ -94,6 +94,12 @@ class AddStream:
         """The bookie may be back: try at once."""
         self._now.set()
 
+    def on_end(self) -> None:
+        """`run` has ended, and nobody meant it to."""
+        self._answer_waiting(False)
+        if self._outbox is not None:
+            self._lose()
+
     async def connect(self, timeout_s: float) -> bool:
         """Whether there is a stream, now or after the next attempt to open one."""
         if self._outbox is not None:
@@ -112,7 +118,10 @@ class AddStream:
                 self._waiting.remove(attempt)
 
     async def run(self) -> None:
-        """Open the stream whenever it is wanted and not there, until cancelled."""
+        """Open the stream whenever it is wanted and not there, until cancelled. May be called
+        again after `on_end`."""
+        if self._stream is not None:
+            await self._stream.close()
         delays = self._backoff.delays()
         while True:
             if not self._sinks and not self._waiting:
@@ -141,18 +150,29 @@ class AddStream:
     async def _serve(self, stream: FrameStream) -> None:
         """From the first add to the stream's end, whatever ends it."""
         outbox = Outbox(stream.send, pending_bytes_max=PENDING_BYTES_CALM)
+        self._stream = stream
+        receiving = True
+
+        async def send() -> None:
+            try:
+                await outbox.run()
+            except BaseException:
+                if receiving:  # and would wait for acks of what was dropped
+                    await stream.close()
+                raise
+
         async with asyncio.TaskGroup() as group:  # none of its tasks fails
-            sending = group.create_task(outbox.run())
+            sending = group.create_task(send())
             try:
                 self._began(outbox)
                 why = await self._receive(stream)
             finally:
+                receiving = False
                 sending.cancel()
-            self._outbox = self.put = None
             log.warning("bookie's stream lost", bookie=self.member.bookie, why=why)
-            for sink in list(self._sinks.values()):
-                sink.on_stream(self)
+            self._lose()
             await stream.close()
+            self._stream = None
 
     async def _receive(self, stream: FrameStream) -> str:
         """Hand out acks. Returns why the stream ended."""
@@ -186,6 +206,11 @@ class AddStream:
     def _began(self, outbox: Outbox) -> None:
         self._outbox, self.put = outbox, outbox.put
         self._answer_waiting(True)
+        for sink in list(self._sinks.values()):
+            sink.on_stream(self)
+
+    def _lose(self) -> None:
+        self._outbox = self.put = None
         for sink in list(self._sinks.values()):
             sink.on_stream(self)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.bookie.ledger.add_stream import AddStream
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.directory import BookieDirectory
     from magnetar.bookie.ledger.peer import BookiePeer, OpenPeer
     from magnetar.metadata.model import Member
+
+log = get_logger(__name__)
 
 # A restarted bookie is found within a tenth of a second; a dead one costs little.
 RECONNECT_S_FIRST: Final = 0.1
@@ -79,6 +83,8 @@ class PeerPool:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
+                for stream in self._streams.values():
+                    self._begin(stream)
                 try:
                     await asyncio.get_running_loop().create_future()  # until cancelled
                 finally:
@@ -101,8 +107,23 @@ class PeerPool:
                 open_timeout_s=self._connect_timeout_s,
             )
             self._streams[member, purpose] = stream
-            self._spawn(stream.run())
+            self._begin(stream)
         return stream
+
+    def _begin(self, stream: AddStream) -> None:
+        if self._group is not None:  # else when that runs, or it is over
+            task = self._group.create_task(stream.run())
+            task.add_done_callback(partial(self._on_end, stream))
+
+    def _on_end(self, stream: AddStream, task: asyncio.Task[None]) -> None:
+        """The task ended. If that was because what it waited for was cancelled, and not with the
+        pool, its ledgers would wait for acks in vain. (Failing, it ends the pool.)"""
+        if self._group is None or not task.cancelled():
+            return
+        log.error("a stream's task was cancelled", bookie=stream.member.bookie)
+        stream.on_end()
+        # Not at once: it might end again. And whether the whole group ends shows only then.
+        asyncio.get_running_loop().call_later(RECONNECT_S_FIRST, self._begin, stream)
 
     def _hurry(self) -> None:
         """The list has changed: who is listed may be back."""

@@ -204,6 +204,7 @@ def _assemble(
         read_thread=threads.read,
         compaction_thread=threads.compaction,
         config=upkeep_config,
+        die=die,
     )
     _export(registry, service, commit, directory.formers)
     upkeep.export(registry)

@@ -3,9 +3,12 @@ other copies are still there.
 
 An entry that is unreadable, or is not what it should be, is reported and left alone: a repair
 replaces it. A file that is gone makes bad ones by the thousand, next to each other: they are
-reported as one range. One round follows the other, at most one each `interval_s`; a round begins at
-a ledger drawn by chance, so that a bookie that restarts often does not look at the same ones for
-ever.
+reported as one range. Where not even the ledgers can be listed, a table is rotten that holds their
+records: nobody could repair those one at a time, nor say what else is in it, so the bookie ends as
+it does when a compaction meets such a table (storage/rot.py).
+
+One round follows the other, at most one each `interval_s`; a round begins at a ledger drawn by
+chance, so that a bookie that restarts often does not look at the same ones for ever.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.storage.format import ID_MAX
+from magnetar.bookie.storage.rot import is_rot
 from magnetar.metadata.errors import MetadataError
 from magnetar.protos.envelope import EnvelopeDamaged, decode_envelope
 from magnetar.runtime.log import get_logger
@@ -62,17 +66,20 @@ class Scrub:
         *,
         report: Callable[[int, int, int], Awaitable[None]],
         on_sound: Callable[[], None],
+        on_rot: Callable[[StorageFailed], None],
         chance: Random,
         read_thread: Worker,
         config: ScrubConfig,
     ) -> None:
         """`report` is told of bad copies (ledger, first and last entry); what the metadata store
         raises from there is logged: the next round finds the entries again. `on_sound` is called
-        after each round that could read everything and found nothing bad."""
+        after each round that could read everything and found nothing bad. `on_rot` ends the
+        process: a table is rotten, and not even the ledgers can be listed."""
         self.counts = ScrubCounts()
         self._storage = storage
         self._report = report
         self._on_sound = on_sound
+        self._on_rot = on_rot
         self._sound = True  # as far as this round has come
         self._bad: tuple[int, int] | None = None  # first and last of those not reported yet
         self._chance = chance
@@ -102,7 +109,7 @@ class Scrub:
 
     async def _begin(self) -> int:
         """Somewhere among the ledgers' ids, without listing them all."""
-        span = await self._read(self._span)
+        span = await self._list(self._span)
         return -1 if span is None else self._chance.randint(span[0] - 1, span[1] - 1)
 
     def _span(self) -> tuple[int, int] | None:
@@ -121,7 +128,7 @@ class Scrub:
     async def _ledgers(self, after: int, until: int | None) -> None:
         """Those greater than `after`, up to `until` (None: all)."""
         while True:
-            page = await self._read(partial(self._storage.ledgers, after, ledgers_max=LEDGERS_PAGE))
+            page = await self._list(partial(self._storage.ledgers, after, ledgers_max=LEDGERS_PAGE))
             for ledger in page or ():
                 if until is not None and ledger > until:
                     return
@@ -212,14 +219,27 @@ class Scrub:
         except MetadataError as error:
             log.warning("damage not reported", ledger=ledger, first=first, error=str(error))
 
+    async def _list(self, read: Callable[[], T]) -> T | None:
+        """Of ledgers. None: they cannot be read, which is logged."""
+        try:
+            return await self._on_thread(read)
+        except StorageFailed as error:
+            self._cannot_read(error)
+            if is_rot(error):
+                self._on_rot(error)
+            return None
+
     async def _read(self, read: Callable[[], T]) -> T | None:
         """None: that cannot be read, which is logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:
-            self._sound = False
-            log.error("scrub cannot read", error=str(error))
+            self._cannot_read(error)
             return None
+
+    def _cannot_read(self, error: StorageFailed) -> None:
+        self._sound = False
+        log.error("scrub cannot read", error=str(error))
 
     async def _on_thread(self, read: Callable[[], T]) -> T:
         return await self._read_thread.do(read)

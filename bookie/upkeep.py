@@ -18,11 +18,13 @@ from magnetar.metadata.model import BookieId, LedgerId, Member
 from magnetar.runtime.metrics import counter, gauge
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from prometheus_client import CollectorRegistry
 
     from magnetar.bookie.admission import Admission
+    from magnetar.bookie.errors import StorageFailed
     from magnetar.bookie.service import BookieService
     from magnetar.bookie.storage.commit import GroupCommit
     from magnetar.bookie.storage.directory import DataDirectory
@@ -52,7 +54,9 @@ class Upkeep:
         read_thread: Worker,
         compaction_thread: Worker,
         config: UpkeepConfig,
+        die: Callable[[StorageFailed], None],
     ) -> None:
+        """`die` ends the process."""
         identity = directory.identity
         self._member = Member(BookieId(identity.bookie), identity.incarnation)
         self._marks = Marks(metadata, clock)
@@ -85,6 +89,7 @@ class Upkeep:
             directory.storage,
             report=self._mark_bad,
             on_sound=self.reclaimer.resume,
+            on_rot=die,
             chance=chance,
             read_thread=read_thread,
             config=config.scrub,

@@ -3,8 +3,9 @@
 RocksDB meets a rotten block of a table when it is read, which costs a reader that entry, or when it
 compacts the table. Then it refuses every write from there on and the bookie ends; started again, it
 would open, compact, and end again, for ever. So what ends it is noted, and the next start takes the
-store for what it is: damaged. Values in blob files are not meant: a compaction meets them only when
-space is given back (bookie/reclaimer.py), and a scrub finds them one at a time.
+store for what it is: damaged. A scrub that cannot list the ledgers, over a block with their
+records, ends it likewise (bookie/scrub.py). Values in blob files are not meant: a compaction meets
+them only when space is given back (bookie/reclaimer.py), and a scrub finds them one at a time.
 """
 
 from __future__ import annotations

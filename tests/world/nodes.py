@@ -14,7 +14,6 @@ from world.disk import LIMITS, SimDisk, SimStorage
 from world.loop import SimThread, until
 from world.net import Host
 from world.peer import PENDING_BYTES_MAX, SimPeer
-from world.rot import TABLE
 
 from magnetar.bookie.admission import Admission, Intake
 from magnetar.bookie.collector import Collector, CollectorConfig
@@ -341,6 +340,7 @@ class BookieNode(Process):
             storage,
             report=report,
             on_sound=on_sound,
+            on_rot=self.end_by,
             chance=self.world.draw(f"{self.name} scrub {self.starts}"),
             read_thread=self._threads[1],
             config=SCRUB,
@@ -351,12 +351,6 @@ class BookieNode(Process):
         image = self.disk.image
         if image is not None and image.rot.table:
             image.rot.meet_table()
-
-    def stop_on_rot(self) -> None:
-        """One that was not written to since learns of it when it is stopped."""
-        image = self.disk.image
-        if image is not None and image.rot.table:
-            self.end_by(StorageFailed("close", TABLE))
 
     def end_by(self, error: StorageFailed) -> None:
         """The store has failed: the process ends, and what is rotten is noted for the next."""

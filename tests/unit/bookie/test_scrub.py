@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookies import InlineThread, envelope
+from fakes.directories import flip
 from fakes.virtual_loop import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from magnetar.bookie.scrub import Scrub, ScrubConfig
 from magnetar.bookie.storage.format import entry_key, ledger_key
 from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.bookie.storage.rocks import RocksStorage
+from magnetar.bookie.storage.rot import is_rot
 from magnetar.metadata.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ def scrub(
         storage,
         report=report,
         on_sound=lambda: sound.append(True),
+        on_rot=pytest.fail,
         chance=Random(1),
         read_thread=InlineThread(),
         config=ScrubConfig(**config),
@@ -123,6 +126,35 @@ def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
     assert found == [(1, 5), (1, 12), (1, 30), (1, 35)]
     assert walk.counts.entries == 30
     storage.close()
+
+
+def test_a_table_that_hides_which_ledgers_there_are_ends_the_bookie(tmp_path: Path) -> None:
+    """The scrub would never get beyond it, nor would a collection, and no copy could be repaired
+    whose ledger's record lies there."""
+    storage = RocksStorage(tmp_path / "store", create=True)
+    storage.write([(ledger_key(ledger), bytes(23)) for ledger in range(1_000)])
+    storage.flush()
+    storage.close()
+    (table,) = (tmp_path / "store").glob("*.sst")
+    flip(table, table.stat().st_size // 2)
+    storage = RocksStorage(tmp_path / "store", create=False)
+    ends: list[StorageFailed] = []
+    walk = scrub(storage, [])
+    walk._on_rot = ends.append
+    run_virtual(walk.round())
+    assert ends
+    assert all(map(is_rot, ends))
+    storage.close()
+
+
+def test_a_disk_that_does_not_list_the_ledgers_ends_nothing() -> None:
+    class Failing(MemoryStorage):
+        def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
+            raise StorageFailed("read", "IO error: Input/output error: /d/000013.sst")
+
+    sound: list[bool] = []
+    run_virtual(scrub(Failing(), [], sound).round())  # and on_rot fails the test
+    assert not sound
 
 
 def test_neighbours_are_reported_as_one_range() -> None:
@@ -189,6 +221,7 @@ def test_a_report_that_fails_is_made_again_in_the_next_round() -> None:
             storage,
             report=report,
             on_sound=pytest.fail,
+            on_rot=pytest.fail,
             chance=Random(1),
             read_thread=InlineThread(),
             config=ScrubConfig(interval_s=100),

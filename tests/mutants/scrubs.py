@@ -127,6 +127,28 @@ enter(
 )
 
 
+def _goes_on(right: Any, fired: Fired) -> Any:
+    async def _list(self: Any, read: Any) -> Any:
+        found = await self._read(read)
+        if found is None:
+            fired()
+        return found
+
+    return _list
+
+
+enter(
+    Mutant(
+        name="a scrub goes on though it cannot list the ledgers",
+        breaks="scrub.py: the records of a rotten table cannot be repaired one at a time",
+        wrong={SCRUB + "Scrub._list": _goes_on},
+        caught_by=frozenset({"I16"}),
+        scene=ROTTING,
+        seeds=20,
+    )
+)
+
+
 # -- giving back space past damage -----------------------------------------------------------------
 
 
@@ -191,7 +213,7 @@ enter(
         breaks="§5.5: what is missing against the striping is found where nobody reads",
         wrong={"magnetar.bookie.repair.auditor:missing": _finds_nothing_missing},
         caught_by=frozenset({"I16"}),
-        scene=SCENARIOS["T47"],
-        seeds=30,
+        scene=SCENARIOS["holes"],
+        seeds=20,
     )
 )

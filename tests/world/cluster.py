@@ -233,7 +233,6 @@ class World:
                 self.meta.recover(process.store)
         for bookie in self.bookies.values():
             vars(bookie.disk.health).update(vars(type(bookie.disk.health)()))
-            bookie.stop_on_rot()
         try:
             async with asyncio.timeout(SETTLE_S):
                 for bookie in self.staying:

@@ -53,6 +53,28 @@ async def rotting(world: World) -> None:
     await end_repaired(stage)
 
 
+@scenario(
+    "holes",
+    "a member was away and lacks what was confirmed without it; nobody who knows lives on",
+    ("3/3/2", "5/3/2"),
+)
+async def holes(world: World) -> None:
+    """Neither readers nor scrubs meet a copy that is not there: the comparison of copies does."""
+    stage = await Stage.set(world, clients=2)
+    await stage.write(world.random.randint(1, 3))
+    stage.cut_off([stage.writer_client], [world.random.choice(stage.seated())])
+    stage.append(world.random.randint(1, 12))
+    await stage.lull(0.3)
+    world.network.heal_all()
+    stage.append(world.random.randint(0, 3))
+    await stage.lull(0.1)
+    stage.writer_client.crash()
+    await stage.recover()
+    stage.clients[1].crash()
+    world.add_repairer()
+    await end_repaired(stage)
+
+
 async def _try_delete(stage: Stage, ledger: LedgerId) -> None:
     """Its space is given back: by a compaction of what lies beside it."""
     try:

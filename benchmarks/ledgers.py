@@ -433,6 +433,6 @@ async def report(*, rounds: int, stored_mb: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stored-mb", type=int, default=500, help="by the bookie that restarts")
+    parser.add_argument("--stored-mb", type=int, default=2000, help="by the bookie that restarts")
     options = parser.parse_args()
     asyncio.run(report(rounds=options.rounds, stored_mb=options.stored_mb))

@@ -70,6 +70,7 @@ class Attachment:
         self._lost = loop.create_future()
         self._attached = asyncio.Event()  # or failed, or closed
         self._failure: PulsarException | None = None  # None: it goes on
+        self.trouble: PulsarException | None = None  # what failed last, until its owner clears it
 
     async def wait_first(self) -> None:
         """Return when it is attached for the first time. Raises why that failed."""
@@ -103,6 +104,7 @@ class Attachment:
                 self._delay.on_attached(loop.time())
                 self._on_attached()
                 error = await self._lost
+            self.trouble = error
             if self._is_final(error):
                 self._fail(error)
                 return

@@ -246,6 +246,7 @@ class Publisher:
         ]
         if not stored:
             return
+        self._attachment.trouble = None
         self._told += len(stored)
         self._last_sequence_id = stored[-1][0].highest_sequence_id
         self._release(
@@ -366,12 +367,21 @@ class Publisher:
     def _on_send_timer(self) -> None:
         self._send_timer = None
         for entry in self._pending.expire(self._loop.time()):
-            reason = f"no receipt within {self._timeout_s} s"
-            self._report(entry, Timeout(reason, topic=self.topic))
+            self._report(entry, self._no_receipt())
         self._settle_flushes()
         self.face.on_burst_end()
         self._bound_emptied()
         self._arm_send_timer()
+
+    def _no_receipt(self) -> Timeout:
+        """As far as can be told from here: whose fault it is."""
+        text = f"no receipt within {self._timeout_s:g} s"
+        trouble = self._attachment.trouble
+        last = "" if trouble is None else f"; last: {trouble.reason or type(trouble).__name__}"
+        if self._connection is None:
+            return Timeout(f"{text}: no broker takes it{last}", topic=self.topic)
+        broker = self._connection.broker
+        return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
 
     def _bound_emptied(self) -> None:
         if self._connection is None:

@@ -94,6 +94,7 @@ class LedgerAppender:
         self._room: list[asyncio.Future[None]] = []  # of those who wait for room
         self._quiet: list[asyncio.Future[None]] = []  # of those who wait in close()
         self._failed_at: dict[Member, float] = {}
+        self._refusals: dict[Member, BookieCode] = {}  # the last of each who ever refused
         self._spares_sought_at = float("-inf")
         self._seats: dict[AddStream, int] = {}
         self._streams: list[AddStream] = []  # by seat
@@ -206,6 +207,15 @@ class LedgerAppender:
         return self._writer.in_flight_bytes
 
     @property
+    def trouble(self) -> str:
+        """For people: which members failed, and what they said. "": none."""
+        failed = [self._writer.ensemble[seat] for seat in seat_numbers(self._writer.failed)]
+        said = {
+            who: self._refusals[who].name if who in self._refusals else "SILENT" for who in failed
+        }
+        return ", ".join(f"bookie {who.bookie}: {what}" for who, what in said.items())
+
+    @property
     def degraded(self) -> bool:
         """Entries get fewer copies than they should, or may soon, or lie where an operator wants
         nothing any more: another ledger, made when enough bookies are there, would be better off.
@@ -277,6 +287,7 @@ class LedgerAppender:
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         seat, member = self._seats[stream], stream.member
+        self._refusals[member] = code
         log.warning(
             "add refused", ledger=self.ledger, entry=entry, bookie=member.bookie, code=code.name
         )
@@ -289,6 +300,7 @@ class LedgerAppender:
         if seat is None:
             return  # given up because of what another ledger was told just now
         if stream.put is None:
+            self._refusals[stream.member] = BookieCode.CONNECTION_LOST
             self._services.health.on_error(stream.member, self._loop.time())
             self._carry_out(self._writer.on_add_failed(seat, BookieCode.CONNECTION_LOST))
         else:
@@ -305,6 +317,7 @@ class LedgerAppender:
         for seat in seat_numbers(writer.failed & ~failed):
             member = writer.ensemble[seat]
             log.warning("bookie silent", ledger=self.ledger, bookie=member.bookie)
+            self._refusals.pop(member, None)
             self._services.health.on_error(member, now)
         for seat in seat_numbers(writer.overdue(now, SLOW_ADD_S)):
             self._services.health.on_slow(writer.ensemble[seat], now)

@@ -48,6 +48,9 @@ class Appender(Protocol):
     @property
     def degraded(self) -> bool: ...  # on fewer bookies than it should be
 
+    @property
+    def trouble(self) -> str: ...  # for people: which bookies failed, and how; "": none
+
     def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId: ...
 
     def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None: ...

@@ -527,6 +527,7 @@ class Log:
             "queued": len(self._outstanding.queue),
             "in_flight": len(self._outstanding.in_flight),
             "outstanding_bytes": self._outstanding.bytes,
+            "trouble": self._rolling.trouble or (self._writing.trouble if self._writing else ""),
         }
 
     def check(self) -> None:

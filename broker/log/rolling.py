@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerFenced, LedgerNotFound
 from magnetar.broker.errors import LogUnavailable
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger, TopicRecord
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class Rolling:
@@ -47,6 +49,7 @@ class Rolling:
         # Every topic draws its own delays: after an outage not all come back at once.
         chance = random.Random(f"{tenure.name} {tenure.epoch} {kind}")
         self._backoff = Backoff(retry_s_first, retry_s_max, chance)
+        self.trouble = ""  # for people: what is being tried again, and why; "": nothing
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
         """Raises LogFenced."""
@@ -54,7 +57,9 @@ class Rolling:
         while True:
             self._raise_if_lost()
             try:
-                return await self._ledgers.create(newer_than=newer_than, custom=self._custom)
+                return self._done(
+                    await self._ledgers.create(newer_than=newer_than, custom=self._custom)
+                )
             except (LedgerError, MetadataError) as error:
                 await self._pause(next(delays), "creating a ledger", error)
 
@@ -70,7 +75,7 @@ class Rolling:
         while True:
             self._raise_if_lost()
             try:
-                return await appender.close()
+                return self._done(await appender.close())
             except MetadataError as error:
                 trouble: Exception = error
             except LedgerError as error:
@@ -78,7 +83,7 @@ class Rolling:
                 if not isinstance(error, LedgerNotFound):
                     try:
                         await self._tenure.verify()
-                        return await self._ledgers.recover(appender.ledger)
+                        return self._done(await self._ledgers.recover(appender.ledger))
                     except LogUnavailable as failure:
                         if isinstance(error, LedgerFenced):
                             raise
@@ -96,6 +101,7 @@ class Rolling:
         while True:
             try:
                 await self._tenure.change(change)
+                self.trouble = ""
                 break
             except LogUnavailable as error:
                 await self._pause(next(delays), "changing the topic's record", error)
@@ -116,8 +122,13 @@ class Rolling:
         if self._tenure.lost is not None:
             raise self._tenure.lost
 
+    def _done(self, result: T) -> T:
+        self.trouble = ""
+        return result
+
     async def _pause(self, delay_s: float, doing: str, error: Exception) -> None:
         topic = str(self._tenure.name)
+        self.trouble = f"{doing} failed: {error}"
         log.warning("trying again", topic=topic, doing=doing, error=str(error), after_s=delay_s)
         await asyncio.sleep(delay_s)
 

@@ -40,6 +40,8 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         first: Exception = error
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
+        if isinstance(first, magnetar.Timeout) and first.broker is not None:
+            fail(f"{first}. See trouble in what `magnetar topics stats {first.topic}` says")
         if isinstance(first, magnetar.ConnectError):
             fail(f"{first}. Is that a broker's gRPC port, such as 6660?")
         if isinstance(first, magnetar.PulsarException):

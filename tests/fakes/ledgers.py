@@ -189,6 +189,7 @@ class FakeAppender:
         self.length = 0
         self.failure: LedgerError | None = None
         self.degraded = degraded
+        self.trouble = ""
         self.closed = False
         self.progress: Callable[[], None] = lambda: None
         self._world = world

@@ -91,6 +91,18 @@ def test_a_port_of_somebody_else_is_asked_about(capsys: pytest.CaptureFixture[st
     assert line.endswith("gave up after 30 s. Is that a broker's gRPC port, such as 6660?")
 
 
+def test_who_gets_no_receipt_is_told_where_the_reason_stands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def work() -> None:
+        raise magnetar.Timeout("no receipt within 30 s", topic=TOPIC, broker=A)
+
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
+        run_client(f"grpc://127.0.0.1:{other.getsockname()[1]}", work())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"See trouble in what `magnetar topics stats {TOPIC}` says")
+
+
 @pytest.mark.parametrize(
     ("url", "reason"),
     [

@@ -100,3 +100,26 @@ def test_too_many_receipts_that_are_owed_are_waited_for_no_longer(
             assert len(broker.sessions) == 1
 
     run_virtual(main())
+
+
+def test_a_time_out_says_what_is_known_of_the_reason() -> None:
+    async def main() -> None:
+        async with client_among(A) as (client, cluster):
+            broker = cluster.brokers[A]
+            producer = await client.create_producer("t", send_timeout_millis=1000)
+            cluster.topic(TOPIC).hold_receipts = True
+            with pytest.raises(Timeout, match=r"within 1 s: the broker does not answer \(.*a:6660"):
+                await producer.send(b"x")
+            cluster.topic(TOPIC).send_errors.append(pb.PersistenceError)
+            with pytest.raises(Timeout, match="the broker does not answer; last: scripted"):
+                await producer.send(b"x")
+            cluster.topic(TOPIC).hold_receipts = False
+            await producer.send(b"x")
+            cluster.topic(TOPIC).hold_receipts = True
+            with pytest.raises(Timeout, match=r"the broker does not answer \("):
+                await producer.send(b"x")
+            broker.kill()
+            with pytest.raises(Timeout, match=r"no broker takes it; last: .*connection refused"):
+                await producer.send(b"x")
+
+    run_virtual(main())

@@ -178,3 +178,32 @@ def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: str) ->
             assert not len(ledgers.bad_copies)  # once
 
     run(main())
+
+
+@pytest.mark.parametrize("how", ["READ_ONLY", "CONNECTION_LOST", "SILENT"])
+def test_it_says_which_bookies_do_not_store(how: str) -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            assert appender.trouble == ""
+            two = seated(nodes, appender)[:2]
+            for bookie in two:
+                match how:
+                    case "READ_ONLY":
+                        bookie.judge_add = lambda _: BookieCode.READ_ONLY
+                    case "CONNECTION_LOST":
+                        bookie.kill()
+                    case "SILENT":
+                        bookie.may_take.clear()
+            append(appender)
+            expected = ", ".join(f"bookie {bookie.member.bookie}: {how}" for bookie in two)
+            await wait_until(lambda: appender.trouble == expected)
+            assert appender.confirmed == -1
+            for bookie in two:
+                bookie.judge_add = lambda _: None
+                bookie.restart()
+                bookie.may_take.set()
+            await confirmed(appender)
+            await wait_until(lambda: appender.trouble == "")
+
+    run(main())

@@ -227,8 +227,13 @@ def test_appends_wait_in_order_while_there_are_no_bookies() -> None:
             await asyncio.sleep(0.02)
             topic.append("c")
             assert topic.appended == []
+            why = "creating a ledger failed: a ledger needs 1 writable bookies, 0 answer"
+            assert topic.log.describe()["trouble"] == why
             world.ledgers.bookies = True
             await wait_until(lambda: len(topic.appended) == 3)
+            assert topic.log.describe()["trouble"] == ""
+            world.ledgers.live_appender().trouble = "bookie b1: READ_ONLY"
+            assert topic.log.describe()["trouble"] == "bookie b1: READ_ONLY"
             assert await topic.contents() == ["a", "b", "c"]
 
     run(main())

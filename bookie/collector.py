@@ -72,6 +72,9 @@ LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
 # Left-over copies are looked for on a rota, at 200 looks/s 50 s of each round.
 LOOKS_FOR_COPIES_MAX: Final = 10_000
+# How long a lock is believed in without a word from the metadata: a process that stood still may
+# have lost it, and whoever repairs have made the copy anew. No session is shorter than 4 s.
+LOCK_BELIEVED_S: Final = 2.0
 LEFT_OVER_MAX: Final = 100_000  # noted at a first look; what is beyond waits for another round
 
 
@@ -308,6 +311,7 @@ class Collector:
     async def _maybe_delete_copy(self, ledger: int) -> bool:
         """The second look. Whoever repairs the ledger may be making this very copy anew, unless the
         lock is held still when the metadata is read."""
+        loop = asyncio.get_running_loop()
         await self._wait_turn()
         owner = f"bookie {self._member.bookie}"
         async with self._marks.holding(LedgerId(ledger), owner) as locked:
@@ -315,8 +319,9 @@ class Collector:
                 return False
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 await self._metadata.sync(paths.ledger(LedgerId(ledger)))
+            asked_s = loop.time()
             metadata = await self._readable(ledger)
-            if not locked():
+            if not locked() or loop.time() - asked_s > LOCK_BELIEVED_S:
                 return False
             if not self._is_left_over(metadata):
                 del self._left_over[ledger]

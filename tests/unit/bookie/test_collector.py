@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes import bookies
 from fakes.bookies import Bookie, add, running_bookie
-from fakes.virtual_loop import run_virtual
+from fakes.virtual_loop import run_virtual, stand_still
 from support import run
 
 from magnetar.bookie import collector
@@ -426,6 +426,32 @@ def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None
         await world.collector.maybe_round()
         await world.keep(1, HERE, closed=True)  # the replicator holds its lock
         assert world.stored == [1]
+
+    virtual(test)
+
+
+def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
+    """Its session may have ended meanwhile without its knowing, and its copy been made anew."""
+
+    async def test(world: World) -> None:
+        await world.begin(1)
+        await world.keep(1, THERE, closed=True)
+        assert await world.collector.maybe_round()
+        await asyncio.sleep(CONFIG.grace_s + 1)
+        marks = Marks(world.store, world.clock)
+
+        async def pause(path: str) -> None:
+            if path == paths.ledger(LedgerId(1)):
+                world.store.on_get = None
+                assert await marks.locked(LedgerId(1))
+                stand_still(5.0)
+
+        world.store.on_get = pause
+        assert await world.collector.maybe_round()
+        assert world.stored == [1]
+        assert not await marks.locked(LedgerId(1))
+        assert await world.collector.maybe_round()
+        assert world.stored == []
 
     virtual(test)
 

@@ -17,15 +17,10 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker import reply
+from magnetar.broker import reply, request
 from magnetar.broker.contract import (
-    AccessMode,
     ClientInfo,
     CloseReason,
-    InitialPosition,
-    ProducerRequest,
-    SubscribeRequest,
-    SubscriptionType,
 )
 from magnetar.broker.errors import ConsumerNotFound, NotAllowed
 from magnetar.broker.events import ConsumerEvents, ProducerEvents
@@ -36,7 +31,7 @@ from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
 from magnetar.protos.errors import CommandError, EntryError, FrameError, MalformedCommand
-from magnetar.protos.names import Domain, NamespaceName, TopicName
+from magnetar.protos.names import NamespaceName
 from magnetar.protos.sends import read_plain_sends
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
@@ -52,6 +47,7 @@ if TYPE_CHECKING:
     from magnetar.broker.session import Action
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.protos.framing import Command
+    from magnetar.protos.names import TopicName
     from magnetar.runtime.frames import Buffer, FrameStream
 
 DELIVERY_BYTES_MAX: Final = 1 << 20  # toward a consumer: four full frames keep a stream busy
@@ -244,7 +240,7 @@ class Connection:
                     epoch = (
                         redeliver.consumer_epoch if redeliver.HasField("consumer_epoch") else None
                     )
-                    ids = [_position(item) for item in redeliver.message_ids]
+                    ids = [request.position(item) for item in redeliver.message_ids]
                     handle.redeliver(ids or None, epoch)
         except OPERATING_ERRORS as error:
             log.warning("consumer's command refused", consumer=handle.name, error=str(error))
@@ -269,11 +265,13 @@ class Connection:
                     why = f"it must name one message id, not {len(ack.message_id)}"
                     raise NotAllowed("cumulative acknowledgement", why)
                 [item] = ack.message_id
-                handle.acknowledge_cumulative(_position(item), tuple(item.ack_set), done)
+                handle.acknowledge_cumulative(request.position(item), tuple(item.ack_set), done)
                 return
-            whole = [_position(item) for item in ack.message_id if not item.ack_set]
+            whole = [request.position(item) for item in ack.message_id if not item.ack_set]
             partial = [
-                (_position(item), tuple(item.ack_set)) for item in ack.message_id if item.ack_set
+                (request.position(item), tuple(item.ack_set))
+                for item in ack.message_id
+                if item.ack_set
             ]
             handle.acknowledge(whole, partial, done)
         except OPERATING_ERRORS as error:
@@ -287,23 +285,32 @@ class Connection:
 
     async def _answer(self, command: Command) -> None:
         """One request in its own task: it ends with exactly one answer."""
+        task = asyncio.current_task()
+        assert task is not None
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 answer = await self._carry_out(command)
         except OPERATING_ERRORS as error:
-            self._forget(command)
-            kind = pb.BaseCommand.Type.Name(command.type)
-            log.info("request refused", command=kind, error=repr(error))
-            text = str(error) or f"{kind} took longer than {REQUEST_TIMEOUT_S:.0f} s"
-            answer = reply.error_for(command, code_of(error), text)
+            answer = self._refusal(command, error)
+        except asyncio.CancelledError:
+            if task.cancelling():
+                raise
+            answer = self._refusal(command, TimeoutError("what it waited for was cancelled"))
         self._session.on_request_ended()
         self._answered.set()
         self._outbox.put_control(answer)
 
+    def _refusal(self, command: Command, error: Exception) -> bytes:
+        self._forget(command)
+        kind = pb.BaseCommand.Type.Name(command.type)
+        log.info("request refused", command=kind, error=repr(error))
+        text = str(error) or f"{kind} took longer than {REQUEST_TIMEOUT_S:.0f} s"
+        return reply.error_for(command, code_of(error), text)
+
     async def _carry_out(self, command: Command) -> bytes:
         match command.body:
             case pb.CommandPartitionedTopicMetadata() as body:
-                _supported(TopicName.parse(body.topic))
+                request.topic_name(body.topic)
                 return reply.partitions(body.request_id, 0)
             case pb.CommandLookupTopic() as body:
                 return await self._lookup(body)
@@ -340,7 +347,7 @@ class Connection:
         raise AssertionError(f"no way to answer {command}")
 
     async def _lookup(self, body: pb.CommandLookupTopic) -> bytes:
-        name = _supported(TopicName.parse(body.topic))
+        name = request.topic_name(body.topic)
         if body.advertised_listener_name:
             listener = body.advertised_listener_name
             text = f"the broker do not have {listener} listener"  # clients look for these words
@@ -354,27 +361,14 @@ class Connection:
         )
 
     async def _open_producer(self, body: pb.CommandProducer) -> bytes:
-        name = _supported(TopicName.parse(body.topic))
-        _without_schema("producer", body.schema if body.HasField("schema") else None)
-        if body.txn_enabled:
-            raise NotAllowed("producer with transactions", "transactions are not supported")
-        request = ProducerRequest(
-            producer_id=body.producer_id,
-            name=body.producer_name,
-            client=self._client_info(),
-            user_provided_name=body.user_provided_producer_name,
-            epoch=body.epoch,
-            access_mode=AccessMode(body.producer_access_mode),
-            topic_epoch=body.topic_epoch if body.HasField("topic_epoch") else None,
-            metadata={item.key: item.value for item in body.metadata},
-        )
+        name, wanted = request.producer(body, self._client_info())
         topic = await self._broker.topic(name)
         if body.initial_subscription_name:
             await topic.ensure_subscription(
                 body.initial_subscription_name, Position(-1, -1), properties={}
             )
         events = ProducerEvents(self, body.producer_id, name)
-        handle = await topic.add_producer(request, events)
+        handle = await topic.add_producer(wanted, events)
         if self._over or self._session.on_producer_opened(body.producer_id):
             handle.close_nowait()
             return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")
@@ -384,27 +378,10 @@ class Connection:
         )
 
     async def _subscribe(self, body: pb.CommandSubscribe) -> bytes:
-        name = _supported(TopicName.parse(body.topic))
-        _without_schema("consumer", body.schema if body.HasField("schema") else None)
-        start = _position(body.start_message_id) if body.HasField("start_message_id") else None
-        request = SubscribeRequest(
-            consumer_id=body.consumer_id,
-            subscription=body.subscription,
-            type=SubscriptionType(body.subType),
-            client=self._client_info(),
-            consumer_name=body.consumer_name,
-            durable=body.durable,
-            initial_position=InitialPosition(body.initialPosition),
-            start=start,
-            start_rollback_s=body.start_message_rollback_duration_sec,
-            priority=body.priority_level,
-            read_compacted=body.read_compacted,
-            metadata={item.key: item.value for item in body.metadata},
-            subscription_properties={item.key: item.value for item in body.subscription_properties},
-        )
+        name, wanted = request.subscribe(body, self._client_info())
         topic = await self._broker.topic(name, create=body.force_topic_creation)
         events = ConsumerEvents(self, body.consumer_id, name)
-        handle = await topic.subscribe(request, events)
+        handle = await topic.subscribe(wanted, events)
         if self._over or self._session.on_consumer_opened(body.consumer_id):
             handle.close_nowait()
             return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")
@@ -417,7 +394,7 @@ class Connection:
         if body.HasField("message_publish_time"):
             await handle.seek_to_time(body.message_publish_time)
         elif body.HasField("message_id"):
-            await handle.seek(_position(body.message_id))
+            await handle.seek(request.position(body.message_id))
         else:
             raise NotAllowed("seek", "it names neither a message id nor a publish time")
         return reply.success(body.request_id)
@@ -573,27 +550,3 @@ class Connection:
 
     def _url(self, broker: BrokerRegistration) -> str:
         return broker.grpc_url if self._transport is Transport.GRPC else broker.pulsar_url
-
-
-def _supported(name: TopicName) -> TopicName:
-    if name.domain is not Domain.PERSISTENT:
-        raise NotAllowed(str(name), "non-persistent topics are not supported yet")
-    return name
-
-
-def _without_schema(what: str, schema: pb.Schema | None) -> None:
-    """A schema that nobody checks would be a promise not kept."""
-    if schema is not None and schema.type not in (pb.Schema.Bytes, pb.Schema.AutoConsume):
-        kind = pb.Schema.Type.Name(schema.type)
-        raise NotAllowed(
-            f"{what} with a {kind} schema", "schemas are not supported yet; send bytes"
-        )
-
-
-def _position(item: pb.MessageIdData) -> Position:
-    """Ids are unsigned on the wire and signed by meaning."""
-    return Position(_signed(item.ledgerId), _signed(item.entryId))
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number

@@ -6,113 +6,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.broker import Cluster
 from fakes.entries import entry_of, texts_of
-from fakes.ledgers import FakeLedgers
+from fakes.place import PENDING_BYTES_MAX, Place, place
+from fakes.stray import strays_once
 from fakes.virtual_loop import run_virtual
-from fakes.wire import StreamWire, WireClient
 from support import settle, wait_until
 
-from magnetar.broker.broker import Broker
 from magnetar.broker.connection import (
     DELIVERY_BYTES_MAX,
     PROBE_TIMEOUT_S,
     REQUEST_TIMEOUT_S,
     STALL_BYTES,
-    Connection,
-    Transport,
 )
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import NotOwner
-from magnetar.broker.log.cache import EntryCache
-from magnetar.broker.log.log import LogConfig
 from magnetar.broker.log.tenure import topic_path
 from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.broker.session import KEEPALIVE_S
-from magnetar.broker.topic import ProducerNames
 from magnetar.metadata import codec, paths
-from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership, TopicRecord
+from magnetar.metadata.model import BrokerId, Ownership, TopicRecord
 from magnetar.metadata.store import ABSENT
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import strip_broker_metadata
 from magnetar.protos.names import Domain, TopicName
-from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.memory_stream import memory_stream_pair
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
+
+    from fakes.wire import WireClient
 
 TOPIC = "persistent://public/default/t"
-PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
-FRAMES_MAX = 2  # a peer that does not read takes so many
-
-
-class Place:
-    """A broker and its connections."""
-
-    def __init__(self, broker: Broker, cluster: Cluster, tasks: asyncio.TaskGroup) -> None:
-        self.broker = broker
-        self.world = cluster.world
-        self.connections: list[Connection] = []
-        self.serving: list[asyncio.Task[None]] = []
-        self._tasks = tasks
-
-    async def client(self, *, connected: bool = True) -> WireClient:
-        here, there = memory_stream_pair("client", "broker", frames_max=FRAMES_MAX)
-
-        async def break_off() -> None:
-            here.abort("the client died")
-
-        connection = Connection(there, self.broker, Transport.GRPC)
-        self.connections.append(connection)
-        self.serving.append(self._tasks.create_task(connection.run()))
-        client = WireClient(StreamWire(here, break_off))
-        client.wait_s = 3600.0
-        if connected:
-            await client.connect()
-        return client
-
-    @property
-    def topic(self) -> Any:
-        [topic] = self.broker.topics
-        return topic
-
-
-@asynccontextmanager
-async def place() -> AsyncIterator[Place]:
-    cluster = Cluster()
-    store, stop = MemoryStore(cluster.tree), asyncio.Event()
-    me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
-    broker = Broker(
-        me,
-        store=store,
-        ledgers=FakeLedgers(cluster.world),
-        cache=EntryCache(64 << 20),
-        log_config=LogConfig(pending_bytes_max=PENDING_BYTES_MAX),
-        names=ProducerNames("test"),
-        clock=SystemClock(),
-        random=random.Random(0),
-    )
-    path = paths.broker_available(me.broker)
-    await store.create_ephemeral(path, codec.encode_broker_registration(me))
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(broker.run(stop))
-        await broker.started.wait()
-        here = Place(broker, cluster, tasks)
-        yield here
-        stop.set()
-        await running
-        for task in here.serving:
-            task.cancel()
-    await store.close()
 
 
 async def answer_pings(client: WireClient, for_s: float) -> None:
@@ -681,3 +610,18 @@ def hold_puts(
 
     monkeypatch.setattr(store, "put", held)
     return waiting
+
+
+def test_a_request_whose_work_was_cancelled_by_somebody_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with place() as here:
+            client = await here.client()
+            monkeypatch.setattr(here.broker, "topic", strays_once(here.broker.topic))
+            refused = await client.produce(TOPIC)
+            assert refused.error == pb.ServiceNotReady
+            assert here.connections[0]._session.requests == 0
+            assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+    run_virtual(main())

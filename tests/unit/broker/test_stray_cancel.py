@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
-
 import pytest
+from fakes.stray import strays_once
 from fakes.topic_log import World
 from fakes.topics import opened_topic
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.broker.contract import CloseReason, SubscriptionType
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-
-def strays_once(call: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    """The call, the first time with a CancelledError that nobody asked this task for."""
-    strayed = False
-
-    async def straying(*args: object, **named: object) -> object:
-        nonlocal strayed
-        if not strayed:
-            strayed = True
-            waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waited_for.cancel()
-            await waited_for
-        return await call(*args, **named)
-
-    return straying
 
 
 @pytest.mark.parametrize("work", ["log", "cursors"])

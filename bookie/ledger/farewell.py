@@ -1,4 +1,4 @@
-"""Farewell: what a bookie still owes a ledger that its writer has ended.
+"""Farewell: what a bookie still owes a ledger that its writer, or a recovery, has ended.
 
 An ack quorum is enough to end a ledger; the other bookies have its last entries on their way then.
 One that loses its connection just now, or that asked the metadata too late whether it is to take

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from magnetar.bookie.contract import LastConfirmed, LastConfirmedRequest, ReadRequest
 from magnetar.bookie.ledger.errors import BookieUnavailable, EntryUnreadable, RecoveryIncomplete
+from magnetar.bookie.ledger.farewell import Farewell
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.recovery import (
     Abort,
@@ -49,16 +50,20 @@ async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata
     if metadata.state is LedgerState.CLOSED:
         return metadata
     recoverer = _Recoverer(metadata, services)
-    end = await recoverer.run()
-    if isinstance(end, Abort):
-        log.warning("recovery incomplete", ledger=ledger, why=end.why)
-        raise RecoveryIncomplete(ledger, end.why)
     machine = recoverer.machine
-    closed = await services.records.close_recovered(
-        ledger, lambda stored: machine.close_metadata(stored, end)
-    )
+    try:
+        end = await recoverer.run()
+        if isinstance(end, Abort):
+            log.warning("recovery incomplete", ledger=ledger, why=end.why)
+            raise RecoveryIncomplete(ledger, end.why)
+        closed = await services.records.close_recovered(
+            ledger, lambda stored: machine.close_metadata(stored, end)
+        )
+    finally:
+        recoverer.leave()
     for missed in (*machine.missed, *recoverer.unsent()):
         services.bad_copies.note(ledger, missed.member, missed.first, missed.last)
+    recoverer.bid_farewell()
     log.info(
         "ledger recovered",
         ledger=ledger,
@@ -85,20 +90,34 @@ class _Recoverer:
         self._held: dict[AddStream, list[int]] = {}  # entries that wait for the stream to be there
 
     async def run(self) -> Close | Abort:
-        try:
-            async with self._group:  # none of its tasks fails
-                try:
-                    self._start(self._tick())
-                    self._attach(self.machine.ensemble)
-                    self._carry_out(self.machine.begin())
-                    return await self._end
-                finally:
-                    tasks, self._tasks = self._tasks, None
-                    for task in tasks or ():
-                        task.cancel()
-        finally:
-            for stream in self._streams.values():
-                stream.detach(self._metadata.ledger)
+        """Bookies are listened to also afterwards, until `leave`."""
+        async with self._group:  # none of its tasks fails
+            try:
+                self._start(self._tick())
+                self._attach(self.machine.ensemble)
+                self._carry_out(self.machine.begin())
+                return await self._end
+            finally:
+                tasks, self._tasks = self._tasks, None
+                for task in tasks or ():
+                    task.cancel()
+
+    def leave(self) -> None:
+        for stream in self._streams.values():
+            stream.detach(self._metadata.ledger)
+
+    def bid_farewell(self) -> None:
+        """To who has been sent its last entries, and has not stored them yet."""
+        for member, entries in self.machine.owed.items():
+            stream = self._streams[member]
+            if stream not in self._held:
+                Farewell(
+                    self._metadata.ledger,
+                    stream,
+                    entries,
+                    self._services.bad_copies,
+                    patience_s=self._services.config.add_timeout_s,
+                )
 
     def unsent(self) -> list[Missed]:
         """What was to be written back to members who could not be reached before it was over: an

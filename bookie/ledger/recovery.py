@@ -259,6 +259,12 @@ class LedgerRecovery:
         """Which of the entries that were written back members of the closed ledger may lack."""
         return self._missed + ([] if self._writer is None else self._writer.missed)
 
+    @property
+    def owed(self) -> dict[Member, list[int]]:
+        """Which of the entries that were written back members may yet store."""
+        owed = {} if self._writer is None else self._writer.owed
+        return {self.ensemble[seat]: entries for seat, entries in owed.items()}
+
     def parts(self, entry: int) -> tuple[bytes, bytes] | None:
         """What to send for SendAdd; None: let go."""
         return None if self._writer is None else self._writer.parts(entry)

@@ -172,6 +172,7 @@ class LedgerWriter:
         self.declined: Seats = 0  # failed seats for which there was no spare
         self._kept_since: dict[int, float | None] = {}  # by seat; None: until the next tick
         self._missed_from: dict[int, int] = {}  # by failed seat: the first entry it may lack
+        self._owed: dict[int, list[int]] = {}  # as `owed` was at the end
         self._changes_in_vain = 0
         self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING
         self._seated_at = [now] * quorum.ensemble_size
@@ -385,7 +386,9 @@ class LedgerWriter:
 
     @property
     def owed(self) -> dict[int, list[int]]:
-        """By seat, the confirmed entries that its member may yet store."""
+        """By seat, the confirmed entries that its member may yet store; also after the end."""
+        if not self._pending:
+            return self._owed
         owed: dict[int, list[int]] = {}
         for entry in range(self._released + 1, self.confirmed + 1):
             for seat in seat_numbers(self._pending[entry].awaited):
@@ -556,6 +559,7 @@ class LedgerWriter:
         return sends
 
     def _drop_pending(self) -> None:
+        self._owed = self.owed
         self._pending.clear()
         self._released, self._released_length = self.appended, self.length
         self._wanted, self.declined, self._proposed = 0, 0, ()

@@ -268,4 +268,5 @@ def test_what_is_owed_is_what_is_confirmed_and_awaited_still() -> None:
     fail(machine, 4)
     assert machine.owed == {2: [0]}  # what a failed one lacks is `missed`
     machine.fail(BookieCode.FENCED)
-    assert machine.owed == {}
+    machine.seal()
+    assert machine.owed == {2: [0]}

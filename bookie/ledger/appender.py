@@ -36,7 +36,7 @@ from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from magnetar.bookie.ledger.add_stream import AddStream
     from magnetar.bookie.ledger.reader import LedgerEntry
@@ -55,7 +55,8 @@ SLOW_ADD_S: Final = 1.0
 """A bookie that has not answered an add for so long counts as slow: a busy disk takes a tenth."""
 
 SPARES_S: Final = 2.0
-"""How often spares are looked for again, besides whenever the list of bookies changes."""
+"""How often spares are looked for again, besides whenever the list of bookies changes; and how
+often an idle ledger is looked after at all."""
 
 
 class LedgerAppender:
@@ -96,6 +97,7 @@ class LedgerAppender:
         self._failed_at: dict[Member, float] = {}
         self._refusals: dict[Member, BookieCode] = {}  # the last of each who ever refused
         self._spares_sought_at = float("-inf")
+        self._rests_until = float("-inf")  # nothing is kept: no tick before has anything to do
         self._seats: dict[AddStream, int] = {}
         self._streams: list[AddStream] = []  # by seat
         self._recorded = self._writer.ensemble  # durable: who holds what is not confirmed yet
@@ -257,10 +259,8 @@ class LedgerAppender:
         if isinstance(self.failure, LedgerFenced | LedgerClosed):
             raise self.failure
         if writer.state is not WriterState.SEALED:
-            owed = writer.owed
             writer.seal()
             self._leave()
-            self._bid_farewell(owed)
         try:
             self.metadata = await self._services.records.close(
                 self.metadata, writer.confirmed, writer.confirmed_length
@@ -313,6 +313,8 @@ class LedgerAppender:
         """Notice what takes too long. False: nothing is pending, no more ticks are needed."""
         writer = self._writer
         failed = writer.failed
+        if failed and writer.writing and not writer.kept and now < self._rests_until:
+            return True  # there may be thousands of those while a bookie is away
         actions = writer.on_tick(now)
         for seat in seat_numbers(writer.failed & ~failed):
             member = writer.ensemble[seat]
@@ -324,6 +326,7 @@ class LedgerAppender:
         self._carry_out(actions)
         if writer.failed and writer.writing:
             self._seek_help(now)
+        self._rests_until = now + SPARES_S
         self._busy = writer.writing and (writer.kept or bool(writer.failed))
         return self._busy
 
@@ -519,16 +522,15 @@ class LedgerAppender:
         self._services.bad_copies.note(self.ledger, missed.member, missed.first, missed.last)
 
     def _leave(self) -> None:
-        """No stream tells us anything any more, and nothing is kept."""
+        """No stream tells us anything any more, and nothing is kept. Once, however often called."""
+        if not self._seats:
+            return
         for missed in self._writer.missed:
             self._note_missed(missed)
         for stream in self._seats:
             stream.detach(self.ledger)
         self._seats = {}
-        self._settle_account()
-
-    def _bid_farewell(self, owed: Mapping[int, Sequence[int]]) -> None:
-        for seat, entries in owed.items():
+        for seat, entries in self._writer.owed.items():
             Farewell(
                 self.ledger,
                 self._streams[seat],
@@ -536,6 +538,7 @@ class LedgerAppender:
                 self._services.bad_copies,
                 patience_s=self._services.config.add_timeout_s,
             )
+        self._settle_account()
 
 
 def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:

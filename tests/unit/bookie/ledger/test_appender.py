@@ -9,7 +9,7 @@ from fakes.virtual_loop import run_virtual as run
 from fakes.virtual_loop import stand_still
 from support import wait_until
 
-from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.appender import SPARES_S, LedgerAppender
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_bookie_drain
@@ -205,5 +205,36 @@ def test_it_says_which_bookies_do_not_store(how: str) -> None:
                 bookie.may_take.set()
             await confirmed(appender)
             await wait_until(lambda: appender.trouble == "")
+
+    run(main())
+
+
+def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers):
+            appender = await create(ledgers)
+            append(appender)
+            await confirmed(appender)
+            away = seated(nodes, appender)[0]
+            await nodes.unregister(away)
+            away.kill()
+            await wait_until(lambda: appender.degraded)
+            await wait_until(lambda: not appender._writer.kept)
+            looks: list[object] = []
+            has_spare = ledgers.services.ensembles.has_spare
+            monkeypatch.setattr(
+                ledgers.services.ensembles,
+                "has_spare",
+                lambda it: looks.append(it) or has_spare(it),
+            )
+            await asyncio.sleep(30 * SPARES_S)
+            assert 28 <= len(looks) <= 31
+            append(appender)  # two of three are enough
+            await confirmed(appender)
+            away.restart()
+            await nodes.register(away)
+            await wait_until(lambda: not appender.degraded, deadline_s=3 * SPARES_S)
 
     run(main())

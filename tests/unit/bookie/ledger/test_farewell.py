@@ -34,3 +34,44 @@ def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored: bool
                 assert note.last_entry == 4
 
     run(main())
+
+
+@pytest.mark.parametrize("how", ["fenced", "abandoned", "failed"])
+def test_what_a_writer_knows_that_does_not_get_to_close_its_ledger_is_noted(how: str) -> None:
+    """Whoever recovers the ledger begins behind what is confirmed, and looks at nothing before."""
+
+    async def main() -> None:
+        async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+            appender = await create(ledgers)
+            late, *_ = members = seated(nodes, appender)
+            late.may_take.clear()
+            append(appender, 3)
+            await confirmed(appender)
+            append(appender)  # names what is confirmed
+            await confirmed(appender)
+            match how:
+                case "abandoned":
+                    appender.abandon()
+                case "fenced":
+                    await others.recover(appender.ledger)
+                    append(appender)
+                    await wait_until(lambda: appender.failure)
+                case "failed":
+                    for each in members:
+                        each.may_take.clear()
+                    append(appender)
+                    await wait_until(lambda: appender.failure)
+            await others.recover(appender.ledger)
+            for each in members:
+                each.may_take.set()
+            await asyncio.sleep(2 * QUICK.add_timeout_s)
+            noted = {
+                entry
+                for who in (ledgers, others)
+                for _, note in who.bad_copies.drain()
+                if note.member == late.member
+                for entry in range(note.first_entry, note.last_entry + 1)
+            }
+            assert set(range(4)) <= noted | set(late.entries(appender.ledger))
+
+    run(main())

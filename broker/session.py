@@ -24,7 +24,8 @@ connection.
 Invariants (see `check`):
     1. Before CONNECT no id exists and no request is under way.
     2. `requests` is between 0 and REQUESTS_MAX.
-    3. There are at most PRODUCERS_MAX producers, and at most CLOSED_PRODUCERS_MAX are remembered.
+    3. There are at most PRODUCERS_MAX producers and CONSUMERS_MAX consumers, and at most
+       CLOSED_PRODUCERS_MAX producers are remembered.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ REQUESTS_MAX: Final = (
     # a huge frame can hold so many
 )
 PRODUCERS_MAX: Final = 50_000
-"""Of one connection, opening or open. A topic that is served costs its broker more than a producer;
+CONSUMERS_MAX: Final = 50_000
+"""Of one connection, opening or open. A topic that is served costs its broker more than either;
 what a client has beyond this goes over another connection, or to other brokers."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
@@ -221,6 +223,7 @@ class Session:
         assert self.connected or not (self.producers or self.consumers or self.requests)
         assert 0 <= self.requests <= REQUESTS_MAX
         assert len(self.producers) <= PRODUCERS_MAX
+        assert len(self.consumers) <= CONSUMERS_MAX
         assert len(self.closed_producers) <= CLOSED_PRODUCERS_MAX
 
     def _connect(self, connect: pb.CommandConnect) -> list[Action]:
@@ -283,11 +286,7 @@ class Session:
                 f"producer {producer_id} is {phase.value} on this connection already",
             )
         if len(self.producers) >= PRODUCERS_MAX:
-            return _error(
-                command,
-                pb.NotAllowedError,
-                f"there are {PRODUCERS_MAX} producers on this connection, as many as it may have",
-            )
+            return _too_many(command, f"{PRODUCERS_MAX} producers")
         self.producers[producer_id] = Phase.OPENING
         self.closed_producers.pop(producer_id, None)
         return [Start(command)]
@@ -303,6 +302,8 @@ class Session:
                 pb.ServiceNotReady,
                 f"consumer {consumer_id} is {phase.value} on this connection already",
             )
+        if len(self.consumers) >= CONSUMERS_MAX:
+            return _too_many(command, f"{CONSUMERS_MAX} consumers")
         self.consumers[consumer_id] = Phase.OPENING
         return [Start(command)]
 
@@ -391,6 +392,11 @@ def _refuse(command: Command) -> list[Action]:
     if command.type in _ANSWERS or getattr(command.body, "request_id", None) is None:
         return [Close(f"{name} is not a command that a client sends")]
     return _error(command, pb.NotAllowedError, f"{name} is not supported by this broker")
+
+
+def _too_many(command: Command, what: str) -> list[Action]:
+    text = f"there are {what} on this connection, as many as it may have"
+    return _error(command, pb.NotAllowedError, text)
 
 
 def _error(command: Command, code: pb.ServerError.ValueType, message: str) -> list[Action]:

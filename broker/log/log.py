@@ -63,6 +63,8 @@ QUEUE_RUN_ENTRIES: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
+    """In a topic that has many ledgers their bounds are larger: room.py."""
+
     ledger_entries_max: int = 50_000
     ledger_bytes_max: int = 1 << 30
     """Applies at any age: a ledger is what is trimmed, and later repaired, at once. 10 s of a topic

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from magnetar.broker import reply
 from magnetar.broker.session import (
+    CONSUMERS_MAX,
     KEEPALIVE_S,
     PRODUCERS_MAX,
     REQUESTS_MAX,
@@ -140,6 +141,23 @@ def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
     session.check()
     [action] = session.on_command(send(0), 1.0)
     assert isinstance(action, Close), "remembered for ever"
+
+
+def test_the_consumers_of_a_connection_are_bounded() -> None:
+    session = connected()
+    for number in range(CONSUMERS_MAX):
+        assert _starts(session.on_command(subscribe(number), 1.0))
+        session.on_consumer_opened(number)
+        session.on_request_ended()
+    session.check()
+    [action] = session.on_command(subscribe(CONSUMERS_MAX, 7), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (7, pb.NotAllowedError)
+    assert str(CONSUMERS_MAX) in body.message
+    session.on_consumer_gone(0)
+    assert _starts(session.on_command(subscribe(CONSUMERS_MAX), 1.0))
+    session.check()
 
 
 def test_closing_while_opening_discards_what_opens() -> None:

@@ -62,7 +62,7 @@ class Rows:
         self._messages = any(column.of_message for column in self._columns)
         self._payload = "value" in schema.names
         self.rows = 0
-        self.bytes = 0  # of plain payloads; of entries, where payloads are not opened
+        self.bytes = 0  # of entries, with plain payloads where those are opened
 
     def add(self, ledger: int, entry: int, stored: bytes | memoryview) -> None:
         """One stored entry, all its messages. Raises UnreadableEntry; then no row was added."""
@@ -100,13 +100,14 @@ class Rows:
         opened = Opened(ledger, entry, received, received.num_messages, len(stored), (), ())
         if not self._messages:
             return opened
-        if not received.is_batch:
-            opened.metadata = (metadata,)
-            if self._payload:
-                opened.values = (_plain(received),)
+        plain = b""
+        if received.is_batch or self._payload:
+            plain = _plain(received)
+            opened.size += len(plain) - len(received.payload)
+        if received.is_batch:
+            opened.metadata, opened.values = _walk(plain, received.num_messages)
         else:
-            opened.metadata, opened.values = _walk(_plain(received), received.num_messages)
-        opened.size = sum(map(len, opened.values))
+            opened.metadata, opened.values = (metadata,), (plain,)
         return opened
 
 
@@ -118,7 +119,7 @@ class Opened:
     entry: int
     received: ReceivedEntry
     count: int
-    size: int  # of plain payloads; of the entry, where they are not opened
+    size: int  # of the entry, keys and properties with it, its payload plain if it was opened
     metadata: Sequence[Metadata]
     values: Sequence[bytes]
 

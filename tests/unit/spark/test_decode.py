@@ -276,8 +276,21 @@ def test_entry_level_columns_leave_the_payload_closed() -> None:
     assert decoded(broken, "__index", "__publishTime").num_rows == 1
 
 
-def test_rows_know_how_many_bytes_they_hold() -> None:
-    batch = [OutgoingMessage(bytes(100), n) for n in range(10)]
-    rows = Rows(ARROW, TOPIC)
-    rows.add(7, 9, stored(encode_batch(batch, HEADER), index=9))
-    assert (rows.rows, rows.bytes) == (10, 1_000)
+@pytest.mark.parametrize("names", [ARROW.names, ["__key"], ["__messageProperties"]])
+@pytest.mark.parametrize("batched", [True, False])
+def test_rows_know_how_many_bytes_they_hold(batched: bool, names: list[str]) -> None:
+    """Whatever takes room counts, or a batch of rows would have no bound."""
+    each = [
+        OutgoingMessage(bytes(1_000), 1),
+        OutgoingMessage(b"", 2, properties={"name": "p" * 1_000}),
+        OutgoingMessage(b"", 3, partition_key="k" * 1_000),
+    ]
+    rows = Rows(only(*names), TOPIC)
+    if batched:
+        header = EntryHeader("p", 5, Compression.LZ4)
+        rows.add(7, 9, stored(encode_batch(each, header), index=9))
+        assert 3_000 <= rows.bytes < 3_200
+        return
+    for entry, message in enumerate(each, start=1):
+        rows.add(7, entry, stored(encode_message(message, HEADER)))
+        assert entry * 1_000 <= rows.bytes < entry * 1_100

@@ -21,6 +21,7 @@ from fakes.virtual_loop import run_virtual
 from support import settle
 
 from magnetar.client.errors import AlreadyClosed, NotAllowedError, Timeout
+from magnetar.client.ids import key_of
 from magnetar.client.message import MessageId
 from magnetar.protos import pulsar_pb2 as pb
 
@@ -208,6 +209,28 @@ def test_a_reader_whose_seek_fails_goes_on_where_it_was() -> None:
                 cluster.take_over(B)
             assert seeking.done()
             assert [int((await reader.read_next(1000)).data()) for _ in range(4)] == [2, 3, 4, 5]
+
+    run_virtual(main())
+
+
+def test_a_reader_that_is_attached_where_a_failed_seek_led_goes_back() -> None:
+    async def main() -> None:
+        async with client_among(operation_timeout_seconds=2) as (client, cluster):
+            await publish(client, 6)
+            reader = await client.create_reader("t", MessageId.earliest)
+            assert [int((await reader.read_next(1000)).data()) for _ in range(2)] == [0, 1]
+            cluster.brokers[A].script(pb.CommandSeek, None)
+            cluster.brokers[B].script(pb.CommandSubscribe, None)  # answered late
+            async with asyncio.TaskGroup() as group:
+                group.create_task(unanswered(reader.seek(MessageId(-1, 1, 4))))
+                await settle()
+                cluster.brokers[A].kill()
+                cluster.take_over(B)
+            session = cluster.brokers[B].sessions[-1]
+            (asked,) = cluster.brokers[B].commands(pb.CommandSubscribe)
+            assert key_of(asked.start_message_id) == (1, 4)
+            session.on_subscribe(asked, None)
+            assert [int((await reader.read_next(5000)).data()) for _ in range(4)] == [2, 3, 4, 5]
 
     run_virtual(main())
 

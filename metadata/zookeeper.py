@@ -14,10 +14,12 @@ reader that reads when called cannot miss a change.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from typing import Any, Final
 
 from kazoo.client import KazooClient
@@ -467,7 +469,7 @@ class _Arm:
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
     """kazoo would wait for each host's TCP connection as long as the session lives: behind a silent
-    partition, trying the first host would cost the session."""
+    partition, trying the first host would cost the session. And its thread is woken otherwise."""
 
     def __init__(self, connect_s_max: float) -> None:
         super().__init__()
@@ -476,6 +478,28 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["timeout"] = min(kwargs["timeout"], self._connect_s_max)
         return super().create_connection(*args, **kwargs)
+
+    def create_socket_pair(self) -> tuple["_Wakeups", "_Wakeups"]:
+        both = _Wakeups()
+        return both, both
+
+
+class _Wakeups(FileIO):
+    """Wakes kazoo's thread, once per request. It would do so by a pair of sockets, which is full
+    after 278 requests: while its thread is busy with a reply that stops midway, and then with
+    connecting, the next request would stop the loop. This one only counts."""
+
+    def __init__(self) -> None:
+        flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        super().__init__(os.eventfd(0, flags), "r+")
+
+    def send(self, data: bytes) -> None:
+        os.eventfd_write(self.fileno(), len(data))
+
+    def recv(self, _size: int) -> None:
+        """One of them, whatever the size: that is how kazoo asks. None is left: nothing happens."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fileno())
 
 
 def _settle(answer: asyncio.Future[Any], value: object, error: BaseException | None) -> None:

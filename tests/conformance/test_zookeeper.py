@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import struct
+import threading
 import time
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
-from support import free_port, run, wait_until
+from fakes.zookeeper_proxy import Mode, proxied
+from support import free_port, run, settle, wait_until
 
 from magnetar.metadata.election import Election
 from magnetar.metadata.errors import (
@@ -75,78 +76,6 @@ def end_session_of(store: ZooKeeperStore, hosts: str) -> None:
     twin.start()
     twin.stop()
     twin.close()
-
-
-# ---- a proxy that loses what it is told to -------------------------------------------------------
-
-
-class Mode(Enum):
-    PASS = "pass"
-    SWALLOW_REPLIES = "requests arrive, replies do not"
-    REFUSE = "no connection"
-    SILENT = "connections, and nothing else"
-
-
-class Proxy:
-    """Between a client and the server."""
-
-    def __init__(self, target_port: int) -> None:
-        self.mode = Mode.PASS
-        self.port = 0
-        self._target = target_port
-        self.serving = 0
-        self._connections: list[asyncio.StreamWriter] = []
-        self.garbage: bytes = b""  # sent instead of the next reply
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.serving += 1
-        with contextlib.suppress(OSError):
-            if self.mode is Mode.PASS:
-                server_reader, server = await asyncio.open_connection("127.0.0.1", self._target)
-                self._connections += [writer, server]
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._copy(reader, server, replies=False))
-                    group.create_task(self._copy(server_reader, writer, replies=True))
-            elif self.mode is Mode.SILENT:
-                self._connections.append(writer)
-                await reader.read()
-        writer.close()
-        self.serving -= 1
-
-    def cut(self) -> None:
-        connections, self._connections = self._connections, []
-        for connection in connections:
-            connection.close()
-
-    async def _copy(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := await reader.read(65536):
-                if replies and self.garbage:
-                    chunk, self.garbage = self.garbage, b""
-                if not (replies and self.mode is Mode.SWALLOW_REPLIES):
-                    writer.write(chunk)
-                    await writer.drain()
-        writer.close()
-
-
-@contextlib.asynccontextmanager
-async def proxied(server: ZooKeeperEnsemble) -> AsyncIterator[Proxy]:
-    proxy = Proxy(server.nodes[0].client_port)
-    listener = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.port = listener.sockets[0].getsockname()[1]
-    try:
-        yield proxy
-    finally:
-        proxy.mode = Mode.REFUSE
-        listener.close()
-        proxy.cut()
-        await wait_until(lambda: proxy.serving == 0)
 
 
 # ---- connecting ----------------------------------------------------------------------------------
@@ -294,6 +223,43 @@ def test_a_caller_who_gives_up_leaves_the_store_usable(zookeeper: ZooKeeperEnsem
             assert await update(store, path, lambda stored: KEEP, deadline=later(30)) == Versioned(
                 b"1", 1
             )
+
+    run(main())
+
+
+def test_a_reply_that_stops_midway_does_not_stop_the_loop(zookeeper: ZooKeeperEnsemble) -> None:
+    """kazoo's thread waits for the rest, and takes no requests meanwhile."""
+
+    async def main() -> None:
+        path = fresh()
+        async with proxied(zookeeper) as proxy, connected(proxy.address) as store:
+            await store.put(path, b"", expected=ABSENT)
+            proxy.mode = Mode.TEAR_REPLIES
+            loop = asyncio.get_running_loop()
+            first = loop.create_task(store.get(path))
+            await wait_until(lambda: proxy.mode is Mode.SWALLOW_REPLIES)
+            stuck, turned = threading.Event(), threading.Event()
+
+            def free() -> None:
+                while not turned.wait(3):
+                    stuck.set()
+                    store._client._connection._read_sock.recv(65536)
+
+            rescue = threading.Thread(target=free)
+            rescue.start()
+            requests = [loop.create_task(store.get(path)) for _ in range(1_000)]
+            await settle()
+            turned.set()
+            rescue.join()
+            assert not stuck.is_set()
+            proxy.mode = Mode.REFUSE
+            proxy.cut()
+            await asyncio.wait([first, *requests])
+            for task in (first, *requests):
+                assert isinstance(task.exception(), OutcomeUnknown | Unavailable)
+            proxy.mode = Mode.PASS
+            await wait_until(lambda: store.session_state is SessionState.CONNECTED)
+            assert await store.get(path) == Versioned(b"", 0)
 
     run(main())
 

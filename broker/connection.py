@@ -349,6 +349,8 @@ class Connection:
     async def _lookup(self, body: pb.CommandLookupTopic) -> bytes:
         name = request.topic_name(body.topic)
         if body.advertised_listener_name:
+            # Not ServiceNotReady as in Pulsar: it will not pass, and Apache's C++ client closes its
+            # connection for that, with all that is on it, and asks again for half a minute.
             listener = body.advertised_listener_name
             text = f"the broker do not have {listener} listener"  # clients look for these words
             raise NotAllowed("lookup", text)

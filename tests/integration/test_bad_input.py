@@ -294,6 +294,27 @@ def test_an_impossible_topic_is_refused_wherever_it_is_named(transport: str, nam
     run(main())
 
 
+def test_an_unknown_listener_is_refused_at_once_and_costs_nothing_else(transport: str) -> None:
+    """With Pulsar's ServiceNotReady Apache's client closes the connection, again and again until
+    its operation times out."""
+
+    async def main() -> None:
+        async with worlds(transport) as (client, _):
+            await client.produce(TOPIC)
+            body = pb.CommandLookupTopic(
+                topic=TOPIC, request_id=0, advertised_listener_name="external"
+            )
+            answer = await client.ask(body)
+            assert answer.response == pb.CommandLookupTopicResponse.Failed
+            assert answer.error == pb.NotAllowedError
+            assert "the broker do not have external listener" in answer.message
+            body.advertised_listener_name = ""  # as Apache's C++ client always says
+            answer = await client.ask(body)
+            assert answer.response == pb.CommandLookupTopicResponse.Connect
+
+    run(main())
+
+
 def test_a_subscription_needs_a_name(transport: str) -> None:
     async def main() -> None:
         async with worlds(transport) as (client, _):

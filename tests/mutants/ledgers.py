@@ -502,7 +502,7 @@ enter(
         wrong={
             "magnetar.bookie.ledger.appender:LedgerAppender._take_seats": _listens_to_the_replaced
         },
-        caught_by=LOST | {"I4", "I6"},
+        caught_by=LOST | {"I4", "I6", "bug"},
         scene=TAKEOVER,
         seeds=200,
     )

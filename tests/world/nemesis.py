@@ -13,7 +13,6 @@ from world.disk import DISK_BYTES, LIMITS
 from world.net import Weather
 from world.rot import Damage
 
-from magnetar.bookie.storage.format import DirectoryState
 from magnetar.metadata.model import LedgerId
 from magnetar.metadata.store import SessionState
 
@@ -268,11 +267,7 @@ class Nemesis:
         await self._pass(2.0)
         epoch = self.world.cookie_epoch(bookie)
         image = bookie.disk.last_image
-        outdated = (
-            image is not None
-            and image.state is DirectoryState.READY  # else it is refused, until the operator acts
-            and epoch > image.boot_epoch
-        )
+        outdated = image is not None and epoch > image.boot_epoch
         if not outdated or not self.world.may_destroy(bookie):
             return
         self.world.destroyed[bookie.name] = None
@@ -281,7 +276,7 @@ class Nemesis:
         self.world.trace.fault(bookie.name, "older image restored")
         await bookie.restart()
         await self._pass(3.0)
-        if self.random.random() < 0.3:
+        if self.random.random() < 0.3 and self.world.may_destroy(bookie):  # it has much again
             await self._replace(bookie)
 
     async def _lose_synced(self) -> None:

@@ -114,6 +114,10 @@ class ToldAppender:
     def degraded(self) -> bool:
         return self._appender.degraded
 
+    @property
+    def trouble(self) -> str:
+        return self._appender.trouble
+
     def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
         entry = self._appender.append_nowait(parts, size)
         self._oracle.on_append(self.ledger, entry, b"".join(parts))

@@ -57,7 +57,7 @@ from magnetar.metadata.node import (
     check_prefix,
     parents_of,
 )
-from magnetar.metadata.store import SessionState
+from magnetar.metadata.store import UPDATE_PAUSE_S, SessionState
 from magnetar.metadata.url import MetadataUrl
 from magnetar.metadata.watches import Watches
 from magnetar.runtime.log import get_logger
@@ -128,11 +128,11 @@ class ZooKeeperStore:
         store = cls(hosts, session_timeout_s, chroot)
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await store._start()
+                store._client.start_async()
                 await store._make_root()
         except BaseException as error:
             await store.close()
-            if isinstance(error, TimeoutError | OutcomeUnknown):
+            if isinstance(error, TimeoutError):
                 reason = f"no session within {connect_timeout_s:g} s. Is ZooKeeper running there?"
                 raise Unavailable(reason, hosts=store._hosts) from None
             raise
@@ -213,7 +213,8 @@ class ZooKeeperStore:
         """A write, which a majority must accept. ZooKeeper's own `sync` asks whoever believes to
         lead, and one that was deposed a moment ago believes so for some seconds."""
         check_path(path)
-        await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
+        with suppress(NoNodeError):  # which a majority has found, too
+            await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
         check_path(path)
@@ -287,12 +288,22 @@ class ZooKeeperStore:
                 raise ParentIsEphemeral(path) from None
             except OutcomeUnknown as error:
                 # Of an empty parent. The node that was asked for has been refused.
-                raise Unavailable(f"{path} has no parent: {error}", hosts=self._hosts) from error
+                reason = f"{path} has no parent: {error}"
+                raise _Disconnected(reason, hosts=self._hosts) from error
 
     async def _make_root(self) -> None:
-        if self._chroot:
-            with suppress(NodeExists):
-                await self._create("/", b"")
+        """As soon as there is a session; a connection may break before that is done."""
+        while True:
+            await self._connected()
+            try:
+                if self._chroot:
+                    await self._create("/", b"")
+            except NodeExists:
+                return
+            except (OutcomeUnknown, _Disconnected):
+                await asyncio.sleep(UPDATE_PAUSE_S)
+            else:
+                return
 
     async def _request(self, path: str, send: Callable[[], Any]) -> Any:
         """Raises kazoo's error when ZooKeeper refused, and ours for what befell the request."""
@@ -300,13 +311,10 @@ class ZooKeeperStore:
             raise StoreClosed
         # kazoo's own view is newer than ours, which hops.
         if self._state is not SessionState.CONNECTED or not self._client.connected:
-            raise Unavailable(f"the session is {self._state}", hosts=self._hosts)
+            raise _Disconnected(f"the session is {self._state}", hosts=self._hosts)
         session = self._session
         try:
-            async with asyncio.timeout(self._request_s):
-                return await self._send(send)
-        except TimeoutError:
-            raise OutcomeUnknown(path, f"no answer within {self._request_s} s") from None
+            return await self._send(send)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(path, error.reason) from None
         except KazooException as error:
@@ -336,9 +344,17 @@ class ZooKeeperStore:
         return OutcomeUnknown(path, name)
 
     def _send(self, send: Callable[[], Any]) -> asyncio.Future[Any]:
+        """The answer comes in any case: what kazoo's thread has in hand when it dies gets none."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._open.add(answer)
-        answer.add_done_callback(self._open.discard)
+        late = OutcomeUnknown("", f"no answer within {self._request_s} s")
+        timer = self._loop.call_later(self._request_s, _settle, answer, None, late)
+
+        def forget(_: object) -> None:
+            self._open.discard(answer)
+            timer.cancel()
+
+        answer.add_done_callback(forget)
 
         def hear(result: Any) -> None:  # on a thread of kazoo's; may come twice
             error = result.exception
@@ -378,18 +394,21 @@ class ZooKeeperStore:
 
     # ---- threads of our own, for kazoo's calls that block ----
 
-    async def _start(self) -> None:
-        connected = asyncio.Event()
-        remove = self.watch_session(lambda _: connected.set())
-        self._client.start_async()
+    async def _connected(self) -> None:
+        changed = asyncio.Event()
+        remove = self.watch_session(lambda _: changed.set())
         while self._state is not SessionState.CONNECTED:
-            await connected.wait()
-            connected.clear()
+            await changed.wait()
+            changed.clear()
         remove()
 
     def _restart(self) -> None:
+        def on_started(done: asyncio.Future[None]) -> None:
+            if done.exception() is not None:
+                self._loop.call_later(_AGAIN_S, self._restart)
+
         if self._state is not SessionState.CLOSED:
-            self._in_thread(self._client.start_async)
+            self._in_thread(self._client.start_async).add_done_callback(on_started)
 
     def _stop(self) -> None:
         self._client.stop()
@@ -401,15 +420,20 @@ class ZooKeeperStore:
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run() -> None:
+            failure: Exception | None = None
             try:
                 call()
-            except KazooException as error:
+            except Exception as error:  # also of the system: no threads, no descriptors
                 log.warning("kazoo did not obey", error=repr(error))
-            finally:
-                self._hop(_settle, done, None, None)
+                failure = error
+            self._hop(_settle, done, None, failure)
 
         threading.Thread(target=run, name="zookeeper", daemon=True).start()
         return done
+
+
+class _Disconnected(Unavailable):
+    """There is no connection: it will pass."""
 
 
 _STATES: Final = {

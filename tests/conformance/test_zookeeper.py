@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from kazoo.client import KazooClient
 from fakes.zookeeper_proxy import Mode, proxied
+from kazoo.client import KazooClient
 from support import free_port, run, settle, wait_until
 
 from magnetar.metadata.election import Election

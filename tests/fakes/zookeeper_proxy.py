@@ -33,6 +33,7 @@ class Proxy:
         self.serving = 0
         self._connections: list[asyncio.StreamWriter] = []
         self.garbage: bytes = b""  # sent instead of the next reply
+        self.cut_after = 0  # replies, of all connections; 0: never
 
     @property
     def address(self) -> str:
@@ -63,6 +64,11 @@ class Proxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while chunk := await reader.read(65536):
+                if replies and self.cut_after:
+                    self.cut_after -= 1
+                    if not self.cut_after:
+                        self.cut()
+                        break
                 if replies and self.garbage:
                     chunk, self.garbage = self.garbage, b""
                 if replies and self.mode is Mode.TEAR_REPLIES:

@@ -25,7 +25,7 @@ out because whatever it could add is here already:
 
 With E = Qw the seats are alike, so bookies differ only by what they hold and where they sit: states
 are kept with their bookies sorted (`canonical`). Recoverers are alike as well. What else need not
-be searched, and why, is in `reduced.py`.
+be searched, and why, is in `reduced.py` and `forgetting.py`.
 
 `Bug` names what can be done wrong; the right protocol has none of it.
 """
@@ -234,9 +234,11 @@ class Protocol:
             sees(bookie, who, View(asked=bookie.listed, working=bookie.listed))
             for bookie in state.bookies
         )
-        start = -1 if Bug.STARTS_AT_ANSWERED in self.bugs else state.first - 1
-        attempt = Attempt(begun=True, start=start)
+        attempt = Attempt(begun=True, start=self.start_of(state))
         return state._replace(bookies=bookies, attempts=put(state.attempts, who, attempt))
+
+    def start_of(self, state: State) -> int:
+        return -1 if Bug.STARTS_AT_ANSWERED in self.bugs else state.first - 1
 
     def _fences(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
         for number, bookie in enumerate(state.bookies):
@@ -258,16 +260,14 @@ class Protocol:
                 )
                 yield ("fence", who, number), self._maybe_covered(fenced, who)
 
+    def covers(self, seats: list[int]) -> bool:
+        if self.case.alike:
+            return len(seats) >= self.absence
+        return all(len(window.intersection(seats)) >= self.absence for window in self.windows)
+
     def _maybe_covered(self, state: State, who: int) -> State:
         """Begin to read once no Qa members of any write set can be unfenced."""
-        seats = [b.views[who].asked for b in state.bookies if b.views[who].fenced]
-        if self.case.alike:
-            covered = len(seats) >= self.absence
-        else:
-            covered = all(
-                len(window.intersection(seats)) >= self.absence for window in self.windows
-            )
-        if not covered:
+        if not self.covers([b.views[who].asked for b in state.bookies if b.views[who].fenced]):
             return state
         bookies = tuple(sees(b, who, b.views[who]._replace(fenced=False)) for b in state.bookies)
         attempt = state.attempts[who]
@@ -510,15 +510,15 @@ class Protocol:
         return entry
 
     def _check_recoverable(self, state: State) -> None:
-        """Somebody who asks everybody that is up can close. Raises Violation."""
+        """Somebody who asks everybody that is up comes to a conclusion about each entry. Raises
+        Violation."""
         asked = [b for b in state.bookies if b.listed != NOWHERE and b.up]
         start = max([state.first - 1, *(b.tells for b in asked)])
         for entry in range(start + 1, self.case.entries):
             holders = [b for b in asked if b.listed in self.holders[entry]]
-            if not any(b.stored >> entry & 1 for b in holders):
-                if len(holders) < self.absence:
-                    raise Violation("recovery is possible", [f"entry {entry} remains unknown"])
-                break
+            held = any(b.stored >> entry & 1 for b in holders)
+            if not held and len(holders) < self.absence:
+                raise Violation("recovery is possible", [f"entry {entry} remains unknown"])
 
     # -- symmetry --------------------------------------------------------------------------------
 

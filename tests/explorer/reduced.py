@@ -1,48 +1,54 @@
-"""The same specification with far fewer states and steps, and not one violation less.
+"""The same specification with far fewer steps and states, and not one violation less.
 
 Take any run of `protocol.py` from the beginning to a violation. Exchange by exchange it turns into
 one of those that are left here, which ends in a violation as well. What the arguments rely on is
 checked with each step (`check_premises`): whoever asks or writes leaves a fence, what a bookie
-holds only grows, a crashed bookie is down. A protocol that does otherwise is not reduced.
+holds only grows, a write-back brings the very bytes, a recoverer shows by nothing else, a crashed
+bookie is down. A protocol that does otherwise is not reduced.
 
+- *Crashes come last.* Nothing is done at a bookie that is down, so a crash can be exchanged with
+  each step that comes after it, down to the end of the run. `check` lets as many bookies crash as
+  may, any of them, in every state, and looks at what is left.
 - *The writer stops at the claim.* Since then its ensemble cannot change; entries are appended, and
   adds arrive. A recoverer's requests leave their bookie fenced, so an add that is taken comes
-  before all that any recoverer does at that bookie, and before its crash; what happens at others
-  does not concern it. Appends hang on acks alone. So each append and each add can be exchanged with
-  what comes before it, down to the claim and beyond, and the run still leads to the same state.
-  Hence what can be confirmed is known at the claim, and `_claimed` forgets what was kept for the
-  writer's sake. An entry that would be acknowledged beyond the end was acknowledged before it.
-- *One closes, the others help.* Recoverers are alike, so let recoverer 0 be the one that reads
-  without fences, or closes where it must not. What reaches it of the others is only what they write
-  back (fences are the writer's concern, and it has stopped). A "no" lets a helper come to an end,
-  and no helper needs one: without, it can write back the same. So helpers hear none, and what holds
-  for whoever reads or closes is checked for recoverer 0.
-- *"Yes" is heard at once where nothing else can be concluded.* A helper hears it as soon as it can
-  be had: later it can do all that it could do without. The closer does so if too few bookies that
-  are up lack the entry, for they never become more. Where an end is possible as well, the closer
-  may hear the "yes" and the "no" both now and at any later time.
-- *The "no" of several bookies are heard at one moment*, that of the first. What lacks an entry has
-  lacked it ever since the claim, so who says so later could have said it then, and nobody but the
-  closer takes notice. Fewer than are needed conclude nothing and are left out; so are more, and the
-  "no" about an entry that is found after all.
+  before all that any recoverer does at that bookie; what happens at others does not concern it.
+  Appends hang on acks alone. So each append and each add can be exchanged with what comes before
+  it, down to the claim and beyond, and the run still leads to the same state. Hence what can be
+  confirmed is known at the claim, and `_claimed` forgets what was kept for the writer's sake. An
+  entry that would be acknowledged beyond the end was acknowledged before it.
+- *One closes, one helps.* Recoverers are alike, so let recoverer 0 be the one that reads without
+  fences, or closes where it must not. What reaches it of the others is only what they write back
+  (fences are the writer's concern, and it has stopped). Whatever any of them can write back at any
+  time, recoverer 1 can, if it fenced those who tell the least as soon as the ledger was claimed,
+  and then heard "yes" to all that members hold: it starts no later than others, and since there is
+  no entry among members that was not there at the claim, nobody gets further. It starts as such
+  (`_helped`). If recoverers change their ensembles, one may bring a spare to one seat and another
+  one to another seat, so what there is may be written to any spare, and to all members as well.
+- *The closer reads at one moment*, that at which it may begin to. Nobody notices that it hears
+  something. Whoever lacks an entry later on lacks it now; an entry that some member holds later on
+  is held by one now. So each conclusion that it could come to later it can come to now, and having
+  come to it sooner hinders nothing. Reading ahead comes to no other ones. All "no" about an entry
+  are heard in one step: fewer than are needed conclude nothing.
 
-None of the states that are left out differs from one that is kept in what bookies hold or what is
-acknowledged, so the other invariants lose nothing. `test_reduced.py` holds all this against the
-full search: the same ledgers come out, closed at the same ends with the same copies, and reductions
-that go too far are noticed.
+`forgetting.py` goes on from here. `test_reduced.py` holds both against the full search: the same
+ledgers come out, closed at the same ends with the same copies, and reductions that go too far are
+noticed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from explorer.invariants import Violation
 from explorer.protocol import Protocol
-from explorer.state import NEVER, NOWHERE, Attempt, Case, State, Step, sees, tell
+from explorer.state import NEVER, NOWHERE, Attempt, Case, State, Step, View, put, sees, stores, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CLOSER: Final = 0  # the recoverer whose reading and closing is judged
+HELPER: Final = 1  # stands for all others
+ANYWHERE: Final = -2  # in place of a seat: whichever the entry needs
 
 
 class NotReducible(Exception):
@@ -53,23 +59,39 @@ class Reduced(Protocol):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         self.judged = range(CLOSER, CLOSER + 1)
+        self.holders = [seats | {ANYWHERE} for seats in self.holders]
+
+    def check(self, state: State) -> None:
+        super().check(state)
+        for step, crashed in super()._crashes(state) if state.crashes else ():
+            check_premises(state, step, crashed)
+            try:
+                self.check(crashed)
+            except Violation as violation:
+                violation.then.insert(0, tell(step))
+                raise
 
     def moves(self, state: State) -> Iterator[tuple[Step, State]]:
         """Raises Violation, NotReducible."""
-        certain = self._certain(state)
-        for step, after in [certain] if certain else super().moves(state):
+        for step, after in super().moves(state) if state.open else self._recovery(state):
             check_premises(state, step, after)
             yield step, after
 
-    def _certain(self, state: State) -> tuple[Step, State] | None:
-        """A "yes" to an entry about which nothing else can be concluded."""
-        for who, attempt in enumerate(state.attempts):
-            if attempt.reading:
-                answers = dict(self._reads(state, who, attempt))
-                for step, after in answers.items():
-                    if step[0] == "found" and ("absent", *step[1:3]) not in answers:
-                        return step, after
-        return None
+    def _crashes(self, state: State) -> Iterator[tuple[Step, State]]:
+        return iter(())  # `check` does it
+
+    def _recovery(self, state: State) -> Iterator[tuple[Step, State]]:
+        closer = state.attempts[CLOSER]
+        if closer.reading and not closer.ended:
+            yield from self._reads(state, CLOSER, closer)
+            return
+        if not closer.reading:
+            yield from self._fences(state, CLOSER, closer)
+        else:
+            yield from self._writes_back(state, CLOSER, closer)
+            yield from self._recoverer_changes(state, CLOSER, closer)
+        if self.case.recoverers > 1:
+            yield from self._writes_back(state, HELPER, state.attempts[HELPER])
 
     def _claimed(self, state: State) -> State:
         held = 0
@@ -88,54 +110,119 @@ class Reduced(Protocol):
                 bookie._replace(acked=0, since=NEVER, writes=NOWHERE) for bookie in state.bookies
             ),
         )
-        return super()._claimed(stopped)
+        claimed = super()._claimed(stopped)
+        if not all(attempt.begun for attempt in claimed.attempts):
+            raise NotReducible("it matters who begins when")
+        return self._helped(claimed) if self.case.recoverers > 1 else claimed
+
+    def _helped(self, state: State) -> State:
+        helper = state.attempts[HELPER]
+        start = self.lowest_start(state, helper.start)
+        after = start + 1
+        while after < self.case.entries and self._is_held(state, after):
+            after += 1
+        if after <= state.told:
+            raise NotReducible(
+                f"entry {after} was confirmed, and none of those who are asked has it"
+            )
+        changes = bool(self.case.recoverer_changes)
+        helper = Attempt(
+            begun=True,
+            reading=True,
+            start=start,
+            next=after,
+            ended=True,
+            change=start + 1 if changes else NEVER,
+        )
+        bookies = tuple(
+            sees(bookie, HELPER, View(working=ANYWHERE))
+            if changes and bookie.listed == NOWHERE
+            else bookie
+            for bookie in state.bookies
+        )
+        return state._replace(bookies=bookies, attempts=put(state.attempts, HELPER, helper))
+
+    def lowest_start(self, state: State, least: int) -> int:
+        """Where a recovery starts that fences those who tell the least."""
+        members = [bookie for bookie in state.bookies if bookie.listed != NOWHERE]
+        starts = sorted({least, *(bookie.tells for bookie in members if bookie.tells > least)})
+        return next(
+            start
+            for start in starts
+            if self.covers([bookie.listed for bookie in members if bookie.tells <= start])
+        )
+
+    def _is_held(self, state: State, entry: int) -> bool:
+        holders = self.holders[entry]
+        return any(b.stored >> entry & 1 and b.listed in holders for b in state.bookies)
 
     def _reads(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
-        """For each entry: somebody's "yes", and ("absent") as many "no" as there are."""
-        yes: dict[int, tuple[Step, State]] = {}
-        no: dict[int, list[int]] = {}
+        """About the next entry: each "yes", and ("absent") as many "no" as there are."""
+        no: list[int] = []
         for step, after in super()._reads(state, who, attempt):
             check_premises(state, step, after)
             verb, _, entry, number = step
-            entry, number = int(entry), int(number)
-            if verb != "found":
-                no.setdefault(entry, []).append(number)
-            elif entry not in yes or state.bookies[number] < state.bookies[int(yes[entry][0][3])]:
-                yes[entry] = step, after  # (whoever is the same however bookies are sorted)
-        yield from yes.values()
-        if who == CLOSER:
-            for entry, numbers in no.items():
-                if len(numbers) >= self.negatives:
-                    absent = self._absent(state, who, entry, numbers)
-                    yield ("absent", who, entry), absent
+            if entry != attempt.next:
+                continue
+            if verb == "found":
+                yield step, after
+            else:
+                no.append(int(number))
+        if len(no) >= self.negatives:
+            yield ("absent", who, attempt.next), self._absent(state, who, attempt, no)
 
-    def _absent(self, state: State, who: int, entry: int, numbers: list[int]) -> State:
-        """Nobody is asked about the entry any more."""
-        bit = 1 << entry
+    def _absent(self, state: State, who: int, attempt: Attempt, numbers: list[int]) -> State:
         bookies = list(state.bookies)
-        for number, bookie in enumerate(bookies):
-            view = bookie.views[who]
-            if view.asked in self.holders[entry]:
-                asked = bookie._replace(fenced=True) if number in numbers else bookie
-                bookies[number] = sees(asked, who, view._replace(lacks=view.lacks | bit))
-        return self._concluded(state._replace(bookies=tuple(bookies)), who, state.attempts[who])
+        for number in numbers:
+            lacking = bookies[number].views[who]._replace(lacks=1 << attempt.next)
+            bookies[number] = sees(bookies[number]._replace(fenced=True), who, lacking)
+        return self._concluded(state._replace(bookies=tuple(bookies)), who, attempt)
 
     def canonical(self, state: State) -> State:
-        """(The closer and its helpers are not alike.)"""
-        if not self.case.alike:
-            return state
+        """(The closer and its helper are not alike, and bookies are what they hold and where they
+        sit.)"""
         return state._replace(bookies=tuple(sorted(state.bookies)))
 
 
 def check_premises(before: State, step: Step, after: State) -> None:
     """Raises NotReducible."""
-    verb, number = step[0], step[-1]
-    if verb not in ("fence", "found", "lacks", "back", "crash"):
+    verb = step[0]
+    if verb == "crash":
+        if after.bookies[int(step[1])].up:
+            raise NotReducible(f"b{step[1]} comes back when {tell(step)}")
         return
-    was, now = before.bookies[int(number)], after.bookies[int(number)]
-    if was.stored & ~now.stored:
-        raise NotReducible(f"b{number} forgets entries when {tell(step)}")
-    if verb == "crash" and now.up:
-        raise NotReducible(f"b{number} comes back when {tell(step)}")
-    if verb != "crash" and not now.fenced:
+    if verb not in ("silent", "fence", "mute", "found", "lacks", "absent", "back", "private"):
+        return
+    _check_unnoticed(before, step, after)
+    if verb not in ("fence", "found", "lacks", "back"):
+        return
+    number = int(step[-1])
+    was, now = before.bookies[number], after.bookies[number]
+    if not now.fenced:
         raise NotReducible(f"b{number} is not fenced when {tell(step)}")
+    expected = was.stored, was.tells
+    if verb == "back" and not was.stored >> int(step[2]) & 1:
+        entry = int(step[2])
+        full = stores(was, entry, before.carried[entry])
+        expected = full.stored, full.tells
+    if (now.stored, now.tells) != expected:
+        raise NotReducible(f"b{number} comes to hold something else when {tell(step)}")
+
+
+def _check_unnoticed(before: State, step: Step, after: State) -> None:
+    """A recoverer's step shows by what bookies hold, and by nothing else."""
+    who = int(step[1])
+    public = before._replace(seen=after.seen, bookies=after.bookies, attempts=after.attempts)
+    kept = all(
+        (was.acked, was.since, was.writes, was.listed, was.up)
+        == (now.acked, now.since, now.writes, now.listed, now.up)
+        and not was.stored & ~now.stored
+        for was, now in zip(before.bookies, after.bookies, strict=True)
+    )
+    others = all(
+        one == other
+        for number, (one, other) in enumerate(zip(before.attempts, after.attempts, strict=True))
+        if number != who
+    )
+    if public != after or not kept or not others:
+        raise NotReducible(f"others notice when {tell(step)}")

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from explorer.forgetting import Forgetting
 from explorer.invariants import Violation
 from explorer.protocol import Protocol
 from explorer.reduced import NotReducible, Reduced
@@ -40,10 +41,11 @@ class Result:
 
 
 def explore(case: Case, *, states_max: int = 100_000_000) -> Result:
-    """All states that matter (`reduced.py`), or the shortest way among them to a violation. A
-    protocol of which too much was assumed for that is searched without omitting anything."""
+    """All states that matter (`reduced.py`, `forgetting.py`), or the shortest way among them to a
+    violation. A protocol of which too much was assumed for that is searched without omitting
+    anything."""
     try:
-        return search(Reduced(case), states_max=states_max)
+        return search(Forgetting(case), states_max=states_max)
     except NotReducible as why:
         print(f"{case}: everything is searched, because {why}")
         return search(Protocol(case), states_max=states_max)

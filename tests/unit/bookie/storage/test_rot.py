@@ -17,9 +17,11 @@ from support import run
 from magnetar.bookie.bookie import open_bookie
 from magnetar.bookie.contract import LastConfirmedRequest
 from magnetar.bookie.errors import DirectoryUnusable, StorageFailed
-from magnetar.bookie.storage.format import entry_key
+from magnetar.bookie.scrub import ScrubConfig
+from magnetar.bookie.storage.format import entry_key, ledger_key
 from magnetar.bookie.storage.layout import ROTTEN, STORE
 from magnetar.bookie.storage.rot import is_rot, note_rot, noted_rot
+from magnetar.bookie.upkeep import UpkeepConfig
 from magnetar.metadata.memory import MemoryStore
 from magnetar.runtime.clock import SystemClock
 
@@ -124,4 +126,42 @@ def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnation(
 
     again = cluster.start(tmp_path)  # the note was of the former one
     assert again.identity.incarnation == directory.identity.incarnation
+    again.close()
+
+
+def test_so_does_one_whose_scrub_cannot_list_the_ledgers(tmp_path: Path) -> None:
+    cluster = Cluster()
+    directory = cluster.start(tmp_path)
+    fill(directory)
+    directory.storage.flush()
+    directory.storage.write([(ledger_key(ledger), bytes(23)) for ledger in range(2, 1_000)])
+    directory.storage.flush()
+    directory.close()
+    records = max((tmp_path / STORE).glob("*.sst"))
+    flip(records, records.stat().st_size // 2)
+
+    async def wait_end() -> str:
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def die(error: StorageFailed) -> None:  # kept, it would keep the store open
+            if not ended.done():
+                ended.set_result(error.reason)
+
+        async with open_bookie(
+            tmp_path,
+            bookie="b1",
+            metadata=MemoryStore(cluster.tree),
+            clock=SystemClock(),
+            chance=random.Random(1),
+            registry=CollectorRegistry(),
+            upkeep_config=UpkeepConfig(scrub=ScrubConfig(interval_s=0.01)),
+            die=die,
+        ):
+            return await ended
+
+    reason = run(wait_end())
+    assert noted_rot(tmp_path, directory.identity.incarnation) == reason
+    again = cluster.start(tmp_path)
+    assert again.identity.former == directory.identity.incarnation
+    assert len(given(again, directory.identity.incarnation)) == ENTRIES
     again.close()

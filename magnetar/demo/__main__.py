@@ -116,8 +116,10 @@ def work_off(server: Server, table: pa.Table) -> bool:
             traffic.start(messages(table))
             try:
                 _watch(traffic, server, progress)
-            finally:
-                traffic.stop()
+            except BaseException:
+                client.shutdown()  # its close, and the traffic's stop, would wait for the server
+                raise
+            traffic.stop()
         if traffic.failure is not None:  # of the last steps
             raise TrafficFailed(repr(traffic.failure)) from traffic.failure
         shares = ", ".join(f"{share:,}" for share in traffic.by_consumer)

@@ -76,10 +76,9 @@ class Traffic:
         self._midst_over.set()
 
     def stop(self) -> None:
-        """The consumers leave when their acknowledgements are durable. Call once, also after a
-        failure."""
+        """The consumers leave when their acknowledgements are durable. Call once, and only when all
+        is well: while the server is away this waits for it."""
         self._done.set()
-        self._midst_over.set()
         for thread in self._threads:
             thread.join()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -204,10 +205,22 @@ def test_waiting_has_an_end() -> None:
 def test_leaving_a_read_early_ends_the_call(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
     server.frame_entries = 1
+    ended = threading.Event()
+
+    def hold(sent: int, call: grpc.ServicerContext, frame: bytes) -> bytes:
+        if sent == 1:  # nothing but the client's leaving ends it
+            assert call.add_callback(ended.set)
+            ended.wait(60)
+        return frame
+
+    server.before_frame = hold
     reading = TopicReader(options(server.url)).read((Span(3, 0, 9, 1),))
     assert next(reading).entry == 0
+    assert not ended.is_set()
     reading.close()  # type: ignore[attr-defined]
-    assert len(server.reads) == 1
+    assert ended.wait(10)
+    assert server.reads == [(3, 0, 9)]
+    assert "magnetar-read-ahead" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_records_know_where_they_end() -> None:

@@ -3,11 +3,12 @@
 What a directory holds:
 
     format      one line, "magnetar metadata 1"; written first, so that nothing else is taken for
-    ours store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a
-    node lie
-                side by side), its value version u64 | next sequence u64 | the node's value.
+                ours
+    store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a node
+                lie side by side), its value version u64 | next sequence u64 | the node's value.
                 "Mboots" counts the openings, which are also the sessions.
     watermark   sequence number of the last synced change, u64, and its CRC32, u32
+    *.new       either file while it is made: a first start that was cut short is taken up
 
 RocksDB can open after damage to its log "successfully", with synced changes missing; the watermark
 tells. It is written after each sync without a sync of its own, so it never claims too much.
@@ -54,8 +55,11 @@ class DiskNodes:
     @classmethod
     def open(cls, directory: Path) -> "DiskNodes":
         """Make or open the directory. Raises StoreBusy, StoreDamaged, StoreForeign, StoreFailed."""
-        _claim(directory)
-        durable = _read_watermark(directory)
+        try:
+            _claim(directory)
+            durable = _read_watermark(directory)
+        except OSError as error:
+            raise StoreFailed(str(directory), str(error)) from error
         db = _open_rocksdb(directory, fresh=durable is None)
         try:
             present = db.latest_sequence_number()
@@ -67,9 +71,12 @@ class DiskNodes:
             db.put(_BOOTS, _COUNT.pack(boots))
             db.flush_wal(True)
             return cls(directory, db, _open_watermark(directory, db), boots)
-        except BaseException:
+        except StoreDamaged:
             db.close()
             raise
+        except Exception as error:  # of the system, or a plain one of rocksdict's
+            db.close()
+            raise StoreFailed(str(directory), str(error)) from error
 
     def get(self, path: str) -> Node | None:
         if path in self._ephemeral:
@@ -163,20 +170,23 @@ def _key(path: str, name: str | None = None) -> bytes:
 def _claim(directory: Path) -> None:
     """Make sure that the directory is ours, or make it ours when there is nothing in it."""
     mark = directory / "format"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if mark.exists():
-            found = mark.read_bytes()[:100]
-            if found != _FORMAT_LINE.encode():
-                raise StoreForeign(str(directory), f"its format is {found!r}")
-        elif any(directory.iterdir()):
-            raise StoreForeign(str(directory), "it is not empty and has no metadata in it")
-        else:
-            mark.write_text(_FORMAT_LINE)
-            _sync(mark)
-            _sync(directory)
-    except OSError as error:
-        raise StoreFailed(str(directory), str(error)) from error
+    _make_directory(directory)
+    if mark.exists():
+        found = mark.read_bytes()[:100]
+        if found != _FORMAT_LINE.encode():
+            raise StoreForeign(str(directory), f"its format is {found!r}")
+    elif any(path != _new(mark) for path in directory.iterdir()):
+        raise StoreForeign(str(directory), "it is not empty and has no metadata in it")
+    else:
+        _write(mark, _FORMAT_LINE.encode())
+
+
+def _make_directory(directory: Path) -> None:
+    """As durable as what will be in it."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        _sync(path.parent)
 
 
 def _open_rocksdb(directory: Path, *, fresh: bool) -> Rdict:
@@ -217,13 +227,28 @@ def _read_watermark(directory: Path) -> int | None:
 def _open_watermark(directory: Path, db: Rdict) -> int:
     """Durable once: from then on the directory is known to have held something."""
     path = directory / "watermark"
-    existed = path.exists()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.pwrite(descriptor, _watermark_record(db.latest_sequence_number()), 0)
-    if not existed:
-        os.fsync(descriptor)
-        _sync(directory)
+    record = _watermark_record(db.latest_sequence_number())
+    if not path.exists():
+        _write(path, record)
+    descriptor = os.open(path, os.O_WRONLY)
+    os.pwrite(descriptor, record, 0)
     return descriptor
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A small new file: after a crash it is there, all of it, or not at all."""
+    descriptor = os.open(_new(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(_new(path), path)
+    _sync(path.parent)
+
+
+def _new(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from support import run
@@ -25,9 +25,6 @@ from magnetar.metadata.errors import (
     StoreForeign,
 )
 from magnetar.metadata.store import ABSENT, SessionState, Versioned
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def filled(directory: Path, count: int = 50) -> None:
@@ -237,6 +234,64 @@ def test_a_file_in_the_place_of_the_directory_is_an_error_with_its_name(tmp_path
 def test_a_first_start_that_was_cut_short_is_taken_up(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("magnetar metadata 1\n")
     assert opening(tmp_path) is None
+
+
+class DyingDisk:
+    """`os`, whose n-th call that may fail does."""
+
+    def __init__(self, fails_at: int) -> None:
+        self._left = fails_at
+
+    @property
+    def has_failed(self) -> bool:
+        return self._left <= 0
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(os, name)
+        if name not in ("open", "write", "pwrite", "fsync", "replace"):
+            return found
+
+        def call(*arguments: object) -> object:
+            self._left -= 1
+            if self._left == 0:
+                raise OSError(5, "Input/output error")
+            return found(*arguments)
+
+        return call
+
+
+def test_a_first_start_that_dies_anywhere_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 100):
+        disk = DyingDisk(step)
+        with monkeypatch.context() as patched:
+            patched.setattr("magnetar.metadata.disk.os", disk)
+            error = opening(tmp_path / f"{step}")
+        if not disk.has_failed:
+            break
+        assert isinstance(error, StoreFailed), step
+        assert opening(tmp_path / f"{step}") is None, step
+    else:
+        pytest.fail("it never starts")
+    assert step > 8
+
+
+def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+
+    def fsync(descriptor: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        os.fsync(descriptor)
+
+    disk = DyingDisk(0)
+    monkeypatch.setattr(disk, "fsync", fsync, raising=False)
+    monkeypatch.setattr("magnetar.metadata.disk.os", disk)
+    directory = tmp_path / "made" / "as" / "well"
+    assert opening(directory) is None
+    assert synced >= {directory, *list(directory.parents)[:3]}
 
 
 def test_a_store_that_vanished_is_damage_not_a_fresh_start(tmp_path: Path) -> None:

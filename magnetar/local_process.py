@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY_S: Final = 60.0  # seconds; a busy machine with two cores needs about ten for eight processes
-STOP_S: Final = 15.0  # a broker hands its topics over in one second, a bookie syncs for five
+STOP_S: Final = 40.0  # a broker gives handing its topics over up after 30, a bookie syncs for five
 POLL_S: Final = 0.05
 ANSWER_S: Final = 2.0
 LOG_TAIL_BYTES: Final = 2000

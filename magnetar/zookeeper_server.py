@@ -323,7 +323,8 @@ def _write_configuration(node: ZooKeeperNode, servers: Sequence[str]) -> None:
         "maxClientCnxns=0",
         "admin.enableServer=false",
         "4lw.commands.whitelist=*",
-        "autopurge.purgeInterval=0",
+        "autopurge.purgeInterval=1",  # hours; else every log there ever was is kept
+        "autopurge.snapRetainCount=3",
         *servers,
     ]
     (node.directory / "zoo.cfg").write_text("\n".join(lines) + "\n")

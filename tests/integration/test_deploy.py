@@ -20,6 +20,10 @@ import yaml
 from support import free_port, skip_without_zookeeper
 
 import magnetar
+from magnetar.bookie.bookie import STOP_GRACE_S
+from magnetar.broker.broker import RELEASE_TIMEOUT_S
+from magnetar.broker.topic import CLOSE_TIMEOUT_S
+from magnetar.local_process import STOP_S
 from magnetar.zookeeper_server import ZooKeeperEnsemble
 
 if TYPE_CHECKING:
@@ -100,6 +104,15 @@ def test_zookeepers_know_one_another() -> None:
         assert variables["ZOO_MY_ID"] == str(number)
         servers = variables["ZOO_SERVERS"].split()
         assert servers == [f"server.{n}=zookeeper-{n}:2888:3888;2181" for n in (1, 2, 3)]
+        assert int(variables["ZOO_AUTOPURGE_PURGEINTERVAL"]) > 0, "logs are kept for ever"
+
+
+def test_servers_have_the_time_to_stop_that_they_give_themselves() -> None:
+    own_s = max(RELEASE_TIMEOUT_S, STOP_GRACE_S) + CLOSE_TIMEOUT_S
+    for service in ours().values():
+        assert service["init"], "signals reach the server before it has set its handlers"
+        assert float(service["stop_grace_period"].removesuffix("s")) > own_s
+    assert own_s < STOP_S
 
 
 def test_what_a_service_waits_for_exists_and_says_when_it_is_healthy() -> None:
@@ -107,6 +120,11 @@ def test_what_a_service_waits_for_exists_and_says_when_it_is_healthy() -> None:
         for other, wish in service.get("depends_on", {}).items():
             assert wish == {"condition": "service_healthy"}
             assert "healthcheck" in services()[other]
+
+
+def test_the_image_has_the_name_of_this_version() -> None:
+    [version] = re.findall(r'(?m)^version = "(.*)"$', (ROOT / "pyproject.toml").read_text())
+    assert {each["image"] for each in ours().values()} == {f"magnetar:{version}"}
 
 
 def test_the_image_runs_as_nobody_in_particular() -> None:

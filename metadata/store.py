@@ -123,24 +123,29 @@ async def update(
     there, or KEEP when nothing needs doing (any more), or DELETE. It is asked anew after each lost
     race and each lost reply, so it must recognise its own work; it may raise to give up. It must
     not await, and a value that it read may be stale when it answers KEEP: call `store.sync(path)`
-    before when the decision must be fresh.
+    before when the decision must be fresh. That there is nothing to DELETE is looked at twice.
 
     `deadline` is in loop time. When it passes: OutcomeUnknown if a change may have been applied,
     else Unavailable. Contended after UPDATE_ATTEMPTS_MAX lost races.
     """
     pending = False  # a change of ours may have been applied, and nothing was read since
+    absent = False  # there was nothing to delete, maybe only where it was read
     lost_races = 0
     trouble = "the deadline passed"
     try:
         async with asyncio.timeout_at(deadline):
             while lost_races < UPDATE_ATTEMPTS_MAX:
                 try:
-                    if pending:
+                    is_fresh = pending or absent
+                    if is_fresh:
                         # The server behind the next connection may lag behind our own change.
                         await store.sync(path)
                     current = await store.get(path)
-                    pending = False
+                    pending = absent = False
                     answer = change(current.value if current is not None else None)
+                    if answer is DELETE and current is None and not is_fresh:
+                        absent = True
+                        continue
                     if answer is KEEP or (answer is DELETE and current is None):
                         return current
                     pending = True

@@ -132,6 +132,18 @@ def test_an_applied_delete_whose_reply_was_lost_is_done() -> None:
     run_virtual(main())
 
 
+def test_what_a_lagging_follower_does_not_show_is_deleted_all_the_same() -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        store = MemoryStore(tree, faults=script(Fault.REQUEST_LOST, on="sync"))
+        store.fall_behind()
+        tree.tree.put("/a", b"", ABSENT)
+        assert await update(store, "/a", lambda stored: DELETE, deadline=later(1)) is None
+        assert tree.tree.get("/a") is None
+
+    run_virtual(main())
+
+
 def test_after_a_lost_reply_a_lagging_follower_is_not_believed() -> None:
     async def main() -> None:
         tree = MemoryTree()

@@ -9,6 +9,7 @@ but nothing is made anew of what is lost meanwhile.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.repair.survey import read_cluster
@@ -43,8 +44,9 @@ async def pause(store: MetadataStore, clock: Clock, *, reason: str) -> None:
         before = None if value is None else decode_repair_pause(value)
         if before is not None and before.reason == reason:
             return KEEP
-        since_ms = clock.now_ms() if before is None else before.since_ms
-        return encode_repair_pause(RepairPause(since_ms, reason))
+        if before is None:
+            return encode_repair_pause(RepairPause(clock.now_ms(), reason))
+        return encode_repair_pause(replace(before, reason=reason))
 
     await update(store, paths.REPAIR_PAUSED, change, deadline=_deadline())
 

@@ -22,7 +22,7 @@ from magnetar.bookie.repair.errors import NoSuchCluster
 from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.pause import PauseWatch, pause, paused, resume
 from magnetar.metadata import paths
-from magnetar.metadata.codec import encode_cluster
+from magnetar.metadata.codec import encode_cluster, encode_repair_pause
 from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.store import ABSENT
@@ -57,6 +57,20 @@ def test_the_word_stands_with_its_reason_until_it_is_taken_back() -> None:
             await pause(store, clock, reason="x" * 501)
         await resume(store)
         assert await paused(store) is None
+
+    run_virtual(main())
+
+
+def test_another_reason_keeps_what_a_later_version_wrote() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        await found(store)
+        later = encode_repair_pause(RepairPause(5, "disks")) + b"\xc0\x3e\x01"  # field 1,000
+        await store.put(paths.REPAIR_PAUSED, later, expected=ABSENT)
+        await pause(store, ManualClock(9), reason="more disks")
+        found_there = await paused(store)
+        assert found_there == RepairPause(5, "more disks")
+        assert found_there.unknown == b"\xc0\x3e\x01"
 
     run_virtual(main())
 

@@ -122,6 +122,7 @@ class _Request:
     answer: asyncio.Future[Any]
     fault: Fault | None
     session: int
+    is_fresh: bool  # the reply, even a refusal, comes after everything that it was compared with
 
 
 class MemoryStore:
@@ -187,7 +188,7 @@ class MemoryStore:
 
     async def sync(self, path: str) -> None:
         check_path(path)
-        await self._request("sync", path, self.catch_up)
+        await self._request("sync", path, lambda: None, is_fresh=True)
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
         check_path(path)
@@ -235,7 +236,7 @@ class MemoryStore:
 
     def fall_behind(self) -> None:
         """The follower stops following: reads and watches stay as they are now, until this session
-        changes something, calls `sync`, reconnects, or the world calls `catch_up`."""
+        hears of a change of its own or of a `sync`, reconnects, or the world calls `catch_up`."""
         if self._stale is None:
             self._stale = Tree(self._shared.nodes.copy())
 
@@ -258,16 +259,16 @@ class MemoryStore:
 
     async def _change(self, operation: str, path: str, change: Callable[[Tree], T]) -> T:
         def apply() -> T:
-            # The reply, even a refusal, comes after everything that it was compared with.
-            self.catch_up()
             try:
                 return change(self._shared.tree)
             finally:
                 self._shared.publish()
 
-        return await self._request(operation, path, apply)
+        return await self._request(operation, path, apply, is_fresh=True)
 
-    async def _request(self, operation: str, path: str, apply: Callable[[], T]) -> T:
+    async def _request(
+        self, operation: str, path: str, apply: Callable[[], T], *, is_fresh: bool = False
+    ) -> T:
         if self._state is SessionState.CLOSED:
             raise StoreClosed
         fault = self._faults(operation, path)
@@ -276,7 +277,7 @@ class MemoryStore:
         assert len(self._requests) < _REQUESTS_MAX, "requests without end"
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        request = _Request(path, apply, answer, fault, self._session)
+        request = _Request(path, apply, answer, fault, self._session, is_fresh)
         self._requests.append(request)
         self._serve_later(loop, self._delay_s())
         return await answer
@@ -294,6 +295,8 @@ class MemoryStore:
         request = self._requests.popleft()
         error: MetadataError | None = None
         result = None
+        if request.is_fresh and request.fault is None:
+            self.catch_up()  # a reply that is lost shows nothing: another server may be asked next
         if request.fault is not Fault.REQUEST_LOST:
             try:
                 result = request.apply()

@@ -160,6 +160,22 @@ def test_requests_are_served_in_order_though_their_delays_are_not() -> None:
     run_virtual(main())
 
 
+def test_a_lost_reply_shows_nothing_to_a_session_whose_follower_lags() -> None:
+    async def main() -> None:
+        store = MemoryStore(
+            faults=lambda operation, _: None if operation == "get" else Fault.REPLY_LOST
+        )
+        store.fall_behind()
+        for request in (store.put("/a", b"", expected=ABSENT), store.sync("/a")):
+            with pytest.raises(OutcomeUnknown):
+                await request
+            assert await store.get("/a") is None
+        store.catch_up()
+        assert await store.get("/a") == Versioned(b"", 0)
+
+    run_virtual(main())
+
+
 def test_a_follower_that_lags_shows_the_past_until_it_must_not() -> None:
     async def main() -> None:
         tree = MemoryTree()

@@ -132,19 +132,20 @@ class Marks:
         everybody from the ledger for as long as this process lives.
         """
         session = self._store.session_id
-        maybe_ours, cancelled = True, False
+        ours: bool | None = None  # None: nobody knows
+        cancelled = False
         try:
-            maybe_ours = await self.lock(ledger, owner)
-            yield (lambda: self._lasts(session)) if maybe_ours else None
+            ours = await self.lock(ledger, owner)
+            yield (lambda: self._lasts(session)) if ours else None
         except asyncio.CancelledError:
             cancelled = True
             raise
         finally:
-            if maybe_ours:
+            if ours is not False:
                 # Nothing that fails here may take the place of a cancellation that is under way.
                 with suppress(MetadataError, TimeoutError):
                     async with asyncio.timeout(UNLOCK_S if cancelled else None):
-                        await self.unlock(ledger, owner)
+                        await self.unlock(ledger, owner, known=ours is not None)
 
     def _lasts(self, session: int) -> bool:
         connected = self._store.session_state is SessionState.CONNECTED
@@ -162,11 +163,15 @@ class Marks:
             return await self._own_lock(ledger, owner) is not None
         return True
 
-    async def unlock(self, ledger: LedgerId, owner: str) -> None:
+    async def unlock(self, ledger: LedgerId, owner: str, *, known: bool = True) -> None:
         """Let go of a lock of this owner and session; others' are left alone. Tries again while the
-        store is away or does not answer, until this one is closed."""
+        store is away or does not answer, until this one is closed. Not `known`: the reply to its
+        taking was lost."""
         while True:
             try:
+                if not known:
+                    # The server behind the next connection may not have seen it yet.
+                    await self._store.sync(paths.repair_lock(ledger))
                 version = await self._own_lock(ledger, owner)
                 if version is not None:
                     await self._store.delete(paths.repair_lock(ledger), expected=version)

@@ -221,6 +221,23 @@ def test_a_lock_that_nobody_knows_whether_it_was_taken_is_let_go_of() -> None:
     run(main())
 
 
+def test_a_lock_whose_taking_the_next_server_has_not_seen_is_let_go_of() -> None:
+    async def main() -> None:
+        faults = iter([Fault.REPLY_LOST])
+        tree = MemoryTree()
+        store = MemoryStore(
+            tree, faults=lambda operation, _: next(faults, None) if "create" in operation else None
+        )
+        marks, others = Marks(store, ManualClock()), Marks(MemoryStore(tree), ManualClock())
+        store.fall_behind()
+        with pytest.raises(OutcomeUnknown):
+            async with marks.holding(LEDGER, "one"):
+                pytest.fail("it is not known to be held")
+        assert not await others.locked(LEDGER)
+
+    run(main())
+
+
 def test_another_owners_lock_of_the_same_session_stays() -> None:
     async def main() -> None:
         store = MemoryStore()

@@ -51,11 +51,6 @@ def test_no_task_is_larger_than_its_share_and_one_entry(
         assert max(sizes, default=0) <= total / max(count, 1) + 2 * largest + 1
 
 
-@given(topics())
-def test_a_plan_depends_on_nothing_but_its_input(ledgers: list[Span]) -> None:
-    assert plan_tasks(ledgers, target_bytes=777) == plan_tasks(list(ledgers), target_bytes=777)
-
-
 def test_an_empty_topic_needs_no_task() -> None:
     assert plan_tasks([]) == []
 

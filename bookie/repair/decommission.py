@@ -22,9 +22,11 @@ from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.survey import SCAN_LEDGERS_PER_S, read_cluster
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain
+from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 from magnetar.metadata.under_replication import BookieDrain
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
 
+log = get_logger(__name__)
+
 LOOK_S: Final = 2.0
-"""Between looks at the ledgers that are left."""
+"""Between looks at the ledgers that are left, and after a store that was away."""
 
 CHANGE_S: Final = 10.0
 """For one change of metadata."""
@@ -90,7 +94,7 @@ async def decommission(
     """Move everything away from the bookie and remove it from the cluster.
 
     `on_progress` is called whenever something has changed. Raises StillNeeded after `timeout_s`,
-    and as `drain`; then the bookie goes on being emptied.
+    then the bookie goes on being emptied; and as `drain` before it has begun.
     """
     await drain(store, clock, bookie, decommission=True)
     leaving = _Leaving(store, Marks(store, clock), bookie, on_progress)
@@ -117,21 +121,31 @@ class _Leaving:
         self._told: Progress | None = None
 
     async def run(self) -> None:
+        """A store that is away for a while does not end what takes hours."""
         while True:
-            cookie = await self._cookie()
-            await self._move_all()
-            if await self._serves():
-                self._tell(Stage.SERVING)
-                await asyncio.sleep(LOOK_S)
-                continue
-            # It is down and was empty: a ledger may have got it just before the writer learnt that
-            # it drains, so all are looked at once more.
-            await self._move_all()
-            if await self._remove_cookie(cookie):
-                break
+            try:
+                if await self._leave():
+                    return
+            except (Unavailable, OutcomeUnknown) as error:
+                log.warning("decommission waits", bookie=self._bookie, error=str(error))
+            await asyncio.sleep(LOOK_S)
+
+    async def _leave(self) -> bool:
+        """False: the bookie runs still."""
+        cookie = await self._cookie()
+        await self._move_all()
+        if await self._serves():
+            self._tell(Stage.SERVING)
+            return False
+        # It is down and was empty: a ledger may have got it just before the writer learnt that
+        # it drains, so all are looked at once more.
+        await self._move_all()
+        if not await self._remove_cookie(cookie):
+            return False
         path = paths.bookie_draining(self._bookie)
         await update(self._store, path, lambda _: DELETE, deadline=_deadline())
         self._tell(Stage.REMOVED)
+        return True
 
     async def _cookie(self) -> bytes | None:
         path = paths.bookie_cookie(self._bookie)

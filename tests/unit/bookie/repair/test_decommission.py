@@ -77,6 +77,34 @@ def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> None:
     run_virtual(main())
 
 
+def test_a_metadata_store_that_is_away_for_a_while_ends_no_decommission() -> None:
+    """It takes hours, and an ensemble elects a leader now and then."""
+
+    async def main() -> None:
+        told: list[Progress] = []
+        async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
+            made = await written(ledgers, 5)
+            leaving = nodes.bookie(made.segments[0].members[0])
+            name = leaving.member.bookie
+            store = MemoryStore(nodes.store._shared)
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(
+                    decommission(store, ManualClock(), name, timeout_s=600, on_progress=told.append)
+                )
+                while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
+                    await asyncio.sleep(0.5)
+                store.suspend()
+                await asyncio.sleep(20)
+                assert not work.done()
+                await lose(nodes, leaving)
+                store.reconnect()
+                await work
+            assert told[-1].stage is Stage.REMOVED
+            assert await nodes.store.get(paths.bookie_cookie(name)) is None
+
+    run_virtual(main())
+
+
 def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() -> None:
     """Its process manager may start it while its ledgers are looked for once more."""
 

@@ -55,6 +55,7 @@ class RealDisk(SimDisk):
     def use(self, directory: DataDirectory) -> None:
         """A process has opened it: all is there that there should be, and nothing else."""
         self.directory = directory
+        self._synced.watch(directory)
         renewed = self.identity is not None and (
             self.identity.incarnation != directory.identity.incarnation
         )
@@ -64,7 +65,6 @@ class RealDisk(SimDisk):
             self.format()
         self._ends.clear()
         self.note_end()
-        self._synced.watch(directory)
         self._compare(directory)
 
     def open(self) -> Any:

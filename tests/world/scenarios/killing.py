@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +21,14 @@ SIZES = (8, 200, 5_000)  # the last ones go to files of values
 
 @scenario("T50", "kill -9 without end: the real stores, opened again as the real bookie opens them")
 async def killed_for_ever(world: World) -> None:
-    directory = Path(tempfile.mkdtemp(prefix="world-", dir=SHM if SHM.is_dir() else None))
+    shm = SHM if SHM.is_dir() else None
     bookies: list[RealBookie] = []
-    try:
-        with probing_here():
-            await _play(world, directory, bookies)
-    finally:
-        for bookie in bookies:
-            bookie.disk.let_go()
-        shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="world-", dir=shm) as directory, probing_here():
+        try:
+            await _play(world, Path(directory), bookies)
+        finally:
+            for bookie in bookies:
+                bookie.disk.let_go()
 
 
 async def _play(world: World, directory: Path, bookies: list[RealBookie]) -> None:

@@ -94,10 +94,11 @@ class ReadStalled(SparkError):
 class JavaMissing(SparkError):
     """Spark runs on Java, and there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str = "") -> None:
+        found = f"JAVA_HOME is {home}, and has no bin/java" if home else "no `java` on the PATH"
         super().__init__(
-            "Spark needs Java 17 or newer: there is no `java` on the PATH and JAVA_HOME does not"
-            " lead to one. On Debian and Ubuntu: apt-get install openjdk-17-jre-headless"
+            f"Spark needs Java 17 or newer: {found}. On Debian and Ubuntu: apt-get install"
+            " openjdk-17-jre-headless"
         )
 
 
@@ -109,11 +110,27 @@ class SparkMissing(SparkError):
         self.reason = reason
 
 
+class JobFailed(SparkError):
+    """Spark gave a job up. The reason is the first that it names."""
+
+    definite = False
+
+
 class TargetNotEmpty(SparkError):
     """An archive is there already, or something else is."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is not empty; to replace an archive there, say --overwrite")
+        self.path = path
+
+
+class TargetBusy(SparkError):
+    """Another run is writing the same archive."""
+
+    definite = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"another run is writing the archive {path}: wait for it, or stop it")
         self.path = path
 
 

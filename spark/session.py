@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,20 +28,33 @@ def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> Sp
     `settings` are Spark's, with "_" for ".". Raises JavaMissing, SparkMissing.
     """
     require_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    for variable, value in environment_for(master).items():
+        os.environ.setdefault(variable, value)
     try:
+        from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkMissing(str(error)) from None
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
-    if "SPARK_ENV_LOADED" not in os.environ:  # not under spark-submit
+    wanted = _QUICK | {key.replace("_", "."): value for key, value in settings.items()}
+    if "SPARK_ENV_LOADED" in os.environ:  # under spark-submit
+        SparkContext._ensure_initialized()  # else a SparkConf knows nothing of what Java was told
+        told = SparkConf()
+        wanted = {key: value for key, value in wanted.items() if not told.contains(key)}
+    else:
         builder = builder.master(master).config("spark.driver.memory", DRIVER_MEMORY)
-    for key, value in (_QUICK | {k.replace("_", "."): v for k, v in settings.items()}).items():
+    for key, value in wanted.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def environment_for(master: str) -> dict[str, str]:
+    """What to set unless it is set: which Python the workers are, and an address for Spark, which
+    only this machine could reach: executors elsewhere must find the driver by its own."""
+    python = {"PYSPARK_PYTHON": sys.executable}
+    return python | ({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {})
 
 
 def fork_plainly() -> None:
@@ -52,12 +66,22 @@ def fork_plainly() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def end_java() -> None:
+    """Kill the Java that this process has started. After Ctrl-C: PySpark lets Java ignore it, and
+    one that was still starting would go on for seconds, and complain when nobody takes it over."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"spark" in command:  # while it is a shell script: .../bin/spark-submit
+                os.kill(pid, signal.SIGKILL)
+
+
 def require_java() -> None:
-    """Raises JavaMissing."""
+    """Raises JavaMissing. With JAVA_HOME set, Spark's scripts look nowhere else."""
     home = os.environ.get("JAVA_HOME")
-    if home and os.access(Path(home, "bin", "java"), os.X_OK):
-        return
-    if shutil.which("java") is None:
+    if home and not os.access(Path(home, "bin", "java"), os.X_OK):
+        raise JavaMissing(home)
+    if not home and shutil.which("java") is None:
         raise JavaMissing
 
 
@@ -66,8 +90,6 @@ _QUICK = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
-    # What every Parquet reader understands; Spark's default is INT96.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A task of few rows costs 21 ms instead of 36.
     "spark.python.unix.domain.socket.enabled": "true",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,8 +15,8 @@ from magnetar.cli.client import DEFAULT_SERVICE_URL, fail, require_reachable
 from magnetar.cli.interrupt import INTERRUPTED
 from magnetar.runtime.log import configure_logging
 from magnetar.runtime.process import ExitCode
-from magnetar.spark.errors import SparkError, SparkMissing
-from magnetar.spark.session import fork_plainly, require_java, spark_session
+from magnetar.spark.errors import JobFailed, SparkError, SparkMissing
+from magnetar.spark.session import end_java, fork_plainly, require_java, spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,10 @@ def archive(
         compared = _archive(service_url, topic, path, partition_by, overwrite, master)
     except SparkError as error:
         fail(str(error))
+    except OSError as error:  # of the target, or of Spark's own folders
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
+        end_java()
         raise typer.Exit(INTERRUPTED) from None
     show(compared, path)
     if not all(part.equal for part in compared):
@@ -75,7 +79,11 @@ def _archive(
 ) -> list[Compared]:
     """Raises SparkError. What can be refused is refused before Spark is started."""
     try:
-        from magnetar.spark.pipelines.archive import PartitionBy, archive, check_target
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from magnetar.spark.pipelines.archive import PartitionBy, archive
+        from magnetar.spark.pipelines.target import check_target
         from magnetar.spark.source.options import parse_options
         from magnetar.spark.source.reading import TopicReader
     except ImportError as error:
@@ -100,8 +108,17 @@ def _archive(
             partition_by=PartitionBy(partition_by),
             overwrite=overwrite,
         )
+    except (PySparkException, Py4JError) as error:
+        raise JobFailed(reason_in(str(error))) from error
     finally:
         session.stop()
+
+
+def reason_in(text: str) -> str:
+    """What of a failure of Spark's says why: our own error in a worker's traceback, or its first
+    line."""
+    ours = re.search(r"^magnetar\.\S+\.(\w+): (.*)$", text, re.MULTILINE)
+    return f"{ours[1]}: {ours[2]}" if ours else text.strip().partition("\n")[0]
 
 
 def show(compared: Sequence[Compared], path: Path) -> None:

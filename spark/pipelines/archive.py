@@ -1,7 +1,8 @@
 """A topic as partitioned Parquet, and the proof that it is all there.
 
 The archive is written beside its place, compared with the topic, and moved into its place only if
-the two are equal: at `path` there is a whole, verified archive or what was there before.
+the two are equal, and on disk: at `path` there is a whole, verified archive or what was there
+before (target.py says how).
 
 What is archived ends with the last message that was there at the start, so that a topic may be
 written to meanwhile. The comparison reads topic and files anew, and per partition of the archive
@@ -11,15 +12,13 @@ else. The digest does not depend on order: the sum and the exclusive or of 64-bi
 
 from __future__ import annotations
 
-import re
-import shutil
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from pyspark.sql import functions as F
 
-from magnetar.spark.errors import TargetForeign, TargetNotEmpty
+from magnetar.spark.pipelines.target import check_target, put_in_place, staged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,28 +58,23 @@ def archive(
     """Write the archive; its partitions in order. It is in its place if all of them are equal, and
     otherwise nothing has changed.
 
-    Raises TargetNotEmpty, TargetForeign, and what Spark makes of the source's errors.
+    Raises TargetNotEmpty, TargetForeign, TargetBusy, OSError, and what Spark makes of the source's
+    errors.
     """
-    check_target(path, overwrite=overwrite)
-    messages = _messages_until_now(spark, service_url, topic)
-    columns = _partition_columns(partition_by)
-    placed = messages.withColumns(columns) if columns else messages
-    staging = path.with_name(f".{path.name}.archiving")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        placed.write.partitionBy(*columns).parquet(str(staging))
+    spark = _in_utc(spark)
+    with staged(path) as new:
+        check_target(path, overwrite=overwrite)
+        messages = _messages_until_now(spark, service_url, topic)
+        columns = _partition_columns(partition_by)
+        placed = messages.withColumns(columns) if columns else messages
+        placed.write.partitionBy(*columns).parquet(str(new))
         # With the topic's schema: an archive without rows has none of its own, and the names of
         # directories are texts ("key=007").
-        archived = spark.read.schema(placed.schema).parquet(str(staging))
+        archived = spark.read.schema(placed.schema).parquet(str(new))
         compared = compare(placed, archived, list(columns))
         if all(part.equal for part in compared):
-            if path.exists():
-                shutil.rmtree(path)
-            staging.rename(path)
+            put_in_place(new, path)
         return compared
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def compare(topic: DataFrame, archived: DataFrame, columns: list[str]) -> list[Compared]:
@@ -98,37 +92,25 @@ def compare(topic: DataFrame, archived: DataFrame, columns: list[str]) -> list[C
     ]
 
 
-def check_target(path: Path, *, overwrite: bool) -> None:
-    """Whether an archive may be put there. Raises TargetNotEmpty, TargetForeign."""
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise TargetForeign(path, "it is a file")
-    names = sorted(child.name for child in path.iterdir())
-    if not names:
-        return
-    if not overwrite:
-        raise TargetNotEmpty(path)
-    for name in names:
-        if not _OF_AN_ARCHIVE.fullmatch(name):
-            raise TargetForeign(path, f"{name!r} in it is not part of an archive")
+def _in_utc(spark: SparkSession) -> SparkSession:
+    """A session of our own on the same Spark: dates are the session's, whatever it was told."""
+    ours = spark.newSession()
+    ours.conf.set("spark.sql.session.timeZone", "UTC")
+    # What every Parquet reader understands; Spark's default is INT96.
+    ours.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    return ours
 
 
 def _messages_until_now(spark: SparkSession, service_url: str, topic: str) -> DataFrame:
     """The messages that are there now, even if there are more when they are read."""
     reader = spark.read.format("magnetar").option("service.url", service_url).option("topic", topic)
-    # Without payloads. Spark plans each action anew, so the end must be fixed by value.
+    # Without payloads. Nothing makes Spark plan a DataFrame only once, so the end is a value.
     [(last,)] = reader.schema("__index bigint").load().agg(F.max("__index")).collect()
     messages = spark.read.format("magnetar").option("service.url", service_url)
     return messages.option("topic", topic).load().where(F.col("__index") <= F.lit(last))
 
 
 # Mechanics
-
-_OF_AN_ARCHIVE: Final = re.compile(
-    r"_SUCCESS|\._SUCCESS\.crc|\.?part-.*\.parquet(\.crc)?"
-    r"|(publish_date|publish_hour|event_date|key)=.*"
-)
 
 
 def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:

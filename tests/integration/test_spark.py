@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,14 +22,13 @@ from fakes.services import Service, standalone_process
 from fakes.standalone_process import StandaloneProcess
 
 import magnetar
-from magnetar.spark.errors import JavaMissing, TargetForeign, TargetNotEmpty
+from magnetar.spark.errors import JavaMissing, TargetBusy, TargetNotEmpty
 from magnetar.spark.session import spark_session
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.reading import TopicReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
@@ -154,6 +157,17 @@ def test_a_large_topic_is_read_by_many_tasks(
     )
     assert frame.rdd.getNumPartitions() == 7
     assert values(frame) == [b"value %d" % number for number in range(20_000)]
+
+
+def test_actions_of_a_frame_read_the_same_whatever_is_published_meanwhile(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    frame = reader(spark, service.grpc_url, topic).load()
+    assert frame.count() == 10
+    publish(client, topic, 10)
+    assert (frame.count(), len(frame.collect()), frame.where("__index > 4").count()) == (10, 10, 5)
+    assert reader(spark, service.grpc_url, topic).load().count() == 20
 
 
 def test_a_topic_that_was_only_subscribed_is_empty(
@@ -286,19 +300,39 @@ def test_an_archive_is_replaced_only_when_told(
     assert pq.read_table(path).num_rows == 20
 
 
-def test_what_is_not_an_archive_is_never_replaced(tmp_path: Path) -> None:
-    from magnetar.spark.pipelines.archive import check_target
+def test_dates_of_an_archive_are_utc_whatever_the_session_is_told(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    from magnetar.spark.pipelines.archive import PartitionBy
 
-    check_target(tmp_path / "new", overwrite=False)
-    check_target(tmp_path, overwrite=False)
-    (tmp_path / "_SUCCESS").touch()
-    (tmp_path / "thesis.odt").touch()
-    with pytest.raises(TargetNotEmpty):
-        check_target(tmp_path, overwrite=False)
-    with pytest.raises(TargetForeign, match="thesis"):
-        check_target(tmp_path, overwrite=True)
-    with pytest.raises(TargetForeign, match="file"):
-        check_target(tmp_path / "thesis.odt", overwrite=True)
+    publish(client, topic, 10)
+    elsewhere = spark.newSession()
+    elsewhere.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    path = tmp_path / "archive"
+    compared = archived(
+        elsewhere, service.grpc_url, topic, path, partition_by=PartitionBy.EVENT_DATE
+    )
+    assert [(part.partition, part.in_archive) for part in compared] == [
+        ("event_date=2013-01-01", 5),
+        ("event_date=2013-01-02", 5),
+    ]
+    assert elsewhere.conf.get("spark.sql.session.timeZone") == "Pacific/Auckland"
+
+
+def test_two_runs_never_write_the_same_archive(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    from magnetar.spark.pipelines.target import staged
+
+    publish(client, topic, 10)
+    path = tmp_path / "archive"
+    with staged(path) as new:
+        new.mkdir()
+        with pytest.raises(TargetBusy, match="another run"):
+            archived(spark, service.grpc_url, topic, path)
+        assert new.exists()
+    archived(spark, service.grpc_url, topic, path)
+    assert pq.read_table(path).num_rows == 10
 
 
 @pytest.mark.parametrize(
@@ -352,8 +386,69 @@ def test_the_command_says_what_it_did(
     assert "there is no topic persistent://public/default/never-written" in nowhere.stderr
 
 
+def test_the_command_names_what_it_failed_of(spark: SparkSession, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive", "--topic", "t"]
+    topic = Topic()
+    topic.add_batch(4, b"value")
+    with serving(RangeServer(topic)) as server:
+        command += ["--service-url", server.url, "--path"]
+        (tmp_path / "file").touch()
+        unusable = _run([*command, str(tmp_path / "file" / "archive")])
+        assert unusable.returncode == 1
+        assert re.fullmatch(r"Error: .*/file/.*: Not a directory", _last_line(unusable))
+        [damaged] = topic.ledgers[4]
+        topic.ledgers[4] = [damaged[:-1] + b"?"]
+        failed = _run([*command, str(tmp_path / "archive")])
+    assert failed.returncode == 1
+    told = "Error: UnreadableEntry: persistent://public/default/t, entry 4:0: "
+    assert _last_line(failed).startswith(told), failed.stderr
+    assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+def test_ctrl_c_while_java_starts_ends_java_too(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    client.create_producer(topic).send(b"value")
+    command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive"]
+    command += ["--service-url", service.grpc_url, "--topic", topic]
+    command += ["--path", str(tmp_path / "archive")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+            while not (started := children.read_text().split()):
+                assert running.poll() is None, running.stderr
+                time.sleep(0.01)
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=60)  # Java has the other end, too
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert "Exception" not in said
+    assert not any(Path(f"/proc/{pid}/fd/2").exists() for pid in started)
+    assert not list(tmp_path.iterdir())
+
+
+def test_under_spark_submit_its_settings_win(spark: SparkSession, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from magnetar.spark.session import spark_session\n"
+        "spark = spark_session('job', master='local[7]', spark_task_maxFailures='3')\n"
+        "names = ('spark.sql.shuffle.partitions', 'spark.ui.enabled', 'spark.master')\n"
+        "print('told', *(spark.conf.get(name) for name in names))\n"
+        "spark.stop()\n"
+    )
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
+    done = _run([*submit, "--conf", "spark.sql.shuffle.partitions=9", str(job)])
+    assert "told 9 false local[1]" in done.stdout, done.stderr
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.splitlines()[-1]
+
+
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable  # of spark-submit
     return subprocess.run(
         command, capture_output=True, text=True, timeout=200, env=environment, check=False
     )

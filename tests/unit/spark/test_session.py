@@ -5,6 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.spark.errors import JavaMissing
+from magnetar.spark.session import environment_for, require_java
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What PySpark does with `preexec_fn`, in a process that has used gRPC. Each fork is aborted with a
 # chance of a thirtieth unless gRPC was told to leave forks alone.
@@ -12,6 +21,15 @@ FORKS = """
 import contextlib
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.spark.errors import JavaMissing
+from magnetar.spark.session import environment_for, require_java
+
+if TYPE_CHECKING:
+    from pathlib import Path
 import {module}
 from magnetar.spark.session import fork_plainly
 assert "grpc" not in sys.modules, "it reads the variable when it is imported"
@@ -41,3 +59,26 @@ def test_the_archive_command_can_fork() -> None:
 
 def test_the_demo_can_fork() -> None:
     run("magnetar.demo.__main__")
+
+
+def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though there is one on the PATH: Spark would not look there."""
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(java.parent))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    with pytest.raises(JavaMissing, match=r"JAVA_HOME is .*old"):
+        require_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    require_java()
+    monkeypatch.delenv("JAVA_HOME")
+    require_java()
+    java.unlink()
+    with pytest.raises(JavaMissing, match="PATH"):
+        require_java()
+
+
+def test_a_driver_of_executors_elsewhere_is_not_on_loopback() -> None:
+    assert environment_for("local[*]")["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert "SPARK_LOCAL_IP" not in environment_for("spark://host:7077")

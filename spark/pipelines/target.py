@@ -1,0 +1,102 @@
+"""Where an archive is put: beside its place first, and into it whole.
+
+    <path>                        the archive
+    .<name of path>.archiving/    while a run is at work: locked (flock) by it
+        new/                      what it writes
+        old/                      what was at `path`, for the moment in which `new` takes its place
+
+A run that is killed between the two renames leaves nothing at `path`; the next one first puts `old`
+back. No Spark in here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from magnetar.spark.errors import TargetBusy, TargetForeign, TargetNotEmpty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_OF_AN_ARCHIVE: Final = re.compile(
+    r"_SUCCESS|\._SUCCESS\.crc|\.?part-.*\.parquet(\.crc)?"
+    r"|(publish_date|publish_hour|event_date|key)=.*"
+)
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Whether an archive may be put there. Raises TargetNotEmpty, TargetForeign."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise TargetForeign(path, "it is a file")
+    names = sorted(child.name for child in path.iterdir())
+    if not names:
+        return
+    if not overwrite:
+        raise TargetNotEmpty(path)
+    for name in names:
+        if not _OF_AN_ARCHIVE.fullmatch(name):
+            raise TargetForeign(path, f"{name!r} in it is not part of an archive")
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """The place for `new`, this run's alone while inside, and gone after. Raises TargetBusy."""
+    staging = path.with_name(f".{path.name}.archiving")
+    staging.mkdir(parents=True, exist_ok=True)
+    held = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(held, staging, path)
+        try:
+            _put_back(staging, path)
+            for left in ("new", "old"):
+                shutil.rmtree(staging / left, ignore_errors=True)
+            yield staging / "new"
+        finally:
+            _put_back(staging, path)
+            shutil.rmtree(staging, ignore_errors=True)
+    finally:
+        os.close(held)
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """`new` instead of what is at `path`; on disk before anything else goes. Inside of `staged`."""
+    for folder, _, names in os.walk(new, topdown=False):
+        for name in (*names, ""):
+            _sync(os.path.join(folder, name))
+    if path.exists():
+        path.rename(new.with_name("old"))
+    new.rename(path)
+    _sync(path.parent)
+
+
+def _put_back(staging: Path, path: Path) -> None:
+    """Undo the first rename if the second one has not been."""
+    if (staging / "old").exists() and not path.exists():
+        (staging / "old").rename(path)
+
+
+def _lock(held: int, staging: Path, path: Path) -> None:
+    """Raises TargetBusy. What was opened may have been removed by the run that ended since."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), staging.stat()):
+            return
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    raise TargetBusy(path)
+
+
+def _sync(path: str | Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

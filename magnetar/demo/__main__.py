@@ -27,7 +27,7 @@ from magnetar.demo.flights import FlightsMissing, load_flights, messages
 from magnetar.demo.server import Server, ServerFailed
 from magnetar.demo.traffic import CONSUMERS, TOPIC, Traffic
 from magnetar.spark.errors import JavaMissing, SparkMissing
-from magnetar.spark.session import fork_plainly
+from magnetar.spark.session import end_java, fork_plainly
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,6 +59,9 @@ def main(
     except (FlightsMissing, ServerFailed, TrafficFailed, magnetar.PulsarException) as error:
         console.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
         status = FAILED
+    except KeyboardInterrupt:
+        end_java()
+        raise
     raise typer.Exit(status)
 
 

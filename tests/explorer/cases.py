@@ -31,6 +31,7 @@ THOROUGH: Final = (
     Case(sizes=(4, 3, 2), entries=4, crashes=1),
     Case(sizes=(5, 3, 2), entries=3, crashes=1),
 )
+"""0.9 million states with `QUICK`: 210 s of CPU."""
 
 COMPARED: Final = (
     Case(sizes=(3, 3, 2), entries=2, read_ahead=True),
@@ -43,7 +44,7 @@ COMPARED: Final = (
     Case(sizes=(4, 3, 2), entries=3, recoverers=1, crashes=1),
 )
 """Searched in full as well: the same ledgers must come out. 3/3/2 with three entries is among
-them."""
+them. 290 s of CPU."""
 
 
 @dataclass(frozen=True)

@@ -503,7 +503,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
         kwargs["timeout"] = min(kwargs["timeout"], self._connect_s_max)
         return super().create_connection(*args, **kwargs)
 
-    def create_socket_pair(self) -> tuple["_Wakeups", "_Wakeups"]:
+    def create_socket_pair(self) -> tuple[Any, Any]:
+        if not hasattr(os, "eventfd"):  # elsewhere than on Linux kazoo's own pair has to do
+            pair: tuple[Any, Any] = super().create_socket_pair()
+            return pair
         both = _Wakeups()
         return both, both
 

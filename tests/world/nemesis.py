@@ -13,6 +13,7 @@ from world.disk import DISK_BYTES, LIMITS
 from world.net import Weather
 from world.rot import Damage
 
+from magnetar.bookie.storage.format import DirectoryState
 from magnetar.metadata.model import LedgerId
 from magnetar.metadata.store import SessionState
 
@@ -267,14 +268,17 @@ class Nemesis:
         await self._pass(2.0)
         epoch = self.world.cookie_epoch(bookie)
         image = bookie.disk.last_image
-        outdated = image is not None and epoch > image.boot_epoch
-        if not outdated or not self.world.may_destroy(bookie):
+        if image is None or epoch <= image.boot_epoch or not self.world.may_destroy(bookie):
             return
         self.world.destroyed[bookie.name] = None
         bookie.crash(power=True)
         bookie.disk.restore_image()
         self.world.trace.fault(bookie.name, "older image restored")
         await bookie.restart()
+        if image.state is DirectoryState.REPLACING:  # refused, with a word for its operator
+            await self._pass(1.0)
+            await self._replace(bookie)
+            return
         await self._pass(3.0)
         if self.random.random() < 0.3 and self.world.may_destroy(bookie):  # it has much again
             await self._replace(bookie)

@@ -330,12 +330,14 @@ class World:
             if life.deleted or not life.versions:
                 continue
             closed = life.versions[-1]
-            if closed.state is not LedgerState.CLOSED:
-                return f"ledger {ledger} is {closed.state.name}"
             for part in closed.segments:
                 for member in part.members:
                     if self.bookies[member.bookie].member != member:
                         return f"ledger {ledger} names {member}, which is no more"
+            if closed.state is LedgerState.OPEN and not life.payloads:
+                continue  # its creation arrived when its creator, and the judge, had gone
+            if closed.state is not LedgerState.CLOSED:
+                return f"ledger {ledger} is {closed.state.name}"
             missing = self._missing_copy(closed)
             if missing:
                 return missing

@@ -154,7 +154,7 @@ class World:
             other = self.bookies[members[seat].bookie]
             if other is bookie or other.disk.identity is None or other.member != members[seat]:
                 continue
-            if other.disk.sound(ledger, entry):
+            if other.disk.whole and other.disk.sound(ledger, entry):
                 return True
         return False
 

@@ -16,7 +16,7 @@ import asyncio
 import io
 import os
 import shutil
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import TYPE_CHECKING, Any
 
 from world.boot import RETRY_S
@@ -93,7 +93,7 @@ class RealDisk(SimDisk):
     def _kill(self, directory: DataDirectory) -> None:
         copy = self.path.with_name(f"{self.name} killed")
         _stand_still(directory)
-        shutil.copytree(self.path, copy)
+        shutil.copytree(self.path, copy, copy_function=_copy_unless_gone)
         _abandon(directory)
         shutil.rmtree(self.path)
         copy.rename(self.path)
@@ -168,8 +168,13 @@ class Synced:
 
 
 def _stand_still(directory: DataDirectory) -> None:
-    """No file changes any more."""
+    """No file changes any more; those that are not needed any more may still be deleted."""
     directory.storage._store.cancel_all_background(True)
+
+
+def _copy_unless_gone(source: str, target: str) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def _abandon(directory: DataDirectory) -> None:

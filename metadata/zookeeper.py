@@ -428,7 +428,10 @@ class ZooKeeperStore:
                 failure = error
             self._hop(_settle, done, None, failure)
 
-        threading.Thread(target=run, name="zookeeper", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="zookeeper", daemon=True).start()
+        except RuntimeError as error:  # this one cannot be started, either
+            _settle(done, None, error)
         return done
 
 

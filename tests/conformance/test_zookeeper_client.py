@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,6 +74,16 @@ def test_a_kazoo_that_cannot_be_started_again_is_tried_again(
                 return start()
 
             monkeypatch.setattr(store._client, "start_async", start_async)
+            own = threading.Thread.start
+            refused = iter([RuntimeError("can't start new thread")])
+
+            def start_thread(thread: threading.Thread) -> None:
+                error = next(refused, None) if thread.name == "zookeeper" else None
+                if error is not None:
+                    raise error
+                own(thread)
+
+            monkeypatch.setattr(threading.Thread, "start", start_thread)
             proxy.garbage = reply(store._client._connection._xid + 1, -999)
             states: list[SessionState] = []
             store.watch_session(states.append)
@@ -81,6 +92,7 @@ def test_a_kazoo_that_cannot_be_started_again_is_tried_again(
             )
             await wait_until(lambda: SessionState.CONNECTED in states)
             assert next(failures, None) is None
+            assert next(refused, None) is None
             await store.sync("/")
             await store.close()
 

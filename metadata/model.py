@@ -7,6 +7,7 @@ not know; it takes no part in comparisons and goes back into the store with the 
 "Nothing" is -1 where a position is meant (`NO_ENTRY`), and None where there is no value at all.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -261,19 +262,25 @@ class NamespaceBundles:
         if any(after <= before for before, after in pairwise(self.boundaries)):
             raise InvalidRecord(kind, f"boundaries do not increase: {self.boundaries}")
 
+    @classmethod
+    def divided(cls, count: int) -> "NamespaceBundles":
+        """`count` bundles of equal size; the last one takes the remainder, as in Pulsar."""
+        assert count >= 1, count
+        return cls((*(HASH_SPACE // count * number for number in range(count)), HASH_SPACE))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Pulsar's names of the bundles, "0x00000000_0x40000000"; the last one ends 0xffffffff."""
-        return tuple(
-            f"0x{start:08x}_0x{min(end, HASH_SPACE - 1):08x}"
-            for start, end in pairwise(self.boundaries)
-        )
+        return tuple(self._name(index) for index in range(len(self.boundaries) - 1))
 
     def bundle_of(self, topic_hash: int) -> str:
         """Name of the bundle that holds the topics with this CRC32."""
         assert 0 <= topic_hash < HASH_SPACE, topic_hash
-        index = sum(boundary <= topic_hash for boundary in self.boundaries) - 1
-        return self.names[index]
+        return self._name(bisect_right(self.boundaries, topic_hash) - 1)
+
+    def _name(self, index: int) -> str:
+        start, end = self.boundaries[index : index + 2]
+        return f"0x{start:08x}_0x{min(end, HASH_SPACE - 1):08x}"
 
 
 @dataclass(frozen=True, slots=True)

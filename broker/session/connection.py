@@ -544,8 +544,8 @@ class Connection:
         self._outbox.put_control(reply.close_consumer(consumer_id, self._next_owner_url(topic)))
 
     def _next_owner_url(self, topic: TopicName) -> str:
-        heir = self._broker.next_owner_of(topic)
-        return self._url(heir) if heir is not None else ""
+        next_owner = self._broker.next_owner_of(topic)
+        return self._url(next_owner) if next_owner is not None else ""
 
     def _client_info(self) -> ClientInfo:
         return ClientInfo(address=self._stream.peer, version=self._session.client_version)

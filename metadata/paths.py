@@ -97,12 +97,12 @@ def topic_policies_folder(tenant: str, namespace: str) -> str:
 
 def topic_policies(tenant: str, namespace: str, domain: str, topic: str) -> str:
     folder = topic_policies_folder(tenant, namespace)
-    return f"{folder}/{topic_policies_child(domain, topic)}"
+    return f"{folder}/{quoted(topic_policies_key(domain, topic))}"
 
 
-def topic_policies_child(domain: str, topic: str) -> str:
-    """The last component of `topic_policies`. Domains have no slash, so the name is unambiguous."""
-    return quoted(f"{domain}/{topic}")
+def topic_policies_key(domain: str, topic: str) -> str:
+    """The last component of `topic_policies`, unquoted. No domain has a slash."""
+    return f"{domain}/{topic}"
 
 
 def ownership(tenant: str, namespace: str, bundle: str) -> str:

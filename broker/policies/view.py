@@ -64,10 +64,10 @@ class NamespaceView:
         self.name = name
         self.tenant: Part[TenantRecord] = Part()
         self.record: Part[NamespaceRecord] = Part()
-        self.listed: Part[frozenset[str]] = Part()  # components of paths.topic_policies
+        self.listed: Part[frozenset[str]] = Part()  # keys of the topics that set policies
         self._defaults = defaults
         self._shared: EffectivePolicies | None = None  # of all topics that set no policies
-        self._followed: dict[str, _Followed] = {}  # by component, one for all partitions
+        self._followed: dict[str, _Followed] = {}  # by key, one for all partitions
 
     @property
     def parts(self) -> tuple[Part[TenantRecord], Part[NamespaceRecord], Part[frozenset[str]]]:
@@ -90,8 +90,8 @@ class NamespaceView:
 
     def policies_of(self, topic: TopicName) -> EffectivePolicies:
         record = self._known_record(topic)
-        child = _component(topic)
-        followed = self._followed.get(child)
+        key = topic_key(topic)
+        followed = self._followed.get(key)
         if followed is not None and followed.own is not None:
             if followed.resolved is None:
                 if followed.own.value is None:
@@ -100,7 +100,7 @@ class NamespaceView:
             return followed.resolved
         if self.listed.value is None:
             raise PoliciesUnavailable(str(topic), "it is unknown which topics set policies")
-        if followed is None and child in self.listed.value:
+        if followed is None and key in self.listed.value:
             raise PoliciesUnavailable(str(topic), "its own policies are not followed")
         if self._shared is None:
             self._shared = effective(self._defaults, record.policies, UNSET)
@@ -108,7 +108,7 @@ class NamespaceView:
 
     def is_fresh(self, topic: TopicName) -> bool:
         """Whether nothing that `policies_of` answers from may have changed since it was read."""
-        followed = self._followed.get(_component(topic))
+        followed = self._followed.get(topic_key(topic))
         own = None if followed is None else followed.own
         return all(part.is_fresh for part in self.parts) and (own is None or own.is_fresh)
 
@@ -123,39 +123,39 @@ class NamespaceView:
         """Follow a topic; `listed` must be known. Returns the part with its own policies; None: it
         sets none."""
         assert self.listed.value is not None
-        child = _component(topic)
-        followed = self._followed.setdefault(child, _Followed(topic.base))
+        key = topic_key(topic)
+        followed = self._followed.setdefault(key, _Followed(topic.base))
         followed.count += 1
-        if followed.own is None and child in self.listed.value:
+        if followed.own is None and key in self.listed.value:
             followed.own = Part()
         return followed.own
 
     def unfollow(self, topic: TopicName) -> Part[Policies] | None:
         """Returns the part that is not needed any more; None: there is none."""
-        child = _component(topic)
-        followed = self._followed[child]
+        key = topic_key(topic)
+        followed = self._followed[key]
         followed.count -= 1
         for subscription in [one for one in followed.subscriptions if one.topic == topic]:
             self.unsubscribe(subscription)
         if followed.count:
             return None
-        del self._followed[child]
+        del self._followed[key]
         return followed.own
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Subscription:
         """The topic must be followed."""
         subscription = Subscription(topic, callback)
-        self._followed[_component(topic)].subscriptions.append(subscription)
+        self._followed[topic_key(topic)].subscriptions.append(subscription)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         if subscription.callback is not None:
             subscription.callback = None
-            self._followed[_component(subscription.topic)].subscriptions.remove(subscription)
+            self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
 
     def own_part(self, topic: TopicName) -> Part[Policies]:
         """Of a followed topic that sets policies."""
-        own = self._followed[_component(topic)].own
+        own = self._followed[topic_key(topic)].own
         assert own is not None
         return own
 
@@ -176,12 +176,12 @@ class NamespaceView:
             notify=tuple(one for each in self._followed.values() for one in each.subscriptions)
         )
 
-    def on_listed(self, names: frozenset[str]) -> Effects:
+    def on_listed(self, keys: frozenset[str]) -> Effects:
         """A topic that left the list keeps its part, which is found absent: it sets no policies."""
-        before = self.listed.on_read(names)
+        before = self.listed.on_read(keys)
         load = []
-        for child in names - (before or frozenset()):
-            followed = self._followed.get(child)
+        for key in keys - (before or frozenset()):
+            followed = self._followed.get(key)
             if followed is not None and followed.own is None:
                 followed.own = Part(UNSET)  # it set none until now: stale, not unknown
                 load.append(followed.base)
@@ -189,7 +189,7 @@ class NamespaceView:
 
     def on_own(self, topic: TopicName, policies: Policies) -> Effects:
         """The own policies of a followed topic were read; UNSET: there is no record."""
-        followed = self._followed[_component(topic)]
+        followed = self._followed[topic_key(topic)]
         assert followed.own is not None
         before = followed.own.on_read(policies)
         if before is None or before == policies:
@@ -201,11 +201,12 @@ class NamespaceView:
         """Asserts what holds between events."""
         for part in self.parts:
             part.check()
-        for child, followed in self._followed.items():
-            assert followed.count > 0, f"{child} is kept without a topic"
-            assert followed.resolved is None or followed.own is not None, child
+        for key, followed in self._followed.items():
+            assert followed.count > 0, f"{key} is kept without a topic"
+            assert followed.resolved is None or followed.own is not None, key
 
 
-def _component(topic: TopicName) -> str:
+def topic_key(topic: TopicName) -> str:
+    """The same for all partitions of a topic, and unique in its namespace."""
     base = topic.base
-    return paths.topic_policies_child(base.domain, base.topic)
+    return paths.topic_policies_key(base.domain, base.topic)

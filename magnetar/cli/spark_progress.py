@@ -19,8 +19,10 @@ POLL_S: Final = 0.25
 class Stage(Protocol):
     """Spark's SparkStageInfo."""
 
-    numTasks: int
-    numCompletedTasks: int
+    @property
+    def numTasks(self) -> int: ...
+    @property
+    def numCompletedTasks(self) -> int: ...
 
 
 class Tracker(Protocol):

@@ -1,4 +1,4 @@
-"""Who a client is and what it may do: the seam between sessions and a way to authenticate.
+"""The role and the permissions of a client: the seam between sessions and authentication.
 
 The session machine gives the credentials of CONNECT to an `Authenticator`. The answer accepts the
 client with its grants, asks for more (AUTH_CHALLENGE), or refuses the client. Grants are asked

@@ -1,5 +1,5 @@
-"""Every command of the protocol: when it is admitted, what the client must be granted, who handles
-it; or why this broker does not support it.
+"""Every command of the protocol: when it is admitted, the permission that it needs, and its
+handler; or the reason why this broker does not support it.
 
 Each type is in exactly one of `COMMANDS` and `UNSUPPORTED`.
 """

@@ -1,4 +1,4 @@
-"""The broker's gRPC service (broker.proto): sessions of our client, and range reads for Spark."""
+"""The broker's gRPC service (broker.proto): sessions of clients, and range reads for Spark."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from magnetar.metadata.errors import MetadataError
 from magnetar.protos import errors as protocol
 from magnetar.protos import pulsar_pb2 as pb
 
-# The first row whose class fits decides; bases come last.
+# The first row with a class of the error decides; base classes come last.
 _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (protocol.InvalidTopicName, pb.InvalidTopicName),
     (protocol.InvalidNamespaceName, pb.InvalidTopicName),

@@ -19,12 +19,8 @@ from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import NotOwner
 from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.ownership.bundle import bundle_of
-from magnetar.broker.session.connection import (
-    DELIVERY_BYTES_MAX,
-    PROBE_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    STALL_BYTES,
-)
+from magnetar.broker.session.connection import PROBE_TIMEOUT_S, REQUEST_TIMEOUT_S, STALL_BYTES
+from magnetar.broker.session.context import DELIVERY_BYTES_MAX
 from magnetar.broker.session.session import KEEPALIVE_S
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, Ownership, TopicRecord

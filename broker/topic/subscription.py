@@ -428,7 +428,9 @@ class Subscription:
 
     def _deliver(self, action: Deliver, now: float) -> None:
         size = sum([len(entry.view.data) for entry in action.entries])
-        redelivered = sum([detail.redelivery_count > 0 for detail in action.details.values()])
+        redelivered = 0
+        if action.details:
+            redelivered = sum([it.redelivery_count > 0 for it in action.details.values()])
         handle = self.consumers[action.consumer]
         handle.deliver(action, size=size, redelivered=redelivered, now=now)
         self._meter.count(action.messages, size, now)

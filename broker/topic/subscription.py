@@ -128,9 +128,7 @@ class Subscription:
             spawn=spawn,
             tell=self._tell,
         )
-        self._asker: ConsumerHandle | None = (
-            None  # consumer that asked for the deletion; None: none
-        )
+        self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
         self._return_timer: asyncio.TimerHandle | None = None
         self._meter = Meter(self._loop.time())
         self._redelivered = Meter(self._loop.time())

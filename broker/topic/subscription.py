@@ -267,7 +267,8 @@ class Subscription:
         self.cursor.acknowledge_cumulative(position, ack_set, done)
         self._note_acked(position)
         now = self._loop.time()
-        self._carry_out(dispatcher.on_acked_through(position, now), now)
+        through = min(position, self._log.confirmed)  # later entries are not acknowledged
+        self._carry_out(dispatcher.on_acked_through(through, now), now)
 
     async def flush(self) -> None:
         """Wait until all acknowledgements so far are durable. Raises LogError."""

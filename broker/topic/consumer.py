@@ -12,6 +12,7 @@ from magnetar.broker.topic.meter import Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.dispatcher import Deliver
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
@@ -188,7 +189,11 @@ class ConsumerHandle:
 
 
 class OwningSubscription(Protocol):
-    """What a handle calls of its subscription. `Subscription` says what each method does."""
+    """What a handle, and the session through it, uses of the subscription. `Subscription` says what
+    each method does."""
+
+    @property
+    def cursor(self) -> Cursor: ...
 
     def on_flow(self, handle: ConsumerHandle, permits: int) -> None: ...
 

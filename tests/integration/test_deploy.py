@@ -11,13 +11,16 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from support import free_port, skip_without_zookeeper
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support import free_port, skip_without_zookeeper, wait_for
 
 import magnetar
 from magnetar.bookie.bookie import STOP_GRACE_S
@@ -34,6 +37,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 READY_S = 60.0
 
 
@@ -43,7 +47,7 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def ours() -> dict[str, dict[str, Any]]:
-    return {name: each for name, each in services().items() if "build" in each}
+    return {name: each for name, each in services().items() if "magnetar" in each["image"]}
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -61,6 +65,11 @@ def test_the_services_are_a_cluster() -> None:
     for name, service in services().items():
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert service["restart"] == "unless-stopped"
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+        check = service["healthcheck"]
+        seconds = int(check["interval"].removesuffix("s")) * check["retries"]
+        assert seconds <= 15, "a server that is not healthy is reported soon"
+        assert check["start_period"], "a slow start is not a failure"
         if not name.startswith(("broker", "autorecovery")):
             assert service["volumes"], f"{name} keeps data"
     declared = set(yaml.safe_load(COMPOSE.read_text())["volumes"])
@@ -127,16 +136,93 @@ def test_the_image_has_the_name_of_this_version() -> None:
     assert {each["image"] for each in ours().values()} == {f"magnetar:{version}"}
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_one_service_builds_the_image_that_all_use() -> None:
+    assert [name for name, each in services().items() if "build" in each] == ["bookie-1"]
+
+
+def test_commands_in_a_broker_find_everything_without_flags() -> None:
+    for name in ("broker-1", "broker-2"):
+        variables = ours()[name]["environment"]
+        for other in ("SERVICE", "ADMIN", "METADATA"):
+            assert f"MAGNETAR_{other}_URL" in variables
+        assert variables["MAGNETAR_METADATA_URL"] == variables["MAGNETAR_BROKER_METADATA_URL"]
+
+
+def test_the_image_runs_as_an_unprivileged_user_with_fixed_numbers() -> None:
     words = dict(instructions())
-    assert words["USER"] not in ("root", "0")
+    user, group = words["USER"].split(":")
+    assert int(user) >= 1000
+    assert int(group) >= 1000
+    making = next(rest for word, rest in instructions() if word == "RUN" and "useradd" in rest)
+    assert f"--gid {group} magnetar" in making
+    assert f"--uid {user} --gid {group}" in making
+    assert "--system" not in making, "a system user has a number below 1000"
     assert json.loads(words["ENTRYPOINT"]) == ["magnetar"]
+    # A VOLUME would be an anonymous volume of each broker.
     assert {word for word, _ in instructions()} <= {
-        *("FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "ENV", "STOPSIGNAL"),
-        *("ENTRYPOINT", "CMD"),
+        *("FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT", "CMD"),
     }
     bases = {rest.split()[0] for word, rest in instructions() if word == "FROM"}
     assert bases == {"python:3.11-slim"}
+
+
+def test_published_ports_in_the_comments_are_on_loopback() -> None:
+    published = re.findall(r" -p (\S+)", "\n".join(re.findall(r"#     .*", DOCKERFILE.read_text())))
+    assert len(published) == 3
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_the_image_installs_locked_versions_of_all_dependencies() -> None:
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    locked = {
+        canonicalize_name(name): version for name, version in (line.split("==") for line in lines)
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"]:
+        wanted = Requirement(text)
+        assert locked[canonicalize_name(wanted.name)] in wanted.specifier
+    assert any("--requirement /constraints.txt" in rest for _, rest in instructions())
+    ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored.index("deploy") < ignored.index("!deploy/constraints.txt")
+
+
+def test_directories_of_the_examples_are_not_committed() -> None:
+    names = ["data/x", "cluster/x", "archive/x"]
+    done = subprocess.run(
+        ["git", "check-ignore", *names], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 128:
+        pytest.skip(f"git does not answer here: {done.stderr.strip()}")
+    assert done.stdout.split() == names
+    done = subprocess.run(["git", "check-ignore", "tests/data/x"], cwd=ROOT, check=False)
+    assert done.returncode == 1, "only the folders in the root are"
+
+
+def test_zookeepers_health_check_asks_the_server_without_java(tmp_path: Path) -> None:
+    skip_without_zookeeper()
+    checks = [
+        each["healthcheck"]["test"]
+        for name, each in services().items()
+        if name.startswith("zookeeper")
+    ]
+    assert len(checks) == 3
+    assert checks[0] == checks[1] == checks[2]
+    assert checks[0][:3] == ["CMD", "bash", "-c"]
+    ensemble = ZooKeeperEnsemble(tmp_path, size=3)
+    node = ensemble.nodes[0]
+    check = [*checks[0][1:3], checks[0][3].replace("/2181", f"/{node.client_port}")]
+
+    def healthy() -> bool:
+        done = subprocess.run(check, capture_output=True, timeout=10, check=False)
+        return done.returncode == 0
+
+    assert not healthy(), "no server listens there"
+    with ensemble:
+        wait_for(healthy)
+        for other in ensemble.nodes[1:]:
+            other.kill()
+        wait_for(lambda: not healthy())  # the server runs, but without a quorum
+        assert node.running
 
 
 def test_compose_itself_accepts_the_file() -> None:

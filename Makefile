@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint sim chaos powercuts explore mutants bench protos clean
+.PHONY: setup demo test lint sim chaos powercuts explore mutants bench constraints compose protos clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,18 @@ mutants: setup
 # Figures beside those of a bare data path in the same run; nothing is asserted.
 bench: setup
 	$(BIN)/python -m benchmarks.run
+
+# The versions that the image installs (deploy/constraints.txt), resolved in a fresh environment.
+constraints:
+	rm -rf $(VENV).constraints && $(PYTHON) -m venv $(VENV).constraints
+	$(VENV).constraints/bin/pip install --quiet --disable-pip-version-check .
+	{ sed -n '/^#/p' deploy/constraints.txt; $(VENV).constraints/bin/pip freeze --exclude magnetar; } >$(VENV).new
+	mv $(VENV).new deploy/constraints.txt && rm -rf $(VENV).constraints build
+
+# Build the image and run the compose file in a Docker engine, with kills under load. Needs an engine
+# and Docker Compose v2; without them every test is skipped with its reason. Takes about 5 minutes.
+compose: setup
+	$(BIN)/python -m pytest tests/compose/suite.py
 
 # Generated modules are committed, so that `pip install` needs no compiler; lint compares them.
 # Stubs are not generated: every method is served and called with serializers of our own.

@@ -16,8 +16,14 @@ import threading
 import time
 from collections import Counter
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import magnetar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Done = Callable[[magnetar.Result, magnetar.MessageId | None], None]
 
 PENDING_MAX = 10_000  # messages of one topic without an acknowledgement
 SEND_TIMEOUT_MS = 120_000
@@ -62,7 +68,7 @@ class Load:
         producer.flush()
         producer.close()
 
-    def _note(self, topic: str, number: int):
+    def _note(self, topic: str, number: int) -> Done:
         def done(result: magnetar.Result, _: magnetar.MessageId | None) -> None:
             with self._lock:
                 if result is magnetar.Result.Ok:

@@ -1,0 +1,239 @@
+"""Groups acknowledgements, and keeps each until the broker has answered that it is durable.
+
+A consumer acknowledges messages; a broker takes entries, each wholly or, as a set of bits, partly.
+Acknowledgements gather for up to ACK_DELAY_S or ACK_IDS_MAX ids and go out as groups. A group that
+was not answered when the connection broke goes out again on the next one, so what the user
+acknowledged is not lost with a broker; and until then a message that comes again although it was
+acknowledged is recognised (`acknowledged`) and need not be shown to the user again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.client.ids import Key
+
+ACK_DELAY_S: Final = 0.1
+"""Apache's grouping time. A crash of the client loses what was acknowledged within it."""
+
+ACK_IDS_MAX: Final = 1000
+"""Ids in a group, and how many gathered ids are sent without waiting. At some 12 bytes an id a
+command is 12 KB, far below what a frame may hold, unless every id carries a set of 1,000 bits:
+then it is 170 KB, still below the 256 KiB of a command."""
+
+ACK_GROUPS_IN_FLIGHT_MAX: Final = 8
+"""At this many unanswered groups further ids gather. A broker that answers in 5 ms takes 1.6
+million ids a second; one that does not answer is not flooded."""
+
+PARTIAL_BATCHES_MAX: Final = 100_000
+"""Batches of which only a part is acknowledged, some 300 bytes each. Beyond it the oldest is
+forgotten: its acknowledged messages may come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckGroup:
+    """What one ACK command says. An id is a key and the bits of what is not acknowledged (0: the
+    whole entry is)."""
+
+    number: int
+    is_cumulative: bool  # then there is one id
+    ids: Mapping[Key, int]
+
+    def covers(self, key: Key) -> bool:
+        """Whether it acknowledges the whole entry `key`."""
+        if not self.is_cumulative:
+            return self.ids.get(key) == 0
+        ((position, unacked),) = self.ids.items()
+        return key < position or (key == position and unacked == 0)
+
+
+class AckTracker:
+    """A machine: acknowledgements and answers in, groups out.
+
+    1. A group holds no message that the user did not acknowledge.
+    2. Every acknowledgement of a whole entry is pending, in flight, or was answered.
+    3. No key is pending before the pending cumulative position.
+    4. A partly acknowledged batch is neither empty nor whole, and there are not too many.
+    """
+
+    def __init__(self, *, batch_indexes: bool) -> None:
+        """`batch_indexes`: whether parts of batches are sent, or only what is complete."""
+        self._batch_indexes = batch_indexes
+        self._pending: dict[Key, int] = {}
+        self._partial: dict[Key, int] = {}
+        # Everything before this key is acknowledged and that is pending; of the key itself what
+        # `_pending` says, or these bits are not. None: nothing cumulative is pending.
+        self._below: tuple[Key, int] | None = None
+        self._in_flight: dict[int, AckGroup] = {}
+        self._oldest_at: float | None = None  # None: nothing is pending
+        self._not_before = 0.0  # after a refusal that may pass
+        self._number = 0
+
+    def acknowledge(self, key: Key, batch_index: int, batch_size: int, now: float) -> bool:
+        """Message `batch_index` (-1: not in a batch) is done. Whether its whole entry now is."""
+        if batch_index < 0:
+            self._partial.pop(key, None)
+            unacked = 0
+        else:
+            assert batch_index < batch_size
+            if key not in self._partial and self._is_done(key):
+                return True
+            unacked = self._partial.get(key, (1 << batch_size) - 1) & ~(1 << batch_index)
+            self._set_partial(key, unacked)
+        if (unacked == 0 or self._batch_indexes) and not self._is_covered(key):
+            self._pending[key] = unacked
+            self._touch(now)
+        return unacked == 0
+
+    def acknowledge_cumulative(
+        self, key: Key, batch_index: int, batch_size: int, now: float
+    ) -> None:
+        """This message and all before it are done."""
+        everything = (1 << batch_size) - 1 if batch_index >= 0 else 0
+        unacked = everything & ~((1 << batch_index + 1) - 1) if everything else 0
+        if key in self._partial:
+            unacked &= self._partial[key]
+        elif self._is_done(key):
+            unacked = 0
+        for known in [known for known in self._partial if known <= key]:
+            del self._partial[known]
+        self._set_partial(key, unacked)
+        self._raise_below(key, everything)
+        if (unacked == 0 or self._batch_indexes) and not self._is_covered(key):
+            self._pending[key] = unacked
+        self._touch(now)
+
+    def take(self, now: float, *, hurry: bool = False) -> list[AckGroup]:
+        """The groups to send now: all that is pending if it is time, or at once in a `hurry`."""
+        groups: list[AckGroup] = []
+        due_at = self.timer_at()
+        if due_at is None or now < (self._not_before if hurry else due_at):
+            return groups
+        while self._oldest_at is not None and len(self._in_flight) < ACK_GROUPS_IN_FLIGHT_MAX:
+            groups.append(self._next_group())
+            if not self._pending and self._below is None:
+                self._oldest_at = None
+        return groups
+
+    def on_answered(self, number: int) -> None:
+        """The group is durable; or it was refused for good, and there is no use in repeating it."""
+        self._in_flight.pop(number, None)
+
+    def on_failed(self, number: int, now: float) -> None:
+        """The group failed for a reason that may pass."""
+        group = self._in_flight.pop(number, None)
+        if group is not None:
+            self._put_back(group)
+            self._touch(now)
+            self._not_before = now + ACK_DELAY_S
+
+    def on_disconnected(self, now: float) -> None:
+        """The answers to all groups in flight are lost: they are pending again."""
+        groups, self._in_flight = self._in_flight, {}
+        self._not_before = 0.0
+        for group in groups.values():
+            self._put_back(group)
+        if groups:
+            self._touch(now)
+
+    def on_seek(self) -> None:
+        """What was acknowledged before is void: the subscription was put elsewhere."""
+        self._pending.clear()
+        self._partial.clear()
+        self._in_flight.clear()
+        self._below = None
+        self._oldest_at = None
+
+    def acknowledged(self, key: Key, batch_size: int) -> int:
+        """The bits of the messages of this entry that are done (1: not a batch) and of which the
+        broker may not know it yet; 0: none."""
+        everything = (1 << batch_size) - 1
+        unacked = self._partial.get(key, self._pending.get(key))
+        if unacked is not None:
+            return everything & ~unacked
+        return everything if self._is_done(key) else 0
+
+    def timer_at(self) -> float | None:
+        """When `take` has something to give. None: not before something else happens."""
+        if self._oldest_at is None or len(self._in_flight) >= ACK_GROUPS_IN_FLIGHT_MAX:
+            return None
+        delay_s = 0.0 if self.is_full else ACK_DELAY_S
+        return max(self._oldest_at + delay_s, self._not_before)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a whole group has gathered."""
+        return len(self._pending) >= ACK_IDS_MAX
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that was acknowledged so far is durable."""
+        return self._oldest_at is None and not self._in_flight
+
+    def check(self) -> None:
+        has_pending = bool(self._pending) or self._below is not None
+        assert has_pending == (self._oldest_at is not None)
+        assert len(self._in_flight) <= ACK_GROUPS_IN_FLIGHT_MAX
+        assert len(self._partial) <= PARTIAL_BATCHES_MAX
+        assert all(self._partial.values())
+        assert not any(self._is_covered(key) for key in self._pending)
+
+    def _set_partial(self, key: Key, unacked: int) -> None:
+        if unacked:
+            self._partial[key] = unacked
+            if len(self._partial) > PARTIAL_BATCHES_MAX:
+                del self._partial[next(iter(self._partial))]
+        else:
+            self._partial.pop(key, None)
+
+    def _raise_below(self, key: Key, unacked: int) -> None:
+        """Move the pending cumulative position forward, never back."""
+        if self._below is None or key > self._below[0]:
+            self._below = key, unacked
+            for known in [known for known in self._pending if known < key]:
+                del self._pending[known]
+
+    def _is_done(self, key: Key) -> bool:
+        """Whether the whole entry is acknowledged and the broker may not know it yet."""
+        if self._pending.get(key) == 0 or self._is_covered(key):
+            return True
+        return any(group.covers(key) for group in self._in_flight.values())
+
+    def _is_covered(self, key: Key) -> bool:
+        """Whether the pending cumulative position acknowledges the whole entry `key`."""
+        return self._below is not None and key < self._below[0]
+
+    def _next_group(self) -> AckGroup:
+        self._number += 1
+        if self._below is not None:
+            key, unacked = self._below
+            self._below = None
+            group = AckGroup(self._number, True, {key: self._pending.pop(key, unacked)})
+        elif len(self._pending) <= ACK_IDS_MAX:
+            group = AckGroup(self._number, False, self._pending)
+            self._pending = {}
+        else:
+            keys = tuple(islice(self._pending, ACK_IDS_MAX))
+            group = AckGroup(self._number, False, {key: self._pending.pop(key) for key in keys})
+        self._in_flight[group.number] = group
+        return group
+
+    def _put_back(self, group: AckGroup) -> None:
+        if group.is_cumulative:
+            self._raise_below(*next(iter(group.ids.items())))
+        for key, unacked in group.ids.items():
+            if not self._is_covered(key):
+                newer = self._pending.get(key, self._partial.get(key, unacked))
+                self._pending[key] = unacked & newer
+
+    def _touch(self, now: float) -> None:
+        """Something became pending at `now`, if it did."""
+        if not self._pending and self._below is None:
+            self._oldest_at = None
+        elif self._oldest_at is None:
+            self._oldest_at = now

@@ -1,0 +1,66 @@
+"""What a consumer or reader subscribes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.client.options import ConsumerType, InitialPosition
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.client.message import MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What to subscribe to, and how to behave."""
+
+    name: str
+    type: ConsumerType
+    consumer_name: str | None
+    properties: Mapping[str, str]
+    initial_position: InitialPosition
+    start: MessageId | None  # None: the subscription is durable and knows where it is
+    inclusive: bool  # whether the message at `start`, or one that is sought, is wanted itself
+    queue_messages_max: int
+    batch_indexes: bool
+    nack_delay_s: float
+    unacked_timeout_s: float | None  # None: unacknowledged messages are not asked for again
+
+    @property
+    def is_durable(self) -> bool:
+        return self.start is None
+
+    @property
+    def is_ordered(self) -> bool:
+        """One consumer at a time gets everything in order, so asking again means starting over."""
+        return self.type in (ConsumerType.Exclusive, ConsumerType.Failover)
+
+
+def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubscribe:
+    """What every attachment of it says."""
+    properties = subscription.properties
+    return pb.CommandSubscribe(
+        topic=topic,
+        subscription=subscription.name,
+        subType=_SUB_TYPES[subscription.type],
+        consumer_name=subscription.consumer_name or None,
+        durable=subscription.is_durable,
+        metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
+        initialPosition=_INITIAL_POSITIONS[subscription.initial_position],
+    )
+
+
+_SUB_TYPES = {
+    ConsumerType.Exclusive: pb.CommandSubscribe.Exclusive,
+    ConsumerType.Shared: pb.CommandSubscribe.Shared,
+    ConsumerType.Failover: pb.CommandSubscribe.Failover,
+    ConsumerType.KeyShared: pb.CommandSubscribe.Key_Shared,
+}
+_INITIAL_POSITIONS = {
+    InitialPosition.Latest: pb.CommandSubscribe.Latest,
+    InitialPosition.Earliest: pb.CommandSubscribe.Earliest,
+}

@@ -4,13 +4,11 @@ service of ours run as it is written there, outside a container."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -26,7 +24,7 @@ import magnetar
 from magnetar.bookie.bookie import STOP_GRACE_S
 from magnetar.broker.broker import RELEASE_TIMEOUT_S
 from magnetar.broker.topic.topic import CLOSE_TIMEOUT_S
-from magnetar.local_process import STOP_S
+from magnetar.local_process import STOP_S, LocalProcess
 from magnetar.zookeeper_server import ZooKeeperEnsemble
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
-READY_S = 60.0
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -238,85 +235,57 @@ def test_compose_itself_accepts_the_file() -> None:
 # -- What runs ---------------------------------------------------------------------------------
 
 
-class Service:
+def as_written(name: str, service: dict[str, Any], zookeeper: str, directory: Path) -> LocalProcess:
     """A service as it is written, but for its names, ports and folder, which are this machine's."""
+    ports: dict[str, str] = {}  # as written -> here
+    variables: dict[str, str] = {}
+    for key, value in service["environment"].items():
+        if key.endswith("_PORT"):
+            variables[key] = ports[value] = str(free_port())
+        elif key.endswith("_ADVERTISED_HOST"):
+            variables[key] = "127.0.0.1"
+        elif key.endswith("_DATA_DIR"):
+            variables[key] = f"{directory}/{name}{value}"
+        elif key.endswith("_METADATA_URL"):
+            variables[key] = re.sub(r"//[^/]+/", f"//{zookeeper}/", value)
+        else:
+            variables[key] = value
+    _, python, *arguments, check = service["healthcheck"]["test"]
+    assert python == "python"
+    for written, port in ports.items():
+        check = check.replace(f":{written}/", f":{port}/")
 
-    def __init__(self, name: str, service: dict[str, Any], zookeeper: str, directory: Path) -> None:
-        self.name = name
-        self.log_file = directory / f"{name}.log"
-        self.ports: dict[str, str] = {}  # as written -> here
-        self.variables: dict[str, str] = {}
-        for key, value in service["environment"].items():
-            if key.endswith("_PORT"):
-                self.variables[key] = self.ports[value] = str(free_port())
-            elif key.endswith("_ADVERTISED_HOST"):
-                self.variables[key] = "127.0.0.1"
-            elif key.endswith("_DATA_DIR"):
-                self.variables[key] = f"{directory}/{name}{value}"
-            elif key.endswith("_METADATA_URL"):
-                self.variables[key] = re.sub(r"//[^/]+/", f"//{zookeeper}/", value)
-            else:
-                self.variables[key] = value
-        self.command = [sys.executable, "-m", "magnetar.cli.main", *service["command"]]
-        self._check = self._here(service["healthcheck"]["test"][1:])
-        self._process: subprocess.Popen[bytes] | None = None
+    def healthy() -> bool:
+        command = [sys.executable, *arguments, check]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
-    def start(self) -> None:
-        with self.log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command, env=os.environ | self.variables, stdout=log, stderr=log
-            )
-
-    def wait_healthy(self) -> None:
-        """Until its health check, as it is written, says so."""
-        end_s = time.monotonic() + READY_S
-        while subprocess.run(self._check, capture_output=True, check=False).returncode != 0:
-            assert self._process is not None
-            assert self._process.poll() is None, self.log_file.read_text()
-            assert time.monotonic() < end_s, self.log_file.read_text()
-
-    def stop(self) -> int:
-        assert self._process is not None
-        self._process.terminate()
-        return self._process.wait(60)
-
-    def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def _here(self, words: list[str]) -> list[str]:
-        """The health check with this Python and this machine's port."""
-        assert words[0] == "python"
-        text = words[-1]
-        for written, port in self.ports.items():
-            text = text.replace(f":{written}/", f":{port}/")
-        return [sys.executable, *words[1:-1], text]
+    command = [sys.executable, "-m", "magnetar.cli.main", *service["command"]]
+    return LocalProcess(name, name, directory, command, {}, healthy, variables)
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[dict[str, Service]]:
+def running(tmp_path: Path) -> Iterator[dict[str, LocalProcess]]:
     skip_without_zookeeper()
     ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", size=3)
     with ensemble:
         found = {
-            name: Service(name, service, ensemble.hosts, tmp_path)
+            name: as_written(name, service, ensemble.hosts, tmp_path)
             for name, service in ours().items()
         }
         try:
             for role in ("bookie", "broker", "autorecovery"):  # as depends_on has it
                 group = [each for name, each in found.items() if name.startswith(role)]
                 for service in group:
-                    service.start()
+                    service.launch()
                 for service in group:
-                    service.wait_healthy()
+                    service.wait_ready()
             yield found
         finally:
             for service in found.values():
-                service.end()
+                service.kill()
 
 
-def test_every_service_runs_as_written(running: dict[str, Service]) -> None:
+def test_every_service_runs_as_written(running: dict[str, LocalProcess]) -> None:
     assert len(running) == 6
     brokers = [running["broker-1"], running["broker-2"]]
     url = "grpc://" + ",".join(
@@ -328,8 +297,9 @@ def test_every_service_runs_as_written(running: dict[str, Service]) -> None:
             reader = client.create_reader(topic, magnetar.MessageId.earliest)
             assert reader.read_next(timeout_millis=30_000).data() == b"hello"
     for name in ("autorecovery-1", "broker-2", "broker-1", "bookie-3", "bookie-2", "bookie-1"):
-        assert running[name].stop() == 0
-        said = running[name].log_file.read_text()
+        running[name].stop()
+        assert running[name].status == 0
+        said = running[name].log.read_text()
         if name != "autorecovery-1":  # it listens on loopback alone
             assert "without TLS or authentication" in said  # they listen on every address
         assert "stopped by" not in said
@@ -349,15 +319,10 @@ def test_the_image_serves_standalone_unless_told_otherwise(tmp_path: Path) -> No
         "command": arguments + flags,
         "healthcheck": {"test": ["CMD", "python", "-c", check]},
     }
-    server = Service("standalone", service, "", tmp_path)
-    server.start()
-    try:
-        server.wait_healthy()
-        with magnetar.Client(f"grpc://localhost:{ports['grpc']}") as client:
-            client.create_producer("greetings").send(b"hello")
-        assert server.stop() == 0
-    finally:
-        server.end()
+    server = as_written("standalone", service, "", tmp_path)
+    with server, magnetar.Client(f"grpc://localhost:{ports['grpc']}") as client:
+        client.create_producer("greetings").send(b"hello")
+    assert server.status == 0
 
 
 def test_commands_in_the_comments_are_commands() -> None:

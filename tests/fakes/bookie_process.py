@@ -109,7 +109,7 @@ class BookieProcess:
         return self._process.wait()
 
     def end(self) -> None:
-        """Whatever state it is in."""
+        """Kill it if it runs."""
         self._process.kill()
 
     def _command(self, program: Path) -> list[str]:
@@ -164,7 +164,7 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
     bookie = BookieId(config.id)
 
     class Welcoming(EmbeddedStore):
-        """Whatever ledger is asked for is open, and this bookie alone is to take it."""
+        """Every ledger exists, is open, and has this bookie as its only member."""
 
         async def get(self, path: str) -> Versioned | None:
             stored = await super().get(path)

@@ -79,5 +79,5 @@ class StandaloneProcess:
         return self._process.wait()
 
     def end(self) -> None:
-        """Whatever state it is in."""
+        """Kill it if it runs."""
         self._process.kill()

@@ -7,8 +7,8 @@ import random
 from typing import TYPE_CHECKING, NoReturn
 
 import httpx
+import pytest
 from prometheus_client import CollectorRegistry
-from support import run
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.broker.config import BrokerConfig
@@ -36,30 +36,28 @@ def broker_on(store: MemoryStore) -> BrokerProcess:
     )
 
 
-def test_health_says_unregistered_while_the_session_is_suspended_or_lost() -> None:
-    async def main() -> None:
-        store, stop = MemoryStore(MemoryTree()), asyncio.Event()
-        broker = broker_on(store)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(broker.run(stop))
-            await broker.ready.wait()
-            url = f"{broker.registration.http_url}/health"
-            async with httpx.AsyncClient() as client:
+@pytest.mark.real_loop
+async def test_health_says_unregistered_while_the_session_is_suspended_or_lost() -> None:
+    store, stop = MemoryStore(MemoryTree()), asyncio.Event()
+    broker = broker_on(store)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(broker.run(stop))
+        await broker.ready.wait()
+        url = f"{broker.registration.http_url}/health"
+        async with httpx.AsyncClient() as client:
 
-                async def health() -> tuple[int, str]:
-                    answer = await client.get(url)
-                    return answer.status_code, answer.json()["state"]
+            async def health() -> tuple[int, str]:
+                answer = await client.get(url)
+                return answer.status_code, answer.json()["state"]
 
-                assert await health() == (200, "serving")
-                store.suspend()
-                assert await health() == (503, "unregistered")
-                store.reconnect()
-                assert await health() == (200, "serving")
-                store.expire()
-                assert await health() == (503, "unregistered")
-                store.reconnect()
-                while await health() != (200, "serving"):
-                    pass  # it registers again by itself
-            stop.set()
-
-    run(main())
+            assert await health() == (200, "serving")
+            store.suspend()
+            assert await health() == (503, "unregistered")
+            store.reconnect()
+            assert await health() == (200, "serving")
+            store.expire()
+            assert await health() == (503, "unregistered")
+            store.reconnect()
+            while await health() != (200, "serving"):
+                pass  # it registers again by itself
+        stop.set()

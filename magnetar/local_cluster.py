@@ -170,7 +170,7 @@ class LocalCluster:
         )
         self.zookeeper = ensemble.hosts
         self.processes = tuple(ensemble.nodes)
-        await self._launch(ensemble.nodes)
+        await _launch(ensemble.nodes)
 
         members = await self._members([f"bookie-{n}" for n in range(1, bookies + 1)])
         copies = min(3, len(members))  # of each entry: three if there are three bookies
@@ -184,15 +184,8 @@ class LocalCluster:
         )
         ports.save()
         self.processes = (*ensemble.nodes, *servers)
-        await self._launch(servers)
+        await _launch(servers)
         self._write_description()
-
-    async def _launch(self, processes: Sequence[LocalProcess]) -> None:
-        """Returns when all are ready. Raises ProcessFailed."""
-        for process in processes:
-            process.launch()
-        for process in processes:
-            await asyncio.to_thread(process.wait_ready)
 
     async def _stop(self) -> None:
         """A role is stopped before the roles that it depends on."""
@@ -317,6 +310,14 @@ class LocalCluster:
         variables = [f"export MAGNETAR_{name}_URL={url}\n" for name, url in urls.items()]
         _replace(self.directory / ENVIRONMENT, "".join(variables))
         _replace(self.directory / DESCRIPTION, json.dumps(self.describe()) + "\n")
+
+
+async def _launch(processes: Sequence[LocalProcess]) -> None:
+    """Returns when all are ready. Raises ProcessFailed."""
+    for process in processes:
+        process.launch()
+    for process in processes:
+        await asyncio.to_thread(process.wait_ready)
 
 
 class _Ports:

@@ -40,11 +40,11 @@ def try_call(*words: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedP
 def skip_without_engine() -> None:
     """Skip the tests, with the reason, where the compose file cannot run."""
     try:
-        info = try_call("info")
+        server = try_call("version", "--format", "{{.Server.Version}}")
     except FileNotFoundError:
         pytest.skip(f"there is no command {DOCKER}")
-    if info.returncode != 0:
-        pytest.skip(f"no Docker engine answers: {info.stderr.strip()}")
+    if server.returncode != 0:
+        pytest.skip(f"no Docker engine answers: {server.stderr.strip()}")
     if try_call("compose", "version").returncode != 0:
         pytest.skip(f"{DOCKER} has no Compose v2 plugin")
     for image in BASE_IMAGES:

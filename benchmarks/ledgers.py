@@ -320,7 +320,7 @@ async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
 async def forget(cluster: LocalCluster) -> None:
     """Restart the first bookie with none of its files in the kernel's cache."""
     process = cluster.of_role("bookie")[0]
-    await process.stop()
+    await asyncio.to_thread(process.stop)
     for file in process.directory.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
@@ -399,7 +399,7 @@ async def report_memory(cluster: LocalCluster) -> None:
     """One bookie of three takes 10 s for each sync, and so for each add."""
     process = cluster.of_role("bookie")[-1]
     known = Cluster.of(cluster)
-    await process.stop()
+    await asyncio.to_thread(process.stop)
     async with slow_bookie.running(process.directory / "bookie.toml", sync_s=SLOW_ADD_S):
         before_mb, after_mb, rate = await asyncio.to_thread(alone, append_for, known, SLOW_S)
     await cluster.restart("bookie", process.id)

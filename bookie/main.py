@@ -19,6 +19,7 @@ from magnetar.bookie.config import BookieConfig
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.server import SERVICE, handlers
 from magnetar.bookie.service import State
+from magnetar.metadata.store import SessionState
 from magnetar.metadata.zookeeper import ZooKeeperStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import ConfigError, load_config
@@ -102,7 +103,7 @@ async def serve_bookie(
             ),
         )
         service.watch_read_only(entry.set_read_only)
-        app = BaseApp(lambda: _health(service, entry), registry)
+        app = BaseApp(lambda: _health(service, entry, store), registry)
         gauge(registry, "magnetar_bookie_registered", "1 while registered.", lambda: entry.held)
 
         async def announce() -> None:
@@ -144,13 +145,16 @@ def _say_ready(config: BookieConfig, grpc_port: int, http_port: int) -> None:
         )
 
 
-def _health(service: BookieService, entry: Registration) -> Health:
+def _health(service: BookieService, entry: Registration, store: MetadataStore) -> Health:
+    """Brokers find the bookie only while its lease is held. Without a connection to the metadata
+    store the bookie does not know whether the lease is still held."""
     identity = service.identity
+    registered = entry.held and store.session_state is SessionState.CONNECTED
     return Health(
         role="bookie",
         id=identity.bookie,
-        state=service.state if entry.held else "unregistered",
-        ready=service.state is State.SERVING and entry.held,
+        state=service.state if registered else "unregistered",
+        ready=service.state is State.SERVING and registered,
         details={"incarnation": identity.incarnation, "boot_epoch": identity.boot_epoch},
     )
 

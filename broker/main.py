@@ -29,6 +29,7 @@ from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.metadata.policies import BROKER_DEFAULTS
+from magnetar.metadata.store import SessionState
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
@@ -109,7 +110,7 @@ class BrokerProcess:
         self._incarnation = f"{random.getrandbits(128):032x}"
         self._registry = registry
         self._role = role
-        self._registered = asyncio.Event()  # at least once
+        self._registered = asyncio.Event()  # while the lease is held
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -253,6 +254,8 @@ class BrokerProcess:
         log.info("registration", broker=self.registration.broker, held=held)
         if held:
             self._registered.set()
+        else:
+            self._registered.clear()
 
     async def _announce(self) -> None:
         await self._registered.wait()
@@ -304,5 +307,15 @@ class BrokerProcess:
         return BaseApp(self._health, self._registry, make_rest)
 
     def _health(self) -> Health:
-        state = "stopping" if self._stopping else "serving" if self.ready.is_set() else "starting"
+        """Clients and brokers find this broker only while its lease is held. Without a connection
+        to the metadata store the broker does not know whether the lease is still held."""
+        connected = self._store.session_state is SessionState.CONNECTED
+        if self._stopping:
+            state = "stopping"
+        elif not self.ready.is_set():
+            state = "starting"
+        elif not (connected and self._registered.is_set()):
+            state = "unregistered"
+        else:
+            state = "serving"
         return Health(self._role, self._config.id, state, ready=state == "serving")

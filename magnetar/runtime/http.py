@@ -1,4 +1,4 @@
-"""The HTTP port of a server: health, metrics, and whatever API the role adds behind them."""
+"""The HTTP port of a server: health, metrics and the API of the role."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 STOP_S = 1
-"""How long a stopping server waits for requests under way before it cancels them. Whole seconds,
-because uvicorn counts in them."""
+"""A stopping server waits this long for open requests, then cancels them. uvicorn takes whole
+seconds only."""
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -32,7 +32,7 @@ App = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What GET /health says; the status is 200 when `ready` and 503 otherwise."""
+    """The answer of GET /health; the status is 200 if `ready`, else 503."""
 
     role: str
     id: str
@@ -42,10 +42,10 @@ class Health:
 
 
 class BaseApp:
-    """Serves /health and /metrics itself, everything else through the application of `rest`.
+    """Serves /health and /metrics itself, all other paths with the application of `rest`.
 
-    `rest` is called once, in a thread, at the first request that needs it: importing FastAPI takes
-    a third of a second and 30 MB, which a server that is only asked for its health never pays.
+    `rest` is called once, in a thread, at the first request for another path. Importing FastAPI
+    takes a third of a second and 30 MB; a server without such requests does not need it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BaseApp:
         self._health = health
         self._registry = registry
         self._make_rest = rest
-        self._rest: App | None = None  # None: nobody has asked for it yet
+        self._rest: App | None = None  # None: no request needed it yet
         self._making = asyncio.Lock()
 
     async def __call__(
@@ -107,9 +107,9 @@ class BaseApp:
 
 
 async def serve_http(app: App, listener: socket.socket) -> None:
-    """Serve `app` on a socket of `bind_port` until cancelled; then stops within about two seconds.
+    """Serve `app` on a socket of `bind_port` until cancelled, then stop within about two seconds.
 
-    Run it in the process's TaskGroup. It takes the socket over and closes it.
+    Run it in the TaskGroup of the process. It closes the socket.
     """
     server = _Server(
         uvicorn.Config(
@@ -136,7 +136,7 @@ async def serve_http(app: App, listener: socket.socket) -> None:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the process (process.py), which cancels us."""
+        """Install no handlers: the process handles signals (process.py) and cancels this server."""
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING
@@ -44,19 +43,11 @@ def bookies(tmp_path: Path) -> Iterator[list[BookieProcess]]:
         for process in processes:
             process.launch()
         for process in processes:
-            read_ready(process)
+            process.wait_ready()
         yield processes
     finally:
         for process in processes:
             process.end()
-
-
-def read_ready(process: BookieProcess) -> None:
-    assert process._process is not None
-    assert process._process.stdout is not None
-    line = process._process.stdout.readline()
-    assert line, process.log
-    process.ready = json.loads(line)
 
 
 def member(process: BookieProcess) -> Member:

@@ -4,7 +4,6 @@ lost."""
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
@@ -206,9 +205,7 @@ def bookies(tmp_path: Path) -> Iterator[list[BookieProcess]]:
         for process in processes:
             process.launch()
         for process in processes:
-            assert process._process is not None
-            assert process._process.stdout is not None
-            process.ready = json.loads(process._process.stdout.readline())
+            process.wait_ready()
         yield processes
     finally:
         for process in processes:

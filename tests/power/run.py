@@ -216,7 +216,7 @@ async def run_turns(
     data_dir = directory / "data" if disk is None else disk.path / "data"
     bookie = BookieProcess(directory / "b1", data_dir=str(data_dir))
     if lying:
-        bookie.program = LYING
+        bookie.use_program(LYING)
     tree, tally = MemoryTree(), Tally()
     try:
         bookie.start()

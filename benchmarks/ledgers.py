@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from benchmarks import limits, reference, slow_bookie
 from benchmarks.figures import Figure, Shape, median
 from benchmarks.processes import alone, cpu_s, own_peak_mb, run
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.local_cluster import LocalCluster
@@ -100,7 +100,7 @@ async def ledgers_of(cluster: Cluster) -> AsyncIterator[Ledgers]:
     """This process's ledgers, while inside."""
     store = await ZooKeeperStore.connect_url(cluster.metadata_url)
     chance = random.SystemRandom()
-    directory = BookieDirectory(store)
+    directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
         GrpcBookiePeer,

@@ -68,7 +68,7 @@ class Intake(Enum):
 
 
 @dataclass(slots=True)
-class LedgerState:
+class LedgerAdmission:
     """A ledger as the store has it, durable or not."""
 
     record: LedgerRecord | None  # None: the store knows nothing of the ledger
@@ -92,7 +92,7 @@ class Admitted:
 class _Stretch:
     """Entries first, first + 1, … of one ledger, all of them let in."""
 
-    state: LedgerState
+    state: LedgerAdmission
     ledger: int
     master_key: int
     first: int
@@ -106,10 +106,10 @@ class _Stretch:
             admitted.entries_stored += count
 
 
-_NOTHING: Final = _Stretch(LedgerState(None, -1), -1, -1, -1, -1)
+_NOTHING: Final = _Stretch(LedgerAdmission(None, -1), -1, -1, -1, -1)
 
 
-def refusal(add: Add, state: LedgerState, intake: Intake) -> BookieCode | None:
+def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | None:
     """Why `add` must not be stored, by what is known here. None: it may."""
     record = state.record
     if record is None:
@@ -158,7 +158,7 @@ class Admission:
         self._delete = delete
         self._clock = clock
         self._ledgers_cached_max = ledgers_cached_max
-        self._states: dict[int, LedgerState] = {}
+        self._states: dict[int, LedgerAdmission] = {}
         self._removal_watchers: list[Callable[[int], None]] = []
         self.conflicts = 0  # entries that were offered with other content than is stored
 
@@ -166,7 +166,7 @@ class Admission:
         """Call `tell` with each ledger of which entries that are stored are deleted or replaced."""
         self._removal_watchers.append(tell)
 
-    def state(self, ledger: int) -> LedgerState:
+    def state(self, ledger: int) -> LedgerAdmission:
         """Raises StorageFailed: the ledger's record cannot be read, or makes no sense."""
         state = self._states.get(ledger)
         return self._load(ledger) if state is None else state
@@ -271,7 +271,7 @@ class Admission:
             state.highest = add.entry
         return BookieCode.OK
 
-    def _compare(self, add: Add, state: LedgerState) -> BookieCode | None:
+    def _compare(self, add: Add, state: LedgerAdmission) -> BookieCode | None:
         """The answer for an add whose id may be taken. None: it is free."""
         try:
             stored = self._storage.entry(add.ledger, add.entry)
@@ -299,7 +299,7 @@ class Admission:
         for tell in self._removal_watchers:
             tell(ledger)
 
-    def _load(self, ledger: int) -> LedgerState:
+    def _load(self, ledger: int) -> LedgerAdmission:
         value = self._storage.ledger_record(ledger)
         if value is None:
             return self._load_absent(ledger)
@@ -307,7 +307,7 @@ class Admission:
             record = decode_ledger_record(value)
         except FormatDamaged as damage:
             raise StorageFailed(f"read the record of ledger {ledger}", damage.reason) from damage
-        state = LedgerState(record, self._highest(ledger))
+        state = LedgerAdmission(record, self._highest(ledger))
         self._keep(ledger, state)
         return state
 
@@ -321,29 +321,29 @@ class Admission:
             return ID_MAX
         return -1 if last is None else last[0]
 
-    def _load_absent(self, ledger: int) -> LedgerState:
+    def _load_absent(self, ledger: int) -> LedgerAdmission:
         stone = self._storage.tombstone(ledger)
         if stone is None:
-            return LedgerState(None, -1)
+            return LedgerAdmission(None, -1)
         try:
             decode_tombstone(stone)
         except FormatDamaged as damage:
             raise StorageFailed(f"read the tombstone of ledger {ledger}", damage.reason) from damage
-        return LedgerState(None, -1, deleted=True)
+        return LedgerAdmission(None, -1, deleted=True)
 
-    def _keep(self, ledger: int, state: LedgerState) -> None:
+    def _keep(self, ledger: int, state: LedgerAdmission) -> None:
         if len(self._states) >= self._ledgers_cached_max:
             del self._states[next(iter(self._states))]
         self._states[ledger] = state
 
-    def _recorded(self, state: LedgerState, master_key: int) -> LedgerRecord:
+    def _recorded(self, state: LedgerAdmission, master_key: int) -> LedgerRecord:
         """The ledger's record, a new one if there is none. Whoever comes first sets the key."""
         if state.record is not None:
             return state.record
         return LedgerRecord(master_key, fenced=False, created_ms=self._clock.now_ms())
 
     def _record(
-        self, ledger: int, state: LedgerState, record: LedgerRecord, puts: list[Put]
+        self, ledger: int, state: LedgerAdmission, record: LedgerRecord, puts: list[Put]
     ) -> None:
         if state.record is None:
             self._keep(ledger, state)

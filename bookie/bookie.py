@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from magnetar.bookie.admission import Admission
 from magnetar.bookie.disk import release_if_short
 from magnetar.bookie.errors import DirectoryUnusable, StorageFailed
-from magnetar.bookie.newcomers import FirstAddCheck
+from magnetar.bookie.first_add_check import FirstAddCheck
 from magnetar.bookie.service import READ_CACHE_BYTES, BookieService
 from magnetar.bookie.storage.commit import GroupCommit
 from magnetar.bookie.storage.directory import open_directory

@@ -33,9 +33,9 @@ from magnetar.bookie.contract import (
     LedgerPage,
     ReadRequest,
 )
+from magnetar.bookie.damaged_store import DamagedStore
 from magnetar.bookie.errors import ReadsOverloaded, StorageFailed
-from magnetar.bookie.limbo import Limbo
-from magnetar.bookie.newcomers import Newcomers
+from magnetar.bookie.first_add_check import FirstAdds
 from magnetar.bookie.read_cache import ReadCache, Run
 from magnetar.bookie.stripes import read_stripes
 from magnetar.protos.envelope import (
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from magnetar.bookie.admission import Admission, Admitted, LedgerState
+    from magnetar.bookie.admission import Admission, Admitted, LedgerAdmission
     from magnetar.bookie.storage.commit import GroupCommit
     from magnetar.bookie.storage.format import Identity
     from magnetar.bookie.storage.store import Storage
@@ -138,9 +138,9 @@ class BookieService:
         self._storage = storage
         self._commit = commit
         self._admission = admission
-        self._newcomers = Newcomers(check_first_add, self._settle)
+        self._first_adds = FirstAdds(check_first_add, self._settle)
         self._read_thread = read_thread
-        self._limbo = Limbo(formers)
+        self._limbo = DamagedStore(formers)
         self._read_only_watchers: list[Callable[[bool], None]] = []
         self._reads_waiting = 0
         self._streams: dict[FrameStream, Outbox] = {}
@@ -150,7 +150,7 @@ class BookieService:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit.run())
-                group.create_task(self._newcomers.run())
+                group.create_task(self._first_adds.run())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -241,7 +241,7 @@ class BookieService:
         self.counts.add_bytes += len(frame)
         admitted = self._admission.admit(adds)
         if admitted.unverified:
-            beyond = self._newcomers.take(admitted.unverified, outbox)
+            beyond = self._first_adds.take(admitted.unverified, outbox)
             admitted.refused += _acks(beyond, BookieCode.OVERLOADED)
         self._answer(admitted, outbox)
 
@@ -574,7 +574,7 @@ def _read_run(source: _Source, at: int, last: int, **limits: int) -> _Answer:
     return Run.of(at, found), why
 
 
-def _absent(state: LedgerState) -> BookieCode:
+def _absent(state: LedgerAdmission) -> BookieCode:
     return BookieCode.DELETED if state.deleted else BookieCode.NO_SUCH_LEDGER
 
 

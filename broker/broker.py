@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.contract import CloseReason
 from magnetar.broker.errors import NotOwner, TopicNotFound
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.broker.ownership.owners import Owners
-from magnetar.broker.refusal import OPERATING_ERRORS
-from magnetar.broker.topic import Topic
+from magnetar.broker.session.refusal import OPERATING_ERRORS
+from magnetar.broker.topic.contract import CloseReason
+from magnetar.broker.topic.topic import Topic
 from magnetar.metadata import paths
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.log import get_logger
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
-    from magnetar.broker.topic import ProducerNames
+    from magnetar.broker.topic.topic import ProducerNames
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName
@@ -107,9 +107,9 @@ class Broker:
             for task in lasting:
                 task.cancel()
 
-    def heir_of(self, name: TopicName) -> BrokerRegistration | None:
+    def next_owner_of(self, name: TopicName) -> BrokerRegistration | None:
         """Who gets the topic while it is being handed over; None: it is not, or nobody."""
-        return self._owners.heir_of(bundle_of(name))
+        return self._owners.next_owner_of(bundle_of(name))
 
     async def locate(self, name: TopicName, *, authoritative: bool) -> Located:
         """See Owners.locate."""

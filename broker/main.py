@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.reporting import report_bad_copies
 from magnetar.broker.broker import Broker
-from magnetar.broker.connection import Connection, Transport
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
-from magnetar.broker.topic import ProducerNames
-from magnetar.broker.transport.grpc import SERVICE, BrokerService
-from magnetar.broker.transport.pulsar_tcp import PulsarServer
+from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.grpc import SERVICE, BrokerService
+from magnetar.broker.session.pulsar_tcp import PulsarServer
+from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
@@ -180,7 +180,7 @@ class BrokerProcess:
         )
 
     def _make_ledgers(self) -> Ledgers:
-        directory = BookieDirectory(self._store)
+        directory = BookieRegistry(self._store)
         peers = PeerPool(
             directory,
             self._open_peer,

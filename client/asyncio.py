@@ -7,6 +7,8 @@ import itertools
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
+from magnetar.client.consuming.subscriber import Subscriber
+from magnetar.client.environment import Environment, Parts
 from magnetar.client.errors import (
     AlreadyClosed,
     Interrupted,
@@ -15,7 +17,6 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
-from magnetar.client.lookup import Lookup
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
@@ -23,19 +24,18 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.parts import Parts, World
-from magnetar.client.pool import Pool
 from magnetar.client.producer import Producer
-from magnetar.client.publisher import Publisher
+from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
+from magnetar.client.session.lookup import Lookup
+from magnetar.client.session.pool import Pool
 from magnetar.client.signature import taking
-from magnetar.client.subscriber import Subscriber
 from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    from magnetar.client.subscription import MessageQueue, Subscription
+    from magnetar.client.consuming.subscription import MessageQueue, Subscription
 
 __all__ = ["Client", "Consumer", "Producer", "Reader"]
 
@@ -52,10 +52,10 @@ class Client:
 
     @taking(ClientOptions)
     def __init__(self, options: ClientOptions) -> None:
-        self._set_up(options, World())
+        self._set_up(options, Environment())
 
     @classmethod
-    def in_world(cls, options: ClientOptions, world: World) -> Self:
+    def in_world(cls, options: ClientOptions, world: Environment) -> Self:
         """A client with another network, clock and chance: for tests and simulations."""
         client = cls.__new__(cls)
         client._set_up(options, world)
@@ -174,7 +174,7 @@ class Client:
 
     # Mechanics
 
-    def _set_up(self, options: ClientOptions, world: World) -> None:
+    def _set_up(self, options: ClientOptions, world: Environment) -> None:
         dialer = world.dialer()
         scope = Scope(on_failure=self._on_failure, at_end=dialer.close)
         pool = Pool(

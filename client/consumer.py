@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
+from magnetar.client.consuming.subscription import Subscription, of_generation
 from magnetar.client.errors import (
     CumulativeAcknowledgementNotAllowedError,
     OperationNotSupported,
@@ -14,12 +15,11 @@ from magnetar.client.errors import (
 )
 from magnetar.client.message import Message, MessageId
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
-from magnetar.client.subscription import Subscription, of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from magnetar.client.subscriber import Subscriber
+    from magnetar.client.consuming.subscriber import Subscriber
 
 
 class Consumer:

@@ -11,7 +11,7 @@ from magnetar.protos import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from magnetar.client.acks import Key
+    from magnetar.client.consuming.acks import Key
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 

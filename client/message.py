@@ -11,7 +11,7 @@ from magnetar.client.errors import InvalidMessage
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
-    from magnetar.client.delivery import Delivery
+    from magnetar.client.consuming.delivery import Delivery
     from magnetar.protos.message import ReceivedMessage
 
 _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning

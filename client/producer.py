@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
+from magnetar.client.producing.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
-    from magnetar.client.publisher import Publisher
+    from magnetar.client.producing.publisher import Publisher
     from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
 

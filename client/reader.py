@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import LoopQueue, take
+from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import AlreadyClosed
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType, InitialPosition, ReaderOptions
-from magnetar.client.subscription import Subscription
 
 if TYPE_CHECKING:
     import random
 
+    from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.message import Message
-    from magnetar.client.subscriber import Subscriber
 
 
 class Reader:

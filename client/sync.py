@@ -1,8 +1,8 @@
 """The synchronous client: a thin face over the asyncio one, whose loop runs in a thread.
 
 All methods may be called from any thread. `send_async`, `acknowledge` and `receive` cross to the
-loop by way of crossing.py; everything else runs a coroutine there and waits for it. Callbacks of
-sends are called on the loop's thread and must not wait for the client.
+loop through thread_bridge.py; every other method runs a coroutine on the loop and waits for it.
+Send callbacks run on the loop's thread and must not wait for the client.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from magnetar.client.consumer import (
     id_of,
     subscription_of,
 )
-from magnetar.client.crossing import LoopThread, Mailbox, Outcome, wait_for
+from magnetar.client.consuming.listeners import Listener, ListenerThread
+from magnetar.client.environment import Environment
 from magnetar.client.errors import (
     AlreadyClosed,
     OperationNotSupported,
     PulsarException,
     Timeout,
 )
-from magnetar.client.listeners import Listener, ListenerThread
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
@@ -38,19 +38,19 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
-from magnetar.client.parts import World
+from magnetar.client.producing.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
 from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import taking
+from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import timedelta
 
-    from magnetar.client.batching import Done
+    from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
-    from magnetar.client.publisher import Publisher
-    from magnetar.client.subscription import Subscription
+    from magnetar.client.producing.batching import Done
+    from magnetar.client.producing.publisher import Publisher
     from magnetar.protos.message import OutgoingMessage
 
 
@@ -66,10 +66,10 @@ class Client:
 
     @taking(ClientOptions)
     def __init__(self, options: ClientOptions) -> None:
-        self._set_up(options, World())
+        self._set_up(options, Environment())
 
     @classmethod
-    def in_world(cls, options: ClientOptions, world: World) -> Self:
+    def in_world(cls, options: ClientOptions, world: Environment) -> Self:
         """A client with another network, clock and chance: for tests and simulations."""
         client = cls.__new__(cls)
         client._set_up(options, world)
@@ -128,7 +128,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _set_up(self, options: ClientOptions, world: World) -> None:
+    def _set_up(self, options: ClientOptions, world: Environment) -> None:
         self._thread = LoopThread("magnetar-client")
         self._closed = False
         self._listener_threads: list[ListenerThread] = []
@@ -570,7 +570,7 @@ class _Inbox:
                 function(argument)
 
 
-async def _made(options: ClientOptions, world: World) -> AsyncClient:
+async def _made(options: ClientOptions, world: Environment) -> AsyncClient:
     """Where there is a running loop."""
     return AsyncClient.in_world(options, world)
 

@@ -14,8 +14,8 @@ from magnetar.bookie.ledger.errors import (
     LedgerRefused,
     QuorumTimeout,
 )
-from magnetar.bookie.ledger.farewell import Farewell
 from magnetar.bookie.ledger.handle import LedgerReader
+from magnetar.bookie.ledger.late_acks import LateAcks
 from magnetar.bookie.ledger.quorum import seat_numbers, seats
 from magnetar.bookie.ledger.services import quorum_of
 from magnetar.bookie.ledger.verdict import ADD_VERDICTS, AddVerdict
@@ -531,7 +531,7 @@ class LedgerAppender:
             stream.detach(self.ledger)
         self._seats = {}
         for seat, entries in self._writer.owed.items():
-            Farewell(
+            LateAcks(
                 self.ledger,
                 self._streams[seat],
                 entries,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from random import Random
 
+    from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.config import LedgerConfig
-    from magnetar.bookie.ledger.directory import BookieDirectory
-    from magnetar.bookie.ledger.health import Health
+    from magnetar.bookie.ledger.health import BookieHealth
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.metadata.model import Member
@@ -36,10 +36,10 @@ log = get_logger(__name__)
 class Ensembles:
     def __init__(
         self,
-        directory: BookieDirectory,
+        directory: BookieRegistry,
         pool: PeerPool,
         config: LedgerConfig,
-        health: Health,
+        health: BookieHealth,
         random: Random,
     ) -> None:
         self._directory = directory

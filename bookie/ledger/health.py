@@ -53,7 +53,7 @@ class _Score:
     success_at: float = float("-inf")
 
 
-class Health:
+class BookieHealth:
     """The scores of the bookies that one process uses; those of whom nothing bad is known cost
     nothing. `now` is in seconds of any clock that does not go backwards."""
 

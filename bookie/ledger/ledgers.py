@@ -11,9 +11,9 @@ from magnetar.bookie.ledger.budget import ByteBudget
 from magnetar.bookie.ledger.ensembles import Ensembles
 from magnetar.bookie.ledger.errors import LedgerError, RecoveryIncomplete
 from magnetar.bookie.ledger.handle import LedgerReader
-from magnetar.bookie.ledger.health import Health
+from magnetar.bookie.ledger.health import BookieHealth
 from magnetar.bookie.ledger.records import LedgerRecords
-from magnetar.bookie.ledger.recoverer import recover_ledger
+from magnetar.bookie.ledger.recovery_driver import recover_ledger
 from magnetar.bookie.ledger.services import Services
 from magnetar.metadata.errors import MetadataError, Unavailable
 from magnetar.metadata.model import EntryId, LedgerMetadata, LedgerState, Segment
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from random import Random
 
+    from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.config import LedgerConfig
-    from magnetar.bookie.ledger.directory import BookieDirectory
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.metadata.ids import LedgerIds
     from magnetar.metadata.model import LedgerId, Member
@@ -48,7 +48,7 @@ class Ledgers:
     def __init__(
         self,
         store: MetadataStore,
-        bookies: BookieDirectory,
+        bookies: BookieRegistry,
         peers: PeerPool,
         ids: LedgerIds,
         config: LedgerConfig,
@@ -62,7 +62,7 @@ class Ledgers:
         self._clock = clock
         self._random = random
         self.bad_copies = BadCopies()  # what readers met; to be drained into marks for repair
-        health = Health(half_life_s=config.health_half_life_s)
+        health = BookieHealth(half_life_s=config.health_half_life_s)
         self.services = Services(
             config=config,
             records=LedgerRecords(store, timeout_s=config.metadata_timeout_s),

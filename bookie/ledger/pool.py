@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from random import Random
 
-    from magnetar.bookie.ledger.directory import BookieDirectory
+    from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.peer import BookiePeer, OpenPeer
     from magnetar.metadata.model import Member
 
@@ -35,7 +35,7 @@ class PeerPool:
 
     def __init__(
         self,
-        directory: BookieDirectory,
+        directory: BookieRegistry,
         open_peer: OpenPeer,
         *,
         client_name: str,

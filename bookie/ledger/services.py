@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from random import Random
 
     from magnetar.bookie.ledger.bad_copies import BadCopies
+    from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.budget import ByteBudget
     from magnetar.bookie.ledger.config import LedgerConfig
-    from magnetar.bookie.ledger.directory import BookieDirectory
     from magnetar.bookie.ledger.ensembles import Ensembles
-    from magnetar.bookie.ledger.health import Health
+    from magnetar.bookie.ledger.health import BookieHealth
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.bookie.ledger.records import LedgerRecords
     from magnetar.metadata.model import LedgerMetadata
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Services:
     config: LedgerConfig
     records: LedgerRecords
-    directory: BookieDirectory
+    directory: BookieRegistry
     pool: PeerPool
-    health: Health
+    health: BookieHealth
     bad_copies: BadCopies
     ensembles: Ensembles
     budget: ByteBudget

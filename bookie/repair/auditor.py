@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.services import quorum_of
-from magnetar.bookie.repair.absences import Absences, Presence
 from magnetar.bookie.repair.census import all_ledgers, read_ledgers
+from magnetar.bookie.repair.lost_bookies import LostBookies, Presence
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.pause import PauseWatch
 from magnetar.bookie.repair.plan import is_narrow, missing, sealed, striped
@@ -152,9 +152,9 @@ class Auditor:
 
     # -- audits ----------------------------------------------------------------------------------
 
-    def _no_absences(self) -> Absences:
+    def _no_absences(self) -> LostBookies:
         config = self._config
-        return Absences(delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max)
+        return LostBookies(delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max)
 
     async def _audits(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.bookie.repair.auditor import Auditor
@@ -130,7 +130,7 @@ def _ledgers(
         write_quorum=config.write_quorum,
         ack_quorum=config.write_quorum // 2 + 1,
     )
-    directory = BookieDirectory(store)
+    directory = BookieRegistry(store)
     peers = PeerPool(
         directory,
         open_peer,

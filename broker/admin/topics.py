@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from magnetar.broker.errors import TopicNotFound
-from magnetar.broker.refusal import OPERATING_ERRORS
+from magnetar.broker.session.refusal import OPERATING_ERRORS
 from magnetar.protos.errors import ProtocolError
 from magnetar.protos.names import Domain, TopicName
 

@@ -14,15 +14,15 @@ from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.cursor import Cursor, mark_before
 from magnetar.broker.cursor.journal import CursorConfig, CursorJournal
-from magnetar.broker.cursor.replay import Replay, number_of
+from magnetar.broker.cursor.replay import CursorReplay, number_of
 from magnetar.broker.errors import (
     InvalidCursorRecord,
     LogDamaged,
     LogUnavailable,
     SubscriptionNotFound,
 )
+from magnetar.broker.log.record_limits import with_subscription
 from magnetar.broker.log.recovery import recover_ledger
-from magnetar.broker.log.room import with_subscription
 from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerId, SubscriptionRecord, TopicRecord
 
@@ -41,7 +41,7 @@ class Cursors:
 
     def __init__(self, topic_log: Log, config: CursorConfig) -> None:
         self._log = topic_log
-        self._tenure = topic_log.tenure
+        self._owned_record = topic_log.owned_record
         self._journal = CursorJournal(topic_log, config)
         self._cursors: dict[str, Cursor] = {}
 
@@ -72,8 +72,8 @@ class Cursors:
 
         Raises LogFenced, LogUnavailable, TopicFull.
         """
-        if self._tenure.lost is not None:
-            raise self._tenure.lost
+        if self._owned_record.lost is not None:
+            raise self._owned_record.lost
         if name in self._cursors:
             return self._cursors[name]
         state = AckState(self._log.chain, mark_before(self._log.chain, start))
@@ -83,12 +83,12 @@ class Cursors:
         def add(record: TopicRecord) -> TopicRecord:
             if name in record.subscriptions:
                 return record
-            return with_subscription(self._tenure.name, record, name, fresh)
+            return with_subscription(self._owned_record.name, record, name, fresh)
 
-        await self._tenure.change(add)
+        await self._owned_record.change(add)
         if name not in self._cursors:  # nobody else was faster
-            replay = Replay(self._log.chain)
-            replay.on_entry(self._tenure.record.subscriptions[name].inline)
+            replay = CursorReplay(self._log.chain)
+            replay.on_entry(self._owned_record.record.subscriptions[name].inline)
             self._add(name, replay)
         return self._cursors[name]
 
@@ -98,7 +98,7 @@ class Cursors:
         return Cursor(name, self._log, state, number=0, properties={}, journal=None)
 
     async def delete(self, name: str) -> None:
-        """Durable on return. When its outcome stays unknown the tenure ends with it.
+        """Durable on return. When its outcome stays unknown the ownership ends with it.
 
         Raises LogFenced, LogUnavailable, SubscriptionNotFound.
         """
@@ -110,13 +110,13 @@ class Cursors:
             return replace(record, subscriptions=left)
 
         try:
-            await self._tenure.change(remove)
+            await self._owned_record.change(remove)
         except (LogUnavailable, asyncio.CancelledError) as error:
             cause = error.cause if isinstance(error, LogUnavailable) else error
             if not isinstance(cause, Unavailable | Contended):
                 # It may be gone: what it acknowledged from now on could not be promised. Whoever
                 # opens the topic anew reads what is true.
-                self._tenure.lose(f"subscription {name!r} may be deleted")
+                self._owned_record.lose(f"subscription {name!r} may be deleted")
             raise
         cursor = self._cursors.pop(name, None)
         if cursor is not None:
@@ -135,8 +135,8 @@ class Cursors:
 
     # ---- mechanics -------------------------------------------------------------------------------
 
-    def _add(self, name: str, replay: Replay) -> None:
-        record = self._tenure.record.subscriptions[name]
+    def _add(self, name: str, replay: CursorReplay) -> None:
+        record = self._owned_record.record.subscriptions[name]
         number = number_of(record.inline)
         cursor = Cursor(
             name,
@@ -150,21 +150,21 @@ class Cursors:
         self._journal.add(cursor)
 
     async def _restore(self) -> None:
-        replay = Replay(self._log.chain)
+        replay = CursorReplay(self._log.chain)
         ledger = NO_LEDGER
         try:
-            for subscription in self._tenure.record.subscriptions.values():
+            for subscription in self._owned_record.record.subscriptions.values():
                 replay.on_entry(subscription.inline)
-            for ledger in self._tenure.record.cursor_ledgers:
+            for ledger in self._owned_record.record.cursor_ledgers:
                 await self._replay_ledger(replay, ledger)
             self._journal.newest_number = replay.newest_number
-            for name in self._tenure.record.subscriptions:
+            for name in self._owned_record.record.subscriptions:
                 self._add(name, replay)
         except InvalidCursorRecord as error:
-            raise LogDamaged(str(self._tenure.name), ledger, error.reason) from error
+            raise LogDamaged(str(self._owned_record.name), ledger, error.reason) from error
 
-    async def _replay_ledger(self, replay: Replay, ledger: LedgerId) -> None:
-        metadata = await recover_ledger(self._tenure, self._log.ledgers, ledger)
+    async def _replay_ledger(self, replay: CursorReplay, ledger: LedgerId) -> None:
+        metadata = await recover_ledger(self._owned_record, self._log.ledgers, ledger)
         last = metadata.last_entry
         assert last is not None
         if last < 0:
@@ -180,4 +180,4 @@ class Cursors:
                 following = part[-1].entry + 1
         except (LedgerError, MetadataError) as error:
             doing = f"reading cursor ledger {ledger}"
-            raise LogUnavailable(str(self._tenure.name), doing, error) from error
+            raise LogUnavailable(str(self._owned_record.name), doing, error) from error

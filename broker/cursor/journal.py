@@ -35,8 +35,8 @@ from magnetar.broker.errors import (
     SubscriptionNotFound,
     TooManyReceipts,
 )
+from magnetar.broker.log.owned_record import dropping
 from magnetar.broker.log.rolling import Rolling
-from magnetar.broker.log.tenure import dropping
 from magnetar.metadata.model import LedgerId
 from magnetar.runtime.log import get_logger
 
@@ -104,10 +104,10 @@ class _Restart:
 class CursorJournal:
     def __init__(self, topic_log: Log, config: CursorConfig) -> None:
         self._log = topic_log
-        self._tenure = topic_log.tenure
+        self._owned_record = topic_log.owned_record
         self._config = config
         self._rolling = Rolling(
-            topic_log.tenure,
+            topic_log.owned_record,
             topic_log.ledgers,
             kind="cursor",
             retry_s_first=topic_log.config.retry_s_first,
@@ -120,14 +120,14 @@ class CursorJournal:
         self._writing: list[Receipt] = []  # wait for the one under way
         self._restarts: deque[_Restart] = deque()
         self._ledger: CursorLedger | None = None  # None: none is open
-        self._newest = max((*topic_log.tenure.record.cursor_ledgers, LedgerId(-1)))
+        self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))
 
         self._closing = False
         self._ended: LogError | None = None
         self._noted = asyncio.Event()  # there is something to write
         self._hurry = asyncio.Event()  # and it should not wait for company
         self._finished = asyncio.Event()
-        topic_log.tenure.watch(self._wake)
+        topic_log.owned_record.watch(self._wake)
 
     def add(self, cursor: Journaled) -> None:
         """A subscription; all of its state is stored, in the topic's record or in its ledger."""
@@ -191,9 +191,9 @@ class CursorJournal:
         except LogError as error:
             self._end(error)
             # Without its cursors the topic cannot be served: whoever owns it next opens it anew.
-            self._tenure.lose(str(error))
+            self._owned_record.lose(str(error))
         finally:
-            self._end(LogClosed(str(self._tenure.name)))
+            self._end(LogClosed(str(self._owned_record.name)))
             self._finished.set()
 
     async def close(self) -> None:
@@ -216,8 +216,8 @@ class CursorJournal:
                 await self._hurry.wait()
         self._noted.clear()
         self._hurry.clear()
-        if self._tenure.lost is not None:
-            raise self._tenure.lost
+        if self._owned_record.lost is not None:
+            raise self._owned_record.lost
 
     async def _write(self) -> None:
         """Everything that was noted so far becomes durable."""
@@ -279,7 +279,7 @@ class CursorJournal:
         try:
             await self._rolling.record(lambda record: _with_ledger(record, new))
         except LogError:
-            if not self._tenure.may_be_recorded(new):
+            if not self._owned_record.may_be_recorded(new):
                 await self._rolling.discard(ledger.appender)
             raise
         if self._ledger is not None:
@@ -327,7 +327,7 @@ class CursorJournal:
         """Raises when another ledger would fail the same."""
         if failure is None:
             return
-        topic = str(self._tenure.name)
+        topic = str(self._owned_record.name)
         if isinstance(failure, LedgerRefused):
             raise LogUnavailable(topic, "storing acknowledgements", failure)
         number = ledger.appender.ledger
@@ -344,7 +344,7 @@ class CursorJournal:
                 await self._begin_ledger()
             if self._ledger is not None:
                 await self._rolling.close(self._ledger.appender)
-        elif changed or self._tenure.record.cursor_ledgers:
+        elif changed or self._owned_record.record.cursor_ledgers:
             if self._ledger is not None:
                 self._ledger.appender.abandon()
             await self._rolling.record(lambda record: _with_inline(record, inline))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.chain import Chain
 
 
-class Replay:
+class CursorReplay:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._states: dict[int, AckState] = {}

@@ -28,12 +28,12 @@ from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailabl
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.outstanding import Outstanding
+from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import run_of_positions
-from magnetar.broker.log.reading import LogReader
+from magnetar.broker.log.range_reader import LogReader
+from magnetar.broker.log.record_limits import patience, require_ledger_room
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
-from magnetar.broker.log.room import patience, require_ledger_room
-from magnetar.broker.log.tenure import Tenure
 from magnetar.metadata.model import LedgerId, TopicLedger
 from magnetar.protos.entry import parse_stored_entry
 from magnetar.runtime.log import get_logger
@@ -105,7 +105,7 @@ class Log:
 
     def __init__(
         self,
-        tenure: Tenure,
+        owned_record: OwnedRecord,
         chain: Chain,
         *,
         ledgers: LedgerStore,
@@ -113,8 +113,8 @@ class Log:
         clock: Clock,
         cache: EntryCache,
     ) -> None:
-        self.name = tenure.name
-        self.tenure = tenure
+        self.name = owned_record.name
+        self.owned_record = owned_record
         self.chain = chain
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[tuple[object, Position]]], None] = _not_set
@@ -127,7 +127,7 @@ class Log:
 
         self._outstanding = Outstanding(next_index=chain.next_index)
         self._rolling = Rolling(
-            tenure,
+            owned_record,
             ledgers,
             kind="data",
             retry_s_first=config.retry_s_first,
@@ -139,7 +139,7 @@ class Log:
         self._ledger_bytes = 0
         self._opened_s = 0.0
         self._patience = 1  # of the open ledger, see room.py
-        self._newest = LedgerId(max(chain.newest, *tenure.record.deleting, -1))
+        self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
 
         self._running = False
         self._closing = False
@@ -148,7 +148,7 @@ class Log:
         self._room = asyncio.Event()
         self._room.set()
         self._finished = asyncio.Event()
-        tenure.watch(self._work.set)
+        owned_record.watch(self._work.set)
 
     @classmethod
     async def open(
@@ -166,12 +166,12 @@ class Log:
         No ledger is created before the first append. Raises LogFenced (somebody took it meanwhile),
         LogUnavailable, LogDamaged, TopicFull.
         """
-        tenure = await Tenure.take(name, store)
-        recovered = await recover_log(tenure, ledgers, clock)
+        owned_record = await OwnedRecord.take(name, store)
+        recovered = await recover_log(owned_record, ledgers, clock)
         chain = Chain(recovered.ledgers, next_index=recovered.next_index)
-        if chain.records != tenure.record.ledgers:
-            await tenure.change(lambda record: with_data_ledgers(record, chain.records))
-        return cls(tenure, chain, ledgers=ledgers, config=config, clock=clock, cache=cache)
+        if chain.records != owned_record.record.ledgers:
+            await owned_record.change(lambda record: with_data_ledgers(record, chain.records))
+        return cls(owned_record, chain, ledgers=ledgers, config=config, clock=clock, cache=cache)
 
     # ---- appending -------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class Log:
         assert not self._running, "run() is called once"
         self._running = True
         try:
-            await self.tenure.delete_dropped(self.ledgers)
+            await self.owned_record.delete_dropped(self.ledgers)
             while not (self._closing and self._idle):
                 await self._step()
             self._end(LogClosed(str(self.name)))
@@ -322,13 +322,13 @@ class Log:
 
     async def _step(self) -> None:
         """Whatever is next; waits when there is nothing."""
-        if self.tenure.lost is not None:
-            raise self.tenure.lost
+        if self.owned_record.lost is not None:
+            raise self.owned_record.lost
         if self._writing is not None and self._appender is None:
             await self._seal(self._writing)
         elif self._outstanding.queue:
             await self._begin_ledger()
-        elif self.chain.records != self.tenure.record.ledgers:
+        elif self.chain.records != self.owned_record.record.ledgers:
             await self._record(self.chain.records)
         elif self._closing and self._appender is not None:
             self._retire()
@@ -341,7 +341,7 @@ class Log:
         return (
             self._writing is None
             and not self._outstanding.queue
-            and self.chain.records == self.tenure.record.ledgers
+            and self.chain.records == self.owned_record.record.ledgers
         )
 
     async def _wait_for_work(self) -> None:
@@ -403,7 +403,9 @@ class Log:
             await self._record((*self.chain.records, record))
         except BaseException as error:  # also cancelled: nobody else knows of the appender
             appender.abandon()
-            if isinstance(error, LogError) and not self.tenure.may_be_recorded(appender.ledger):
+            if isinstance(error, LogError) and not self.owned_record.may_be_recorded(
+                appender.ledger
+            ):
                 await self._rolling.discard(appender)
             raise
         self.chain.open_ledger(record)
@@ -472,11 +474,11 @@ class Log:
     @property
     def properties(self) -> Mapping[str, str]:
         """Of the topic's record."""
-        return self.tenure.record.properties
+        return self.owned_record.record.properties
 
     async def set_property(self, key: str, value: str) -> None:
         """Durable on return. Raises LogFenced, LogUnavailable, LogDamaged."""
-        await self.tenure.change(
+        await self.owned_record.change(
             lambda record: replace(record, properties={**record.properties, key: value})
         )
 
@@ -520,7 +522,7 @@ class Log:
         """For people."""
         return {
             "state": self.state.value,
-            "epoch": self.tenure.epoch,
+            "epoch": self.owned_record.epoch,
             "ledgers": len(self.chain.records),
             "open_ledger": None if self._writing is None else self._writing.ledger,
             "degraded": self._writing is not None and self._writing.degraded,

@@ -19,7 +19,7 @@ from magnetar.protos.errors import EntryError
 
 if TYPE_CHECKING:
     from magnetar.broker.log.ledgers import LedgerStore
-    from magnetar.broker.log.tenure import Tenure
+    from magnetar.broker.log.owned_record import OwnedRecord
     from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger
     from magnetar.runtime.clock import Clock
 
@@ -30,14 +30,14 @@ class RecoveredLog:
     next_index: int
 
 
-async def recover_log(tenure: Tenure, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
+async def recover_log(owned: OwnedRecord, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
     """Nothing is written but by closing ledgers. Raises LogFenced, LogUnavailable, LogDamaged."""
     found: list[TopicLedger] = []
     next_index = 0
-    for record in tenure.record.ledgers:
+    for record in owned.record.ledgers:
         next_index = record.first_index
         if record.closed_ms == 0:
-            metadata = await recover_ledger(tenure, ledgers, record.ledger)
+            metadata = await recover_ledger(owned, ledgers, record.ledger)
             assert metadata.last_entry is not None
             assert metadata.length is not None
             record = replace(
@@ -49,43 +49,45 @@ async def recover_log(tenure: Tenure, ledgers: LedgerStore, clock: Clock) -> Rec
         if record.entries > 0:
             found.append(record)
     if found:
-        next_index = await _index_after(tenure, ledgers, found[-1])
+        next_index = await _index_after(owned, ledgers, found[-1])
     return RecoveredLog(tuple(found), next_index)
 
 
-async def recover_ledger(tenure: Tenure, ledgers: LedgerStore, ledger: LedgerId) -> LedgerMetadata:
+async def recover_ledger(
+    owned: OwnedRecord, ledgers: LedgerStore, ledger: LedgerId
+) -> LedgerMetadata:
     """Fence and close one ledger of the topic. Raises LogFenced, LogUnavailable, LogDamaged."""
     try:
         return await ledgers.recover(ledger)
     except LedgerNotFound:
-        raise await _missing(tenure, ledger) from None
+        raise await _missing(owned, ledger) from None
     except (LedgerError, MetadataError) as error:
-        raise LogUnavailable(str(tenure.name), f"recovering ledger {ledger}", error) from error
+        raise LogUnavailable(str(owned.name), f"recovering ledger {ledger}", error) from error
 
 
-async def _missing(tenure: Tenure, ledger: LedgerId) -> LogDamaged:
+async def _missing(owned: OwnedRecord, ledger: LedgerId) -> LogDamaged:
     """Nothing is wrong with a ledger that the topic's next owner has dropped. Raises LogFenced,
     LogUnavailable; else returns the error to raise."""
-    await tenure.verify()
-    return LogDamaged(str(tenure.name), ledger, "it does not exist")
+    await owned.verify()
+    return LogDamaged(str(owned.name), ledger, "it does not exist")
 
 
-async def _index_after(tenure: Tenure, ledgers: LedgerStore, last: TopicLedger) -> int:
+async def _index_after(owned: OwnedRecord, ledgers: LedgerStore, last: TopicLedger) -> int:
     """Index of the message after the ledger's last one: its last entry tells."""
     position = Position(last.ledger, last.entries - 1)
     try:
         metadata = await ledgers.metadata(last.ledger)
         if metadata is None:
-            raise await _missing(tenure, last.ledger)
+            raise await _missing(owned, last.ledger)
         if metadata.last_entry != position.entry:
             why = (
                 f"it ends at entry {metadata.last_entry}, the topic's record says {position.entry}"
             )
-            raise LogDamaged(str(tenure.name), last.ledger, why)
+            raise LogDamaged(str(owned.name), last.ledger, why)
         entry = EntryId(position.entry)
         (part,) = await ledgers.reader(metadata).read(entry, entry, bytes_max=1)
         return parse_payload(position, part.payload).index + 1
     except EntryError as error:
-        raise LogDamaged(str(tenure.name), last.ledger, str(error)) from error
+        raise LogDamaged(str(owned.name), last.ledger, str(error)) from error
     except (LedgerError, MetadataError) as error:
-        raise LogUnavailable(str(tenure.name), f"reading entry {position}", error) from error
+        raise LogUnavailable(str(owned.name), f"reading entry {position}", error) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerFenced, LedgerNotFound
 from magnetar.broker.errors import LogUnavailable
-from magnetar.broker.log.tenure import dropping
+from magnetar.broker.log.owned_record import dropping
 from magnetar.metadata.errors import MetadataError
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from magnetar.broker.log.ledgers import Appender, LedgerStore
-    from magnetar.broker.log.tenure import Tenure
+    from magnetar.broker.log.owned_record import OwnedRecord
     from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger, TopicRecord
 
 log = get_logger(__name__)
@@ -36,18 +36,18 @@ class Rolling:
 
     def __init__(
         self,
-        tenure: Tenure,
+        owned_record: OwnedRecord,
         ledgers: LedgerStore,
         *,
         kind: str,
         retry_s_first: float,
         retry_s_max: float,
     ) -> None:
-        self._tenure = tenure
+        self._owned_record = owned_record
         self._ledgers = ledgers
-        self._custom = {"topic": str(tenure.name).encode(), "kind": kind.encode()}
+        self._custom = {"topic": str(owned_record.name).encode(), "kind": kind.encode()}
         # Every topic draws its own delays: after an outage not all come back at once.
-        chance = random.Random(f"{tenure.name} {tenure.epoch} {kind}")
+        chance = random.Random(f"{owned_record.name} {owned_record.epoch} {kind}")
         self._backoff = Backoff(retry_s_first, retry_s_max, chance)
         self.trouble = ""  # for people: what is being tried again, and why; "": nothing
 
@@ -82,7 +82,7 @@ class Rolling:
                 trouble = error
                 if not isinstance(error, LedgerNotFound):
                     try:
-                        await self._tenure.verify()
+                        await self._owned_record.verify()
                         return self._done(await self._ledgers.recover(appender.ledger))
                     except LogUnavailable as failure:
                         if isinstance(error, LedgerFenced):
@@ -91,7 +91,7 @@ class Rolling:
                     except (LedgerError, MetadataError) as failure:
                         trouble = failure
             if isinstance(trouble, LedgerNotFound):
-                raise self._tenure.lose(str(trouble)) from trouble
+                raise self._owned_record.lose(str(trouble)) from trouble
             await self._pause(next(delays), f"closing ledger {appender.ledger}", trouble)
 
     async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
@@ -100,12 +100,12 @@ class Rolling:
         delays = self.delays()
         while True:
             try:
-                await self._tenure.change(change)
+                await self._owned_record.change(change)
                 self.trouble = ""
                 break
             except LogUnavailable as error:
                 await self._pause(next(delays), "changing the topic's record", error)
-        await self._tenure.delete_dropped(self._ledgers)
+        await self._owned_record.delete_dropped(self._ledgers)
 
     async def discard(self, appender: Appender) -> None:
         """Delete a ledger that is not in the record."""
@@ -119,15 +119,15 @@ class Rolling:
         return self._backoff.delays()
 
     def _raise_if_lost(self) -> None:
-        if self._tenure.lost is not None:
-            raise self._tenure.lost
+        if self._owned_record.lost is not None:
+            raise self._owned_record.lost
 
     def _done(self, result: T) -> T:
         self.trouble = ""
         return result
 
     async def _pause(self, delay_s: float, doing: str, error: Exception) -> None:
-        topic = str(self._tenure.name)
+        topic = str(self._owned_record.name)
         self.trouble = f"{doing} failed: {error}"
         log.warning("trying again", topic=topic, doing=doing, error=str(error), after_s=delay_s)
         await asyncio.sleep(delay_s)

@@ -129,7 +129,7 @@ class Owners:
         """Take nothing any more; the bundles that are held are given away with `release`."""
         self._stopping = True
 
-    def heir_of(self, bundle: Bundle) -> BrokerRegistration | None:
+    def next_owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
         """Who gets a bundle that is being released; None: it is not, or there is nobody."""
         return self._releasing.get(bundle)
 
@@ -142,7 +142,7 @@ class Owners:
             return
         self._releasing[bundle] = None
         try:
-            heir = await self._choose_heir(bundle)
+            heir = await self._choose_next_owner(bundle)
             self._releasing[bundle] = heir
             await unload(bundle)
             await self._give(bundle, heir)
@@ -193,7 +193,7 @@ class Owners:
                 return live[broker]
         raise BundleUnavailable(str(bundle), "no broker can take it")
 
-    async def _choose_heir(self, bundle: Bundle) -> BrokerRegistration | None:
+    async def _choose_next_owner(self, bundle: Bundle) -> BrokerRegistration | None:
         """Who is to have it next; None: there is nobody, or nobody knows."""
         try:
             await self._brokers.refresh()

@@ -9,7 +9,7 @@ import typer
 
 import magnetar
 from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
-from magnetar.client.service_url import host_and_port, parse_service_url
+from magnetar.client.session.service_url import host_and_port, parse_service_url
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -85,7 +85,7 @@ def _archive(
         from magnetar.spark.pipelines.archive import PartitionBy, archive
         from magnetar.spark.pipelines.target import check_target
         from magnetar.spark.source.options import parse_options
-        from magnetar.spark.source.reading import TopicReader
+        from magnetar.spark.source.partition_reader import TopicReader
     except ImportError as error:
         raise SparkMissing(str(error)) from None
     if partition_by not in set(PartitionBy):

@@ -67,7 +67,7 @@ class TopicScan(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """On the driver. Raises TopicNotFound, ReadRefused, ReadStalled."""
-        from magnetar.spark.source.reading import TopicReader
+        from magnetar.spark.source.partition_reader import TopicReader
 
         reader = TopicReader(self._options)
         ledgers = reader.plan()
@@ -86,7 +86,7 @@ class TopicScan(DataSourceReader):
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from magnetar.spark.decode import Rows
-        from magnetar.spark.source.reading import TopicReader
+        from magnetar.spark.source.partition_reader import TopicReader
 
         rows = Rows(to_arrow_schema(self._schema, timezone="UTC"), self._options.topic)
         reader = TopicReader(self._options, owner=partition.owner)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.errors import InvalidUrl
-from magnetar.client.service_url import parse_service_url
+from magnetar.client.session.service_url import parse_service_url
 from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import Domain, TopicName
 from magnetar.spark.errors import InvalidOption

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from fakes.ledgers import FakeLedgers, LedgerWorld
 
 from magnetar.broker.broker import Broker
-from magnetar.broker.connection import Connection, Transport
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
-from magnetar.broker.topic import ProducerNames
-from magnetar.broker.transport.grpc import SERVICE, BrokerService
-from magnetar.broker.transport.pulsar_tcp import PulsarServer
+from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.grpc import SERVICE, BrokerService
+from magnetar.broker.session.pulsar_tcp import PulsarServer
+from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BrokerId, BrokerRegistration

@@ -11,9 +11,9 @@ from fakes.session_broker import Cluster
 from support import ManualClock
 
 from magnetar.client.asyncio import Client
+from magnetar.client.environment import Environment
 from magnetar.client.errors import Timeout
 from magnetar.client.options import ClientOptions, InitialPosition
-from magnetar.client.parts import World
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,8 +28,8 @@ TOPIC = "persistent://public/default/t"
 EARLIEST = InitialPosition.Earliest
 
 
-def world_of(cluster: Cluster, **more: Any) -> World:
-    return World(dialer=lambda: cluster, clock=ManualClock(), random=random.Random(1), **more)
+def world_of(cluster: Cluster, **more: Any) -> Environment:
+    return Environment(dialer=lambda: cluster, clock=ManualClock(), random=random.Random(1), **more)
 
 
 @asynccontextmanager

@@ -20,8 +20,8 @@ from magnetar.bookie.contract import (
     LastConfirmedRequest,
     ReadRequest,
 )
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
@@ -317,7 +317,7 @@ class Cluster:
         """A broker's `Ledgers`, running while inside."""
         store = store or MemoryStore(self.tree)
         random = Random(seed)
-        directory = BookieDirectory(store)
+        directory = BookieRegistry(store)
         config = config or LedgerConfig()
         pool = PeerPool(
             directory,

@@ -12,10 +12,10 @@ from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
 
 from magnetar.broker.broker import Broker
-from magnetar.broker.connection import Connection, Transport
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
-from magnetar.broker.topic import ProducerNames
+from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import BrokerId, BrokerRegistration

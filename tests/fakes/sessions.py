@@ -9,11 +9,11 @@ from fakes.entries import texts_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from magnetar.broker.contract import CloseReason
     from magnetar.broker.dispatch.dispatcher import Mark
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
-    from magnetar.broker.producer import Publish
+    from magnetar.broker.topic.contract import CloseReason
+    from magnetar.broker.topic.producer import Publish
 
 
 class FakeProducerSession:

@@ -12,7 +12,8 @@ from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import SMALL, TOPIC
 from support import wait_until
 
-from magnetar.broker.contract import (
+from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.topic.contract import (
     AccessMode,
     ClientInfo,
     InitialPosition,
@@ -20,20 +21,19 @@ from magnetar.broker.contract import (
     SubscribeRequest,
     SubscriptionType,
 )
-from magnetar.broker.log.cache import EntryCache
-from magnetar.broker.topic import ProducerNames, Topic, TopicState
+from magnetar.broker.topic.topic import ProducerNames, Topic, TopicState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from fakes.topic_log import World
 
-    from magnetar.broker.consumer import ConsumerHandle
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.position import Position
-    from magnetar.broker.producer import ProducerHandle
+    from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.producer import ProducerHandle
     from magnetar.metadata.store import MetadataStore
 
 CLIENT = ClientInfo("127.0.0.1:1", "test")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from fakes.entries import entry_of, texts_of
 
-from magnetar.broker.transport.grpc import SERVICE
+from magnetar.broker.session.grpc import SERVICE
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.errors import StreamClosed

@@ -15,7 +15,7 @@ from fakes.entries import entry_of
 from fakes.wire import TRANSPORTS, WireClient, wire_to
 from support import run, settle, wait_until
 
-from magnetar.broker.transport.grpc import SERVICE
+from magnetar.broker.session.grpc import SERVICE
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.broker_pb2 import ReadRangeRequest

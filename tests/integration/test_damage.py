@@ -29,8 +29,8 @@ from fakes.directories import (
 )
 
 from magnetar.bookie import errors
+from magnetar.bookie.damaged_store import DamagedStore
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.limbo import Limbo
 from magnetar.bookie.storage.format import (
     DirectoryState,
     LedgerRecord,
@@ -265,7 +265,7 @@ def state_after(cluster: Cluster, path: Path, cookie: BookieCookie) -> str:
     try:
         if directory.identity.incarnation != cookie.incarnation:
             assert list(directory.formers) == [cookie.incarnation]
-            limbo = Limbo(directory.formers)
+            limbo = DamagedStore(directory.formers)
             for entry in range(TABLES + LOG):
                 found = limbo.run(
                     cookie.incarnation, 1, KEY, entry, entry, bytes_max=1 << 20, entries_max=1

@@ -22,7 +22,7 @@ from support import free_port, skip_without_zookeeper
 import magnetar
 from magnetar.bookie.bookie import STOP_GRACE_S
 from magnetar.broker.broker import RELEASE_TIMEOUT_S
-from magnetar.broker.topic import CLOSE_TIMEOUT_S
+from magnetar.broker.topic.topic import CLOSE_TIMEOUT_S
 from magnetar.local_process import STOP_S
 from magnetar.zookeeper_server import ZooKeeperEnsemble
 

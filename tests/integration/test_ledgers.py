@@ -13,9 +13,9 @@ import pytest
 from fakes.bookie_process import BookieProcess
 from support import run, wait_until
 
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import BookieUnavailable, LedgerError, LedgerFenced
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
@@ -87,7 +87,7 @@ async def register(store: MemoryStore, process: BookieProcess) -> None:
 @asynccontextmanager
 async def broker(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
     store, random = MemoryStore(tree), Random(seed)
-    directory = BookieDirectory(store)
+    directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
         GrpcBookiePeer,

@@ -18,9 +18,9 @@ from fakes.topic_log import SMALL, World, opened, opened_cursors
 from fakes.virtual_loop import run_virtual
 from support import run, wait_until
 
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.broker.errors import LogFenced
@@ -244,7 +244,7 @@ async def register(store: MemoryStore, process: BookieProcess) -> None:
 @asynccontextmanager
 async def real_ledgers(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
     store, random = MemoryStore(tree), Random(seed)
-    directory = BookieDirectory(store)
+    directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
         GrpcBookiePeer,

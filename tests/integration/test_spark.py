@@ -25,7 +25,7 @@ import magnetar
 from magnetar.spark.errors import JavaMissing, TargetBusy, TargetNotEmpty
 from magnetar.spark.session import spark_session
 from magnetar.spark.source.options import parse_options
-from magnetar.spark.source.reading import TopicReader
+from magnetar.spark.source.partition_reader import TopicReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

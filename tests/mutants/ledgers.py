@@ -46,7 +46,7 @@ LOST = frozenset({"I1", "I7", "I9", "I18"})
 
 WRITER = "magnetar.bookie.ledger.writer:LedgerWriter."
 RECOVERY = "magnetar.bookie.ledger.recovery:LedgerRecovery."
-RECOVERER = "magnetar.bookie.ledger.recoverer:_Recoverer."
+RECOVERER = "magnetar.bookie.ledger.recovery_driver:_Recoverer."
 
 
 # -- fencing and reading ---------------------------------------------------------------------------
@@ -64,7 +64,7 @@ enter(
     Mutant(
         name="recovery reads do not fence",
         breaks="R4: an unfenced member may take an add after it has said that it has none",
-        wrong={"magnetar.bookie.ledger.recoverer:ReadRequest": _reads_without_fence},
+        wrong={"magnetar.bookie.ledger.recovery_driver:ReadRequest": _reads_without_fence},
         caught_by=LOST,
         scene=UNFENCED,
         seeds=400,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mutants.plant import Mutant, enter
 from world.scenarios import SCENARIOS
 
-from magnetar.broker.log.tenure import _update
+from magnetar.broker.log.owned_record import _update
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.store import KEEP
 from magnetar.protos.envelope import (
@@ -69,8 +69,8 @@ def _whoever_it_is_now(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a former owner changes the topic's record",
-        breaks="I14, T43: another's epoch ends a tenure",
-        wrong={"magnetar.broker.log.tenure:Tenure.change": _whoever_it_is_now},
+        breaks="I14, T43: another's epoch ends a owned_record",
+        wrong={"magnetar.broker.log.owned_record:OwnedRecord.change": _whoever_it_is_now},
         caught_by=frozenset({"I14", "I1"}),
         scene=SCENARIOS["T43"],
         seeds=20,

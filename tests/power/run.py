@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final
 from fakes.bookie_process import BookieProcess, channel_to
 from power.disk import DiskUnusable, LoopDisk
 
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.metadata import paths
@@ -104,7 +104,7 @@ async def writing(
     await store.create_ephemeral(
         paths.bookie_available(member.bookie), encode_bookie_registration(entry)
     )
-    directory = BookieDirectory(store)
+    directory = BookieRegistry(store)
     pool = PeerPool(
         directory, GrpcBookiePeer, client_name="writer", random=chance, connect_timeout_s=5.0
     )

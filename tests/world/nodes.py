@@ -19,10 +19,10 @@ from magnetar.bookie.admission import Admission, Intake
 from magnetar.bookie.collector import Collector, CollectorConfig
 from magnetar.bookie.disk import DiskMonitor
 from magnetar.bookie.errors import StartRefused, StorageFailed
-from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.first_add_check import FirstAddCheck
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
-from magnetar.bookie.newcomers import FirstAddCheck
 from magnetar.bookie.reclaimer import Reclaimer
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.repair.auditor import Auditor
@@ -395,7 +395,7 @@ class ClientNode(Process):
     def _make_ledgers(self) -> Ledgers:
         assert self.store is not None
         store, random = self.store, self.random
-        directory = BookieDirectory(store)
+        directory = BookieRegistry(store)
         pool = PeerPool(
             directory,
             self._open_peer,

@@ -184,7 +184,7 @@ class Publisher:
     async def _reign(self, ledgers: LedgerStore) -> None:
         log = await open_log(self.client, ledgers)
         self._reigns += 1
-        self.world.trace.note(self.client.name, "owns the topic", log.tenure.epoch)
+        self.world.trace.note(self.client.name, "owns the topic", log.owned_record.epoch)
         logs = self.world.oracle.logs
 
         def on_appended(done: Sequence[tuple[object, Position]]) -> None:

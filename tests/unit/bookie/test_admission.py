@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ManualClock
 
-from magnetar.bookie.admission import Admission, Admitted, Intake, LedgerState, refusal, same_entry
+from magnetar.bookie.admission import (
+    Admission,
+    Admitted,
+    Intake,
+    LedgerAdmission,
+    refusal,
+    same_entry,
+)
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import (
     LedgerRecord,
@@ -88,8 +95,8 @@ def test_who_is_refused(
         expected = FENCED
     elif intake is Intake.NONE or (intake is Intake.REPAIRS and not flags):
         expected = BookieCode.READ_ONLY
-    assert refusal(offered, LedgerState(record, -1), intake) is expected
-    deleted = LedgerState(None, -1, deleted=True)
+    assert refusal(offered, LedgerAdmission(record, -1), intake) is expected
+    deleted = LedgerAdmission(None, -1, deleted=True)
     assert refusal(offered, deleted, intake) is BookieCode.DELETED
 
 

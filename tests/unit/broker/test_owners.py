@@ -272,7 +272,7 @@ def test_releasing_unloads_and_names_the_next_owner() -> None:
 
             async def unload(unloading: Bundle) -> None:
                 assert not peers[0].owners.holds(unloading)
-                seen.append(peers[0].owners.heir_of(unloading))
+                seen.append(peers[0].owners.next_owner_of(unloading))
                 with pytest.raises(BundleUnavailable):
                     await peers[0].owners.locate(name, authoritative=False)
 
@@ -322,7 +322,7 @@ def test_a_broker_that_is_gone_is_no_heir() -> None:
             seen: list[object] = []
 
             async def unload(unloading: Bundle) -> None:
-                seen.append(peers[0].owners.heir_of(unloading))
+                seen.append(peers[0].owners.next_owner_of(unloading))
 
             peers[0].owners.begin_stop()
             await peers[0].owners.release(bundle, unload)

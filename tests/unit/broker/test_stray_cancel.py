@@ -9,7 +9,7 @@ from fakes.topics import opened_topic
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
-from magnetar.broker.contract import CloseReason, SubscriptionType
+from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 
 
 @pytest.mark.parametrize("work", ["log", "cursors"])

@@ -14,9 +14,9 @@ from fakes.topics import opened_topic
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
-from magnetar.broker.contract import CloseReason
 from magnetar.broker.errors import LogError, LogFenced
-from magnetar.broker.log.tenure import topic_path
+from magnetar.broker.log.owned_record import topic_path
+from magnetar.broker.topic.contract import CloseReason
 from magnetar.metadata.codec import decode_topic
 from magnetar.metadata.memory import MemoryStore
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fakes.sessions import FakeConsumerSession
     from fakes.topics import TopicWorld
 
-    from magnetar.broker.consumer import ConsumerHandle
+    from magnetar.broker.topic.consumer import ConsumerHandle
 
 
 Asking = asyncio.Task[LogError | None]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.delivery import Delivery, messages_of
+from magnetar.client.consuming.delivery import Delivery, messages_of
 from magnetar.client.errors import InvalidMessage
 from magnetar.client.message import MessageId
 from magnetar.protos.message import ReceivedMessage

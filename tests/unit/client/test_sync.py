@@ -15,11 +15,11 @@ from fakes.client_world import TOPIC, A, world_of
 from fakes.session_broker import Cluster
 
 import magnetar
-from magnetar.client import crossing
-from magnetar.client.crossing import Mailbox
-from magnetar.client.listeners import Listener
+from magnetar.client import thread_bridge
+from magnetar.client.consuming.listeners import Listener
 from magnetar.client.options import ClientOptions
 from magnetar.client.sync import Client
+from magnetar.client.thread_bridge import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -358,7 +358,7 @@ def test_close_lets_a_listener_finish_its_message() -> None:
 def test_a_batch_receive_that_is_interrupted_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(crossing, "INTERRUPT_SEEN_S", 0.02)
+    monkeypatch.setattr(thread_bridge, "INTERRUPT_SEEN_S", 0.02)
     with client_among() as (client, _):
         producer = client.create_producer("t")
         consumer = client.subscribe(

@@ -10,8 +10,8 @@ from fakes.client_world import TOPIC, A, client_among
 from fakes.virtual_loop import run_virtual
 from support import settle
 
-from magnetar.client import publisher
 from magnetar.client.errors import Timeout
+from magnetar.client.producing import publisher
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:

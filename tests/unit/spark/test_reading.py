@@ -13,9 +13,9 @@ from support import free_port
 
 from magnetar.spark.errors import OutOfOrder, ReadRefused, ReadStalled, TopicNotFound
 from magnetar.spark.planner import Span
-from magnetar.spark.source.connection import BrokerLost
 from magnetar.spark.source.options import parse_options
-from magnetar.spark.source.reading import TopicReader, records_of
+from magnetar.spark.source.partition_reader import TopicReader, records_of
+from magnetar.spark.source.range_client import BrokerLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,17 +1,17 @@
-"""Health: what raises the score, what lowers it, and that it never bans anybody for good."""
+"""BookieHealth: what raises the score, what lowers it, and that it never bans anybody for good."""
 
 from random import Random
 
 import pytest
 from fakes.ledger_world import member
 
-from magnetar.bookie.ledger.health import SCORE_MAX, Grade, Health
+from magnetar.bookie.ledger.health import SCORE_MAX, BookieHealth, Grade
 
 A, B = member(0), member(1)
 
 
-def health() -> Health:
-    return Health(half_life_s=10.0)
+def health() -> BookieHealth:
+    return BookieHealth(half_life_s=10.0)
 
 
 def test_whoever_nothing_is_known_of_is_healthy() -> None:

@@ -12,7 +12,7 @@ from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
-from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.metadata import paths
@@ -58,8 +58,8 @@ class Sink:
 
 
 @asynccontextmanager
-async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieDirectory, list[Peer]]]:
-    directory = BookieDirectory(MemoryStore(nodes.tree))
+async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieRegistry, list[Peer]]]:
+    directory = BookieRegistry(MemoryStore(nodes.tree))
     made: list[Peer] = []
     async with asyncio.TaskGroup() as group:
 
@@ -174,7 +174,7 @@ def test_a_pool_that_is_stopping_begins_no_stream() -> None:
     async def main() -> None:
         async with cluster(2) as nodes, asyncio.TaskGroup() as group:
             pool = PeerPool(
-                BookieDirectory(nodes.store),
+                BookieRegistry(nodes.store),
                 lambda member, _: nodes.bookie(member),
                 client_name="test",
                 random=Random(1),

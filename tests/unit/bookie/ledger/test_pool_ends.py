@@ -10,7 +10,7 @@ from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
-from magnetar.bookie.ledger.directory import BookieDirectory
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.metadata.memory import MemoryStore
 from magnetar.protos.envelope import BookieCode, encode_add
@@ -74,7 +74,7 @@ def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begun_anew
     async def main() -> None:
         async with cluster(1) as nodes, asyncio.TaskGroup() as group:
             frail = Frail("b0", group=group)
-            directory = BookieDirectory(MemoryStore(nodes.tree))
+            directory = BookieRegistry(MemoryStore(nodes.tree))
             pool = PeerPool(
                 directory,
                 lambda *_: frail,
@@ -106,7 +106,7 @@ def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begun_anew
 def test_a_stream_that_was_asked_for_before_the_pool_runs_is_begun_with_it() -> None:
     async def main() -> None:
         async with cluster(1) as nodes, asyncio.TaskGroup() as group:
-            directory = BookieDirectory(MemoryStore(nodes.tree))
+            directory = BookieRegistry(MemoryStore(nodes.tree))
             pool = PeerPool(
                 directory,
                 lambda member, _: nodes.bookie(member),
@@ -131,7 +131,7 @@ def test_a_stream_that_fails_ends_the_pool() -> None:
 
     async def main() -> None:
         async with cluster(2) as nodes:
-            directory = BookieDirectory(MemoryStore(nodes.tree))
+            directory = BookieRegistry(MemoryStore(nodes.tree))
             pool = PeerPool(
                 directory,
                 lambda member, _: nodes.bookie(member),

@@ -14,8 +14,8 @@ from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.directory import BookieDirectory
 from magnetar.bookie.ledger.errors import (
     EntryTooLarge,
     EntryUnreadable,
@@ -57,7 +57,7 @@ async def three_bookies() -> AsyncIterator[tuple[Ledgers, MemoryStore]]:
                 paths.bookie_available(BookieId(name)), encode_bookie_registration(listed(name))
             )
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        directory = BookieDirectory(store)
+        directory = BookieRegistry(store)
 
         def open_peer(member: Member, _: str) -> BookiePeer:
             return LocalBookiePeer(member, bookies[member.bookie].service, group=group)

@@ -26,7 +26,7 @@ from fakes.virtual_loop import run_virtual
 from support import run
 
 from magnetar.bookie import errors
-from magnetar.bookie.limbo import Limbo
+from magnetar.bookie.damaged_store import DamagedStore
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.format import DirectoryState, encode_identity, entry_key
 from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
@@ -82,7 +82,7 @@ def test_a_former_incarnation_gives_only_what_the_caller_may_have(
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
     directory = cluster.start(used)
-    limbo = Limbo(directory.formers)
+    limbo = DamagedStore(directory.formers)
     run = partial(limbo.run, former, 1, KEY)
     assert run(0, 100, bytes_max=1 << 20, entries_max=7) == [
         envelope(1, entry, b"%d" % entry * 600) for entry in range(7)

@@ -26,8 +26,8 @@ from magnetar.broker.errors import (
     SubscriptionNotFound,
     TooManyReceipts,
 )
+from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.broker.log.tenure import topic_path
 from magnetar.metadata.codec import decode_topic
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.broker.errors import LogFenced, LogUnavailable
+from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST
-from magnetar.broker.log.tenure import topic_path
 from magnetar.metadata.codec import decode_topic
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
 from magnetar.metadata.memory import MemoryStore

@@ -14,7 +14,7 @@ from support import wait_until
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.cursor import Cursor
-from magnetar.broker.cursor.replay import Replay, number_of
+from magnetar.broker.cursor.replay import CursorReplay, number_of
 from magnetar.broker.errors import InvalidCursorRecord
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST, Position
@@ -89,7 +89,7 @@ def test_deltas_and_snapshots_restore_the_state(script: list[tuple[object, ...]]
     written += cursor.take_delta()
 
     # What is no longer needed may be there or not, in part as well.
-    replay = Replay(log.chain)
+    replay = CursorReplay(log.chain)
     for record in written[min(cut, needed_from) :]:
         replay.on_entry(stored.header(replay_from=0) + record)
     if not written:
@@ -101,7 +101,7 @@ def test_deltas_and_snapshots_restore_the_state(script: list[tuple[object, ...]]
 
 def test_numbers_keep_subscriptions_apart() -> None:
     chain = OnlyAChain().chain
-    replay = Replay(chain)
+    replay = CursorReplay(chain)
     for number, mark in ((3, Position(1, 4)), (9, Position(2, 1))):
         inline = stored.inline(stored.snapshot(number, AckState(chain, mark)))
         assert number_of(inline) == number
@@ -120,7 +120,7 @@ def test_an_inline_value_without_a_record_is_refused() -> None:
 
 def test_ranges_beyond_the_log_are_cut_off() -> None:
     chain = OnlyAChain().chain
-    replay = Replay(chain)
+    replay = CursorReplay(chain)
     entry = stored.Ranges(1, 2, ((5, 4_000_000_000),))
     replay._on_record(entry)
     state = replay.state(1)

@@ -17,8 +17,8 @@ from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
 from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavailable
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import Log, LogConfig, LogState
+from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import EARLIEST
-from magnetar.broker.log.tenure import topic_path
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.memory import Fault, MemoryStore
 from magnetar.metadata.model import LedgerId, LedgerState, TopicRecord
@@ -623,7 +623,7 @@ def test_dropped_ledgers_that_are_gone_already_do_no_harm() -> None:
         record = replace(decode_topic(found.value), deleting=(4711,))
         await store.put(topic_path(TOPIC), encode_topic(record), expected=found.version)
         async with opened(world) as topic:
-            await wait_until(lambda: topic.log.tenure.record.deleting == ())
+            await wait_until(lambda: topic.log.owned_record.record.deleting == ())
             assert (await record_of(world)).deleting == ()
             await topic.append_and_wait("b")
             assert topic.log.confirmed.ledger > 4711, "ids exceed every ledger the topic ever had"

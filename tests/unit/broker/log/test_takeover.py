@@ -21,9 +21,9 @@ from support import wait_until
 
 from magnetar.broker.errors import LogError, LogFenced, LogUnavailable, ReadFailed
 from magnetar.broker.log.log import LogState
+from magnetar.broker.log.owned_record import OwnedRecord, topic_path
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.log.recovery import recover_log
-from magnetar.broker.log.tenure import Tenure, topic_path
 from magnetar.metadata.codec import decode_topic
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
         world = World()
         async with opened(world, close=False) as topic:
             await topic.append_and_wait("a")
-        slow = await Tenure.take(TOPIC, world.store())
+        slow = await OwnedRecord.take(TOPIC, world.store())
         async with opened(world):  # takes it meanwhile
             for ledger in list(world.ledgers.ledgers):
                 del world.ledgers.ledgers[ledger]

@@ -1,0 +1,163 @@
+"""BookieRegistry: which bookies there are, as the metadata store lists them.
+
+The list is a hint. A bookie that has just died stays listed until its session expires, and one
+whose session was lost may be serving; whoever uses a bookie learns the truth from the bookie. When
+the store is away, the last list stands. An operator may mark a bookie as draining: it serves, and
+is not chosen for anything new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_bookie_drain, decode_bookie_registration
+from magnetar.metadata.errors import InvalidRecord, OutcomeUnknown, Unavailable
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from magnetar.metadata.model import BookieId, BookieRegistration, Member
+    from magnetar.metadata.store import MetadataStore
+
+log = get_logger(__name__)
+
+RETRY_S: Final = (
+    0.5  # after a failed read of the list; the store calls back by itself when it is up
+)
+
+_FOLDERS: Final = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_DRAINING)
+
+
+class BookieRegistry:
+    """`run` must be running. Callbacks of `watch` run on the loop, after the list has changed."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._listed: dict[Member, BookieRegistration] = {}  # sorted by name
+        self._draining: dict[BookieId, bool] = {}  # with whether it is being decommissioned
+        self._last_seen: dict[BookieId, BookieRegistration] = {}  # whoever was ever listed
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._unwatch: dict[str, Callable[[], None]] = {}  # by path
+
+    @property
+    def writable(self) -> tuple[BookieRegistration, ...]:
+        """The bookies that may be given something new: listed, neither read-only nor draining;
+        sorted by name."""
+        return tuple(each for who, each in self._listed.items() if self.is_writable(who))
+
+    @property
+    def listed(self) -> Mapping[Member, BookieRegistration]:
+        """All that serve."""
+        return self._listed
+
+    @property
+    def decommissioned(self) -> frozenset[BookieId]:
+        """Those whose ledgers are to be moved away, by an operator's mark."""
+        return frozenset(bookie for bookie, leaves in self._draining.items() if leaves)
+
+    def is_writable(self, member: Member) -> bool:
+        """Whether it may be given something new."""
+        registration = self._listed.get(member)
+        full = registration is None or registration.read_only
+        return not full and member.bookie not in self._draining
+
+    def find(self, member: Member) -> BookieRegistration | None:
+        """Where to reach the member, if anywhere: as listed; or where its bookie was listed last,
+        maybe under another incarnation. A bookie that lost its session still answers reads, and one
+        that began anew may still have the store of the former incarnation. None: never seen."""
+        return self._listed.get(member) or self._last_seen.get(member.bookie)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after each change of the list. Returns the function that ends it."""
+        key = object()
+        self._callbacks[key] = callback
+
+        def unwatch() -> None:
+            self._callbacks.pop(key, None)
+
+        return unwatch
+
+    async def wait_ready(self) -> None:
+        """Return when the list was read once."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Follow the list, until cancelled."""
+        for path in _FOLDERS:
+            self._unwatch[path] = self._store.watch(path, self._changed.set)
+        try:
+            self._changed.set()
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                try:
+                    listed = await self._read()
+                    draining = await self._read_draining()
+                except (Unavailable, OutcomeUnknown) as error:
+                    log.warning("list of bookies not read", error=str(error))
+                    await asyncio.sleep(RETRY_S)
+                    self._changed.set()
+                else:
+                    self._adopt(listed, draining)
+        finally:
+            for unwatch in self._unwatch.values():
+                unwatch()
+            self._unwatch.clear()
+
+    async def _read(self) -> dict[Member, BookieRegistration]:
+        listed = {}
+        for path in await self._followed(paths.BOOKIES_AVAILABLE):
+            stored = await self._store.get(path)
+            if stored is None:
+                continue  # it went meanwhile
+            try:
+                registration = decode_bookie_registration(stored.value)
+            except InvalidRecord as error:
+                log.error("bookie's registration unreadable", path=path, error=str(error))
+            else:
+                listed[registration.member] = registration
+        return listed
+
+    async def _read_draining(self) -> dict[BookieId, bool]:
+        draining = {}
+        for path in await self._followed(paths.BOOKIES_DRAINING):
+            stored = await self._store.get(path)
+            if stored is None:
+                continue
+            try:
+                drain = decode_bookie_drain(stored.value)
+            except InvalidRecord as error:
+                log.error("drain mark unreadable", path=path, error=str(error))
+            else:
+                draining[drain.bookie] = drain.decommission
+        return draining
+
+    async def _followed(self, folder: str) -> list[str]:
+        """The nodes of the folder, each watched, and none watched that is gone."""
+        nodes = [f"{folder}/{name}" for name in await self._store.children(folder)]
+        watched = {path for path in self._unwatch if path.startswith(folder + "/")}
+        for gone in watched - set(nodes):
+            self._unwatch.pop(gone)()
+        for path in nodes:
+            if path not in watched:
+                self._unwatch[path] = self._store.watch(path, self._changed.set)
+        return nodes
+
+    def _adopt(
+        self, listed: dict[Member, BookieRegistration], draining: dict[BookieId, bool]
+    ) -> None:
+        changed = (listed, draining) != (self._listed, self._draining)
+        self._listed, self._draining = listed, draining
+        self._last_seen.update({each.bookie: each for each in listed.values()})
+        self._ready.set()
+        if changed:
+            log.info(
+                "bookies", listed=[each.bookie for each in listed.values()], draining=list(draining)
+            )
+            for callback in list(self._callbacks.values()):
+                callback()

@@ -1,0 +1,60 @@
+"""LateAcks: what a bookie still owes a ledger that its writer, or a recovery, has ended.
+
+An ack quorum is enough to end a ledger; the other bookies have its last entries on their way then.
+One that loses its connection just now, or that asked the metadata too late whether it is to take
+them, stores them never. Nobody else would know before all replicas are compared; so its acks are
+listened to for as long as those of any add, and what has not come by then is noted for repair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from magnetar.bookie.ledger.add_stream import AddStream
+    from magnetar.bookie.ledger.bad_copies import BadCopies
+    from magnetar.metadata.model import LedgerId
+    from magnetar.protos.envelope import BookieCode
+
+
+class LateAcks:
+    """An AddSink, attached until it is over."""
+
+    def __init__(
+        self,
+        ledger: LedgerId,
+        stream: AddStream,
+        owed: Iterable[int],
+        bad_copies: BadCopies,
+        *,
+        patience_s: float,
+    ) -> None:
+        """`owed`: entries of the ledger that were sent over the stream and are not acknowledged."""
+        self._ledger = ledger
+        self._stream = stream
+        self._owed = set(owed)
+        self._bad_copies = bad_copies
+        self._timer = asyncio.get_running_loop().call_later(patience_s, self._end)
+        stream.attach(ledger, self)
+
+    def on_acks(self, stream: AddStream, entries: list[int]) -> None:
+        self._owed.difference_update(entries)
+        if not self._owed:
+            self._end()
+
+    def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
+        if entry in self._owed:
+            self._end()
+
+    def on_stream(self, stream: AddStream) -> None:
+        self._end()  # what was in flight may be lost
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        self._stream.detach(self._ledger)
+        if self._owed:
+            first, last = min(self._owed), max(self._owed)
+            self._bad_copies.note(self._ledger, self._stream.member, first, last)

@@ -1,0 +1,163 @@
+"""The topic's record while this broker owns the topic, and the epoch that guards its changes.
+
+Taking a topic over bumps the epoch in its record. Each later change is a compare-and-set that
+checks this epoch, so the changes of a stale owner fail. Finding another owner's epoch ends the
+ownership for good (LogFenced). A change under our own epoch by another process (for example an
+administrator's properties) does not: our change is made again on top of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.broker.errors import LogDamaged, LogFenced, LogUnavailable, TopicFull
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.errors import InvalidRecord, MetadataError, ValueTooLarge
+from magnetar.metadata.model import NO_LEDGER, TopicRecord
+from magnetar.metadata.store import KEEP, Verdict, update
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from magnetar.broker.log.ledgers import LedgerStore
+    from magnetar.metadata.model import LedgerId
+    from magnetar.metadata.store import Change, MetadataStore, Versioned
+    from magnetar.protos.names import TopicName
+
+log = get_logger(__name__)
+
+METADATA_TIMEOUT_S: Final = 10.0
+"""For one change: as long as a session may be away by default. Callers decide whether to go on."""
+
+
+class OwnedRecord:
+    def __init__(self, name: TopicName, store: MetadataStore, taken: Versioned) -> None:
+        """Use `take`."""
+        self.name = name
+        self._path = topic_path(name)
+        self._store = store
+        self._version = taken.version
+        self.record = decode_topic(taken.value)  # as we know it; ours to change
+        self.epoch = self.record.epoch
+        self.lost: LogFenced | None = None  # None: as far as we know the topic is ours
+        self._successor: TopicRecord | None = None  # None: nobody else's record was seen
+        self._watchers: list[Callable[[], None]] = []
+
+    @classmethod
+    async def take(cls, name: TopicName, store: MetadataStore) -> OwnedRecord:
+        """Bump the epoch; a topic that has no record gets one. Raises LogUnavailable,
+        LogDamaged, TopicFull."""
+
+        def bump(stored: bytes | None) -> bytes:
+            # A bump of ours whose reply was lost is bumped over: only the last one counts.
+            record = TopicRecord(epoch=0) if stored is None else decode_topic(stored)
+            return encode_topic(replace(record, epoch=record.epoch + 1))
+
+        taken = await _update(name, store, bump)
+        assert taken is not None
+        return cls(name, store, taken)
+
+    async def change(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
+        """Change the record. `change` may be asked again and must know its own work.
+
+        Raises LogFenced when the topic is no longer ours, LogUnavailable (the change may or may not
+        have been made; making it again is safe), LogDamaged, TopicFull (it was not made).
+        """
+        if self.lost is not None:
+            raise self.lost
+
+        def apply(stored: bytes | None) -> bytes | Verdict:
+            if stored is None:
+                raise self.lose("its record was deleted")
+            record = decode_topic(stored)
+            if record.epoch != self.epoch:
+                self._successor = record
+                raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
+            changed = change(record)
+            return KEEP if changed == record else encode_topic(changed)
+
+        found = await _update(self.name, self._store, apply)
+        assert found is not None
+        if found.version > self._version:
+            self._version = found.version
+            self.record = decode_topic(found.value)
+
+    async def verify(self) -> None:
+        """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
+        LogUnavailable, LogDamaged."""
+        try:
+            await self._store.sync(self._path)
+        except MetadataError as error:
+            raise LogUnavailable(str(self.name), "reading its record", error) from error
+        await self.change(lambda record: record)
+
+    def lose(self, why: str) -> LogFenced:
+        """The topic is no longer ours. Returns the error to raise."""
+        if self.lost is None:
+            self.lost = LogFenced(str(self.name), why)
+            for watcher in tuple(self._watchers):
+                watcher()
+        return self.lost
+
+    def may_be_recorded(self, ledger: LedgerId) -> bool:
+        """Whether the record may list this ledger: a change of ours whose reply was lost may have
+        been made just before the topic was taken over, and then the ledger is the new owner's."""
+        record = self._successor
+        if record is None:
+            return True
+        listed = {part.ledger for part in record.ledgers}
+        return ledger in listed or ledger in record.cursor_ledgers
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Called once when the ownership is lost."""
+        self._watchers.append(callback)
+
+    async def delete_dropped(self, ledgers: LedgerStore) -> None:
+        """Delete the ledgers that the record gave up. What fails is left for the next owner."""
+        deleted: list[LedgerId] = []
+        try:
+            for ledger in self.record.deleting:
+                try:
+                    await ledgers.delete(ledger)
+                except InvalidRecord as error:  # those behind it must not gather for that
+                    topic, why = str(self.name), str(error)
+                    log.warning("a ledger cannot be deleted", topic=topic, ledger=ledger, error=why)
+                else:
+                    deleted.append(ledger)
+            if deleted:
+                await self.change(lambda record: _without_deleted(record, deleted))
+        except (LedgerError, MetadataError, LogUnavailable) as error:
+            log.warning("ledgers to be deleted remain", topic=str(self.name), error=str(error))
+
+
+def topic_path(name: TopicName) -> str:
+    return paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+
+
+def dropping(record: TopicRecord, ledgers: Collection[LedgerId]) -> TopicRecord:
+    """The record with these ledgers waiting for their deletion; they are in no list of it any
+    more."""
+    more = tuple(ledger for ledger in ledgers if ledger not in record.deleting)
+    return replace(record, deleting=record.deleting + more)
+
+
+def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecord:
+    left = tuple(ledger for ledger in record.deleting if ledger not in deleted)
+    return replace(record, deleting=left)
+
+
+async def _update(name: TopicName, store: MetadataStore, change: Change) -> Versioned | None:
+    deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
+    try:
+        return await update(store, topic_path(name), change, deadline=deadline)
+    except InvalidRecord as error:
+        raise LogDamaged(str(name), NO_LEDGER, str(error)) from error
+    except ValueTooLarge as error:  # trying again would not help
+        why = f"its record would have {error.size} bytes of {error.limit}"
+        raise TopicFull(str(name), why) from error
+    except MetadataError as error:
+        raise LogUnavailable(str(name), "changing its record", error) from error

@@ -1,0 +1,150 @@
+"""What crosses between a session and a topic: requests, and the events a session is told.
+
+Pure values and protocols; the numbers of the enums are those of Pulsar's protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.broker.dispatch.dispatcher import Mark
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.producer import Publish
+
+
+class SubscriptionType(IntEnum):
+    """How the entries of a subscription are shared among its consumers."""
+
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+    @property
+    def title(self) -> str:
+        """As Pulsar's tools print it."""
+        return {0: "Exclusive", 1: "Shared", 2: "Failover", 3: "Key_Shared"}[self]
+
+
+class InitialPosition(IntEnum):
+    """Where a new durable subscription begins."""
+
+    LATEST = 0
+    EARLIEST = 1
+
+
+class AccessMode(IntEnum):
+    """Who else may produce to the topic beside this producer."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+    @property
+    def title(self) -> str:
+        """As Pulsar's tools print it."""
+        return {0: "Shared", 1: "Exclusive", 2: "WaitForExclusive", 3: "ExclusiveWithFencing"}[self]
+
+
+class CloseReason(Enum):
+    """Why the broker closed a producer or consumer. The client looks the topic up again and
+    reconnects, whatever the reason."""
+
+    UNLOADED = "the topic is not served here any more"
+    LOG_FAILED = "an append failed; what was not acknowledged must be sent again"
+    SEEK = "the subscription was moved"
+    REPLACED = "another connection of the same client took the place"
+    UNSUBSCRIBED = "the subscription was deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """The other end, for people who look at statistics."""
+
+    address: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRequest:
+    """PRODUCER, as the topic wants it."""
+
+    producer_id: int
+    name: str  # "": the broker makes one
+    client: ClientInfo
+    user_provided_name: bool = True
+    epoch: int = 0  # how often this producer has reconnected
+    access_mode: AccessMode = AccessMode.SHARED
+    topic_epoch: int | None = None  # None: has never been exclusive
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeRequest:
+    """SUBSCRIBE, as the topic wants it."""
+
+    consumer_id: int
+    subscription: str
+    type: SubscriptionType
+    client: ClientInfo
+    consumer_name: str = ""
+    durable: bool = True
+    initial_position: InitialPosition = InitialPosition.LATEST
+    start: Position | None = None  # of a non-durable one; None: as `initial_position` says
+    start_rollback_s: int = 0  # a new subscription begins this long ago, by publish time; 0: off
+    priority: int = 0  # lower is served first
+    read_compacted: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    subscription_properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessage:
+    """The answer to GET_LAST_MESSAGE_ID."""
+
+    position: Position  # EARLIEST: the topic is empty
+    batch_index: int  # of the last message; -1: the entry is not a batch
+    mark_delete: Position
+
+
+class ProducerEvents(Protocol):
+    """What a session does for a producer. Called on the loop; must not call back synchronously."""
+
+    def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
+        """These publishes are durable. In the order in which they were sent."""
+
+    def send_error(self, sequence_id: int, error: Exception) -> None:
+        """This publish was refused. In send order, too."""
+
+    def closed(self, reason: CloseReason) -> None:
+        """Tell the client; nothing more is called."""
+
+    async def probe(self) -> bool:
+        """Whether the client's connection is alive, after asking it (a few seconds at most)."""
+
+
+class ConsumerEvents(Protocol):
+    """What a session does for a consumer. Called on the loop; must not call back synchronously."""
+
+    def writable(self) -> bool:
+        """Whether the connection takes more now. After False, `ConsumerHandle.on_writable` is
+        called once it does."""
+
+    def deliver(self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark]) -> None:
+        """Send these. `marks` is sparse: by index in `entries`, where there is something to say."""
+
+    def active_changed(self, active: bool) -> None:
+        """The consumer of an Exclusive subscription has become the active one, or no longer is."""
+
+    def closed(self, reason: CloseReason) -> None:
+        """Tell the client; nothing more is called."""
+
+    async def probe(self) -> bool:
+        """Whether the client's connection is alive, after asking it (a few seconds at most)."""

@@ -1,0 +1,494 @@
+"""A topic as its owner serves it: a log, its cursors, the producers and the subscriptions.
+
+Theory of operation. A publish goes straight into the log, in the step in which it was parsed; the
+log calls back with batches of what is durable, which become receipts for the producers in the order
+of their sends. There is one way for that to end badly: the log fails or is fenced, and then the
+outcome of what is outstanding is unknown. Nothing is answered after that. All producers and
+consumers are disconnected; their clients look the topic up again and send what was not acknowledged
+once more, in order, to whoever serves it then. The broker is told once (`on_failed`), and closes
+the topic.
+
+A clean close first takes no more publishes, gives the receipts that are still owed, disconnects
+everybody, makes the cursors durable and closes the ledgers: within CLOSE_TIMEOUT_S, whatever
+happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+from magnetar.broker.cursor.cursors import Cursors
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.errors import (
+    BrokerError,
+    ConsumerBusy,
+    LogClosed,
+    NotAllowed,
+    ProducerBusy,
+    ProducerFenced,
+    SubscriptionNotFound,
+    TopicClosing,
+)
+from magnetar.broker.log.log import Log
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.topic.contract import (
+    AccessMode,
+    CloseReason,
+    InitialPosition,
+    SubscriptionType,
+)
+from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.producer import ProducerHandle, ProducerState
+from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from magnetar.broker.cursor.cursor import Cursor
+    from magnetar.broker.dispatch.explain import Reason
+    from magnetar.broker.log.cache import EntryCache
+    from magnetar.broker.log.ledgers import LedgerStore
+    from magnetar.broker.log.log import LogConfig
+    from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.contract import (
+        ConsumerEvents,
+        ProducerEvents,
+        ProducerRequest,
+        SubscribeRequest,
+    )
+    from magnetar.broker.topic.producer import Publish
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.protos.names import TopicName
+    from magnetar.runtime.clock import Clock
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Enough for two writes to bookies and two to the metadata store that are slow; what takes longer
+is left to the recovery by the next owner."""
+
+EPOCH_PROPERTY: Final = "topic-epoch"
+"""Of the topic's record: how often an exclusive producer has come anew."""
+
+BROUGHT_EPOCH_MAX: Final = 1 << 62
+"""One beyond the topic's own is believed, as Pulsar does: its record may have been restored from
+before. But epochs have 64 bits, and nobody can be the next after the last: what no topic can have
+reached is refused, and there are numbers left for those who come anew."""
+
+_log = get_logger(__name__)
+
+
+class ProducerNames:
+    """Names for producers that bring none, never given twice in the cluster. `prefix` is unique to
+    this process: cluster, broker and incarnation."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._count = 0
+
+    def next(self) -> str:
+        self._count += 1
+        return f"{self._prefix}-{self._count}"
+
+
+class TopicState(Enum):
+    OPEN = "open"
+    CLOSING = "closing"
+    FAILED = "failed"  # everybody is disconnected; waits for its close
+    CLOSED = "closed"
+
+
+class Topic:
+    """Made by `open`. Everything is called on the loop."""
+
+    @classmethod
+    async def open(
+        cls,
+        name: TopicName,
+        *,
+        store: MetadataStore,
+        ledgers: LedgerStore,
+        log_config: LogConfig,
+        cache: EntryCache,
+        clock: Clock,
+        names: ProducerNames,
+        tasks: asyncio.TaskGroup,
+        on_failed: Callable[[Topic, BrokerError], None],
+        limits: Limits | None = None,
+    ) -> Self:
+        """Take the topic over: whoever served it before is fenced. `tasks` must outlive the topic.
+
+        Raises LogFenced, LogUnavailable, LogDamaged.
+        """
+        log = await Log.open(
+            name, store=store, ledgers=ledgers, config=log_config, clock=clock, cache=cache
+        )
+        cursors = await Cursors.open(log)
+        return cls(
+            name,
+            log,
+            cursors,
+            clock=clock,
+            names=names,
+            tasks=tasks,
+            on_failed=on_failed,
+            limits=limits or Limits(),
+        )
+
+    def __init__(
+        self,
+        name: TopicName,
+        log: Log,
+        cursors: Cursors,
+        *,
+        clock: Clock,
+        names: ProducerNames,
+        tasks: asyncio.TaskGroup,
+        on_failed: Callable[[Topic, BrokerError], None],
+        limits: Limits,
+    ) -> None:
+        now = asyncio.get_running_loop().time()
+        self.name = name
+        self.log = log
+        self.cursors = cursors
+        self.state = TopicState.OPEN
+        self.producers: dict[str, ProducerHandle] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self._clock = clock
+        self._names = names
+        self._tasks = tasks
+        self._on_failed = on_failed
+        self._limits = limits
+        self._in = Meter(now)
+        self._closed = asyncio.Event()
+        log.on_appended = self._on_appended
+        log.on_failed = self._on_log_failed
+        self._lasting = [
+            tasks.create_task(self._keep(log.run), name=f"log {name}"),
+            tasks.create_task(self._keep(cursors.run), name=f"cursors {name}"),
+        ]
+        for subscription in cursors.names:
+            self._add_durable(subscription)
+
+    # ---- producers -------------------------------------------------------------------------------
+
+    async def add_producer(
+        self, request: ProducerRequest, events: ProducerEvents
+    ) -> ProducerHandle:
+        """Let a producer in. Whoever is in its way is asked for a sign of life first, and put out
+        if there is none.
+
+        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
+        LogUnavailable while recording the epoch of an exclusive one.
+        """
+        if request.access_mode not in (AccessMode.SHARED, AccessMode.EXCLUSIVE):
+            raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
+        while True:
+            self._require_open()
+            self.log.require_room()
+            in_the_way = self._in_the_way(request)
+            if in_the_way is None:
+                break
+            if not self._succeeds(request, in_the_way) and await in_the_way.events.probe():
+                raise self._refusal(request, in_the_way)
+            if self.producers.get(in_the_way.name) is in_the_way:
+                self._evict(in_the_way)
+        handle = self._new_producer(request, events)
+        if handle.exclusive:
+            await self._grant_epoch(handle)
+        return handle
+
+    def _in_the_way(self, request: ProducerRequest) -> ProducerHandle | None:
+        """A producer beside which the new one cannot be. None: it may come in."""
+        namesake = self.producers.get(request.name)
+        if namesake is not None:
+            return namesake
+        for producer in self.producers.values():
+            if producer.exclusive or request.access_mode is AccessMode.EXCLUSIVE:
+                return producer
+        return None
+
+    @staticmethod
+    def _succeeds(request: ProducerRequest, old: ProducerHandle) -> bool:
+        """The same producer again, after a reconnect of which we have seen only the second half."""
+        return (
+            old.name == request.name
+            and not old.request.user_provided_name
+            and not request.user_provided_name
+            and old.request.producer_id == request.producer_id
+            and old.request.epoch < request.epoch
+        )
+
+    def _refusal(self, request: ProducerRequest, other: ProducerHandle) -> BrokerError:
+        if request.access_mode is AccessMode.EXCLUSIVE:
+            return ProducerFenced(str(self.name), request.name, f"{other.name!r} is connected")
+        if other.name == request.name:
+            return ProducerBusy(str(self.name), request.name, "the name is in use")
+        return ProducerBusy(str(self.name), request.name, f"{other.name!r} is exclusive")
+
+    def _new_producer(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
+        # A client that reconnects brings the name that was made for it.
+        name = request.name or self._names.next()
+        assert name not in self.producers
+        handle = ProducerHandle(
+            request,
+            name,
+            events,
+            self.log,
+            connected_since=self._time_stamp(),
+            leave=self._forget_producer,
+            log_failed=self._fail,
+            now=asyncio.get_running_loop().time(),
+        )
+        self.producers[name] = handle
+        return handle
+
+    async def _grant_epoch(self, handle: ProducerHandle) -> None:
+        """A new exclusive producer gets the next epoch. One that comes back brings its own, and is
+        too late if there has been another one since. Durable before the producer knows."""
+        current = int(self.log.properties.get(EPOCH_PROPERTY, "-1"))
+        brought = handle.request.topic_epoch
+        try:
+            if brought is not None and brought < current:
+                why = f"its epoch is {brought}, there has been {current} since"
+                raise ProducerFenced(str(self.name), handle.name, why)
+            if brought is not None and brought > max(current, BROUGHT_EPOCH_MAX):
+                raise NotAllowed(f"topic epoch {brought}", "nobody was ever given it")
+            epoch = current + 1 if brought is None else brought
+            if epoch != current:
+                await self.log.set_property(EPOCH_PROPERTY, str(epoch))
+        except BaseException:
+            handle.close_nowait()
+            raise
+        if handle.state is not ProducerState.OPEN:  # it failed meanwhile, or is closing
+            handle.close_nowait()
+            raise TopicClosing(str(self.name))
+        handle.topic_epoch = epoch
+
+    def _forget_producer(self, handle: ProducerHandle) -> None:
+        assert self.producers[handle.name] is handle, "it has left already"
+        del self.producers[handle.name]
+
+    def _evict(self, handle: ProducerHandle) -> None:
+        self._forget_producer(handle)
+        handle.evict(CloseReason.REPLACED)
+
+    # ---- the log's answers -----------------------------------------------------------------------
+
+    def _on_appended(self, appended: Sequence[tuple[object, Position]]) -> None:
+        receipts = cast("Sequence[tuple[Publish, Position]]", appended)
+        now = asyncio.get_running_loop().time()
+        groups: dict[ProducerHandle, list[tuple[Publish, Position]]] = {}
+        for receipt in receipts:
+            handle = receipt[0].handle
+            if handle in groups:
+                groups[handle].append(receipt)
+            else:
+                groups[handle] = [receipt]
+        for handle, group in groups.items():
+            messages = sum([publish.messages for publish, _ in group])
+            size = sum([publish.bytes for publish, _ in group])
+            handle.meter.count(messages, size, now)
+            self._in.count(messages, size, now)
+            handle.on_appended(group)
+
+    def _on_log_failed(self, contexts: Sequence[object], error: BrokerError) -> None:
+        self._fail(error)
+
+    async def _keep(self, run: Callable[[], Awaitable[None]]) -> None:
+        """The log's or the cursors' work. When it ends by itself, they have failed."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await run()
+        except asyncio.CancelledError:
+            if task.cancelling():
+                raise
+            _log.warning("work ended: what it waited for was cancelled", task=task.get_name())
+        self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
+
+    def _fail(self, error: BrokerError) -> None:
+        """The outcome of what is outstanding is unknown: everybody has to come anew."""
+        if self.state is TopicState.CLOSED or self.state is TopicState.FAILED:
+            return
+        closing = self.state is TopicState.CLOSING
+        if closing and isinstance(error, LogClosed):
+            return  # it is what we asked for
+        _log.warning("topic failed", topic=str(self.name), error=str(error))
+        if not closing:
+            self.state = TopicState.FAILED
+        self._disconnect(CloseReason.LOG_FAILED, CloseReason.UNLOADED)
+        if not closing:
+            self._on_failed(self, error)
+
+    def _disconnect(self, producers: CloseReason, consumers: CloseReason) -> None:
+        handles = list(self.producers.values())
+        self.producers.clear()
+        for handle in handles:
+            handle.evict(producers)
+        for subscription in self.subscriptions.values():
+            subscription.close(consumers)
+
+    # ---- subscriptions ---------------------------------------------------------------------------
+
+    async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
+        """Let a consumer in, making the subscription if there is none of that name.
+
+        Raises ConsumerBusy, NotAllowed, SubscriptionFenced, TopicClosing; LogError.
+        """
+        _require_supported(request)
+        while True:
+            self._require_open()
+            subscription = self.subscriptions.get(request.subscription)
+            if subscription is None:
+                await self._create_subscription(request)
+                continue
+            in_the_way = subscription.conflict(request)
+            if not in_the_way:
+                return subscription.attach(request, events, connected_since=self._time_stamp())
+            for handle in in_the_way:
+                if await handle.events.probe():
+                    raise ConsumerBusy(request.subscription, "its only consumer is connected")
+                handle.evict(CloseReason.REPLACED)
+
+    async def ensure_subscription(
+        self, name: str, start: Position, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """A durable subscription of this name, beginning with the entry at or after `start` if it
+        is new. Durable on return. Raises TopicClosing, LogError."""
+        self._require_open()
+        if name not in self.subscriptions:
+            await self.cursors.ensure(name, start, properties or {})
+            self._require_open()
+            if name not in self.subscriptions:
+                self._add_durable(name)
+
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
+        """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
+        SubscriptionFenced, TopicClosing, LogError."""
+        self._require_open()
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionNotFound(name)
+        await subscription.unsubscribe(None, force=force)
+
+    async def _create_subscription(self, request: SubscribeRequest) -> None:
+        name = request.subscription
+        start = await self._start_of(request)
+        if request.durable:
+            await self.ensure_subscription(name, start, request.subscription_properties)
+        elif name not in self.subscriptions:
+            self._require_open()
+            self._add_subscription(self.cursors.open_non_durable(name, start))
+
+    async def _start_of(self, request: SubscribeRequest) -> Position:
+        """The first entry of a new subscription. For a non-durable one the entry of the message id
+        itself: the id may be in the middle of a batch, and the client drops what it has seen."""
+        if request.start_rollback_s > 0:
+            since_ms = self._clock.now_ms() - request.start_rollback_s * 1_000
+            return await self.log.search(lambda entry: entry.view.publish_time_ms >= since_ms)
+        if not request.durable and request.start is not None:
+            return request.start
+        earliest = request.initial_position is InitialPosition.EARLIEST
+        return EARLIEST if earliest else LATEST
+
+    def _add_durable(self, name: str) -> None:
+        cursor = self.cursors.get(name)
+        assert cursor is not None
+        self._add_subscription(cursor)
+
+    def _add_subscription(self, cursor: Cursor) -> None:
+        self.subscriptions[cursor.name] = Subscription(
+            str(self.name),
+            cursor,
+            self.cursors,
+            self.log,
+            limits=self._limits,
+            spawn=self._tasks.create_task,
+            abandoned=self._forget_subscription,
+        )
+
+    def _forget_subscription(self, subscription: Subscription) -> None:
+        subscription.close(CloseReason.UNSUBSCRIBED)
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def explain(self, name: str) -> list[Reason]:
+        """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionNotFound(name)
+        return subscription.explain()
+
+    async def stats(self) -> dict[str, Any]:
+        """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
+        now = asyncio.get_running_loop().time()
+        subscriptions = {
+            name: await subscription.describe()
+            for name, subscription in list(self.subscriptions.items())
+        }
+        meter = self._in
+        out = ("msgRateOut", "msgThroughputOut", "msgOutCounter", "bytesOutCounter")
+        return {
+            **meter.describe("In", now),
+            **{key: sum(each[key] for each in subscriptions.values()) for key in out},
+            "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
+            "storageSize": self.log.stored_bytes,
+            "msgCount": self.log.chain.messages,
+            "topicEpoch": self.log.properties.get(EPOCH_PROPERTY),
+            "publishers": [handle.describe(now) for handle in self.producers.values()],
+            "subscriptions": subscriptions,
+            "managedLedger": self.log.describe(),
+        }
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
+        """Serve no more. Returns within CLOSE_TIMEOUT_S, and a turn; never raises operating errors.
+        May be called more than once."""
+        if self.state is TopicState.CLOSING or self.state is TopicState.CLOSED:
+            await self._closed.wait()
+            return
+        failed = self.state is TopicState.FAILED
+        self.state = TopicState.CLOSING
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                if not failed:
+                    handles = list(self.producers.values())
+                    for handle in handles:
+                        handle.stop_taking()
+                    for handle in handles:
+                        await handle.wait_drained()
+                self._disconnect(reason, reason)
+                await self.cursors.close()
+                await self.log.close()
+        except (TimeoutError, BrokerError) as error:
+            # The next owner recovers what was not closed.
+            _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
+        finally:
+            self._disconnect(reason, reason)
+            for task in self._lasting:
+                task.cancel()
+            self.state = TopicState.CLOSED
+            self._closed.set()
+
+    def _require_open(self) -> None:
+        if self.state is not TopicState.OPEN:
+            raise TopicClosing(str(self.name))
+
+    def _time_stamp(self) -> str:
+        return datetime.fromtimestamp(self._clock.now_ms() / 1_000, UTC).isoformat()
+
+
+def _require_supported(request: SubscribeRequest) -> None:
+    what = f"subscription type {request.type.title}"
+    if request.type not in DISPATCHERS:
+        raise NotAllowed(what, "it is not supported yet")
+    if request.read_compacted and request.type is SubscriptionType.SHARED:
+        raise NotAllowed(what, "a compacted topic is read by one consumer")
+    if not request.subscription:
+        raise NotAllowed("a subscription", "it needs a name")

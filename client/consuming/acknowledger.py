@@ -1,0 +1,157 @@
+"""Sends a consumer's acknowledgements and takes their answers: the shell around acks.py."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from magnetar.client.errors import PulsarException, is_retriable
+from magnetar.client.ids import id_data
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as Body
+
+    from magnetar.client.consuming.acks import AckGroup, AckTracker, Key
+    from magnetar.client.session.connection import Connection
+
+log = get_logger(__name__)
+
+
+class Acknowledger:
+    """Every group carries a request id, so that the broker answers when it is durable."""
+
+    def __init__(self, topic: str, tracker: AckTracker) -> None:
+        self._topic = topic
+        self._tracker = tracker
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None  # None: not attached
+        self._consumer_id = 0
+        self._settled: asyncio.Future[None] | None = None  # None: nobody waits
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: PulsarException | None = None  # of a group that is therefore not durable
+        self._held = False  # a seek is under way: they may be void, or hit what comes anew
+
+    def acknowledge(self, key: Key, batch_index: int, batch_size: int) -> bool:
+        """One message. Whether its whole entry is acknowledged now."""
+        complete = self._tracker.acknowledge(key, batch_index, batch_size, self._loop.time())
+        self._after_ack()
+        return complete
+
+    def acknowledge_cumulative(self, key: Key, batch_index: int, batch_size: int) -> None:
+        """A message and all before it."""
+        now = self._loop.time()
+        self._tracker.acknowledge_cumulative(key, batch_index, batch_size, now)
+        self._after_ack()
+
+    def acknowledged(self, key: Key, batch_size: int) -> int:
+        """As AckTracker."""
+        return self._tracker.acknowledged(key, batch_size)
+
+    def send(self) -> None:
+        """Send what is pending without waiting for more."""
+        self._send(hurry=True)
+
+    async def settle(self) -> None:
+        """Return when all acknowledgements are durable, through a change of broker if need be.
+
+        Raises the broker's refusal if it refused some of them for good: those are not.
+        """
+        self._send(hurry=True)
+        while not self._tracker.settled:
+            self._settled = self._loop.create_future()
+            await self._settled
+        if self._refusal is not None:
+            raise self._refusal
+
+    def on_attached(self, connection: Connection, consumer_id: int) -> None:
+        self._connection, self._consumer_id = connection, consumer_id
+        self._send(hurry=True)
+        self._arm()
+
+    def on_detached(self) -> None:
+        self._connection = None
+        self._tracker.on_disconnected(self._loop.time())
+
+    def on_seek(self) -> None:
+        """The subscription is to be moved. What is pending goes out before that, as far as the
+        broker takes it; the rest, and what is acknowledged meanwhile, waits for the outcome."""
+        self._send(hurry=True)
+        self._held = True
+
+    def on_seek_end(self, *, moved: bool) -> None:
+        """What was acknowledged so far is void if it was `moved`, and goes on its way if not."""
+        self._held = False
+        if moved:
+            self._void()
+        self._go_on()
+
+    def on_unsubscribed(self) -> None:
+        """There is nothing left to acknowledge."""
+        self._void()
+
+    def close(self, error: PulsarException) -> None:
+        """What is not durable by now may be lost."""
+        self._connection = None
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_exception(error)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _void(self) -> None:
+        self._tracker.on_seek()
+        self._refusal = None
+
+    def _after_ack(self) -> None:
+        if self._tracker.is_full:
+            self._send()
+        if self._timer is None:
+            self._arm()
+
+    def _send(self, *, hurry: bool = False) -> None:
+        if self._connection is None or self._held:
+            return
+        for group in self._tracker.take(self._loop.time(), hurry=hurry):
+            self._connection.ask(self._command(group), partial(self._on_answer, group.number))
+
+    def _on_answer(self, number: int, result: Body | PulsarException) -> None:
+        if self._connection is None:
+            return  # detached, and the tracker knows: it will ask again
+        if not isinstance(result, PulsarException):
+            self._tracker.on_answered(number)
+        elif is_retriable(result):
+            self._tracker.on_failed(number, self._loop.time())
+        else:
+            log.error("acknowledgements were refused", topic=self._topic, error=str(result))
+            self._refusal = result
+            self._tracker.on_answered(number)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have whoever waits look again, and send what is due."""
+        if self._settled is not None and not self._settled.done():
+            self._send(hurry=True)
+            self._settled.set_result(None)
+        if self._timer is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        """Have `_on_timer` called when it is time to send."""
+        send_at = self._tracker.timer_at()
+        if send_at is not None and self._connection is not None and not self._held:
+            self._timer = self._loop.call_at(send_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._send()
+        self._arm()
+
+    def _command(self, group: AckGroup) -> pb.CommandAck:
+        kind = pb.CommandAck.Cumulative if group.is_cumulative else pb.CommandAck.Individual
+        return pb.CommandAck(
+            consumer_id=self._consumer_id,
+            ack_type=kind,
+            message_id=[id_data(key, unacked) for key, unacked in group.ids.items()],
+        )

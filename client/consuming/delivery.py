@@ -1,0 +1,80 @@
+"""An entry as it was delivered, and the messages that are shown of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.client.ids import bits_of
+from magnetar.client.message import Message, MessageId
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import parse_stored_entry, strip_broker_metadata
+from magnetar.protos.errors import (
+    ChecksumMismatch,
+    DecompressionError,
+    EntryError,
+    UncompressedSizeCorruption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.client.consuming.acks import Key
+    from magnetar.protos.message import ReceivedMessage
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One entry as one broker delivered it: what its messages have in common. A value, never
+    changed once made; not frozen for speed."""
+
+    topic: str
+    producer_name: str
+    publish_time_ms: int
+    schema_version: bytes  # b"": none
+    redelivery_count: int
+    last_index: int | None  # of its last message among the topic's; None: the broker does not say
+    generation: int  # which filling of its consumer's queue it belongs to
+
+
+def messages_of(
+    key: Key, received: list[ReceivedMessage], wanted: int, delivery: Delivery
+) -> list[Message]:
+    """Those messages of an entry whose bits are set."""
+    ledger, entry = key
+    size = len(received)
+    if size == 1:
+        if not wanted:
+            return []
+        index = received[0].batch_index
+        message_id = MessageId(-1, ledger, entry, index, 0 if index < 0 else 1)
+        return [Message(received[0], message_id, delivery)]
+    everything = wanted == (1 << size) - 1
+    return [
+        Message(message, MessageId(-1, ledger, entry, index, size), delivery)
+        for index, message in enumerate(received)
+        if everything or wanted >> index & 1
+    ]
+
+
+def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:
+    """How many permits the broker counts for an entry that cannot be read here: it goes by the
+    metadata alone. Counting fewer would leave the consumer waiting for what is never sent."""
+    try:
+        size = parse_stored_entry(strip_broker_metadata(entry)[1]).num_messages
+    except EntryError:
+        return 1
+    return (bits_of(ack_set) & ((1 << size) - 1)).bit_count() if ack_set else size
+
+
+def validation_error(error: EntryError) -> pb.CommandAck.ValidationError.ValueType:
+    """How a broker is told what is wrong with an entry."""
+    match error:
+        case ChecksumMismatch():
+            return pb.CommandAck.ChecksumMismatch
+        case UncompressedSizeCorruption():
+            return pb.CommandAck.UncompressedSizeCorruption
+        case DecompressionError():
+            return pb.CommandAck.DecompressionError
+        case _:
+            return pb.CommandAck.BatchDeSerializeError

@@ -1,0 +1,583 @@
+"""What a consumer or reader is inside: deliveries in, acknowledgements and permits out, through
+every change of broker.
+
+Both faces (consumer.py, sync.py) use this one. It is called on the loop only; messages leave it
+through a queue that belongs to the face, because users of the synchronous one take them in threads
+of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from magnetar.client.consuming.acknowledger import Acknowledger
+from magnetar.client.consuming.acks import AckTracker
+from magnetar.client.consuming.delivery import Delivery, messages_of, permits_of, validation_error
+from magnetar.client.consuming.permits import Permits
+from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX, Redeliveries
+from magnetar.client.consuming.start import Start
+from magnetar.client.consuming.subscription import (
+    MessageQueue,
+    Subscription,
+    of_generation,
+    subscribe_command,
+)
+from magnetar.client.errors import (
+    AlreadyClosed,
+    ConnectError,
+    PulsarException,
+    Timeout,
+    is_retriable,
+)
+from magnetar.client.ids import bits_of, id_data, key_of, message_id_of
+from magnetar.client.message import Message, MessageId
+from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
+from magnetar.client.session.pool import Purpose
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.errors import EntryEncrypted, EntryError
+from magnetar.protos.message import ReceivedEntry, decode_messages, read_entry
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from google.protobuf.message import Message as Body
+
+    from magnetar.client.consuming.acks import Key
+    from magnetar.client.environment import Parts
+    from magnetar.client.session.connection import Connection
+
+log = get_logger(__name__)
+
+Answer = TypeVar("Answer", bound="Body")
+
+
+class Subscriber:
+    """One consumer's core; made attached by `open`."""
+
+    def __init__(
+        self, topic: str, subscription: Subscription, queue: MessageQueue, parts: Parts
+    ) -> None:
+        self.topic = topic
+        self.subscription = subscription
+        self.corrupt_entries = 0
+        self._queue = queue
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+        self._attachment = parts.attachment(self, Purpose.CONSUME)
+        self._task: asyncio.Task[None] | None = None  # None: not begun
+        self._connection: Connection | None = None  # None: not attached
+        self._consumer_id = 0
+        self._permits = Permits(subscription.queue_messages_max)
+        self._acks = Acknowledger(topic, AckTracker(batch_indexes=subscription.batch_indexes))
+        self._nacks = Redeliveries(subscription.nack_delay_s)
+        timeout_s = subscription.unacked_timeout_s
+        self._unacked = None if timeout_s is None else Redeliveries(timeout_s)
+        self._start: Start | None = None  # where to begin; None: wherever the broker does
+        if subscription.start is not None:
+            self._start = Start(subscription.start, subscription.inclusive)
+        self._generation = 0  # of the queue: what was taken of an older one does not count
+        self._epoch = 0  # of redeliveries of everything: what was sent before one is stale
+        self._seek_turn = asyncio.Lock()  # held: a seek is under way, its outcome unknown
+        self._seeking = False  # the broker was told, and has not closed the consumer for it yet
+        self._waiting = False  # somebody waits for a message
+        self._burst: list[Message] = []  # of the frame that is being read
+        self._failure: PulsarException | None = None  # None: it goes on
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Attach for the first time. Raises why that failed; then it is over."""
+        name = f"consumer of {self.topic}, {self.subscription.name}"
+        self._parts.live.add(self)
+        self._task = self._parts.scope.start(self._attachment.run(), name)
+        try:
+            await self._attachment.wait_first()
+        except BaseException:
+            self.shut_down(AlreadyClosed("it was not created", topic=self.topic))
+            raise
+
+    @property
+    def is_attached(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that is asked of it can have an effect any more."""
+        return self._failure is not None and self._connection is None
+
+    def check_open(self) -> None:
+        """Raises AlreadyClosed, or why it ended."""
+        if self._failure is not None:
+            raise self._failure
+
+    # The user takes and acknowledges
+
+    def on_taken(self, message: Message) -> None:
+        """The user took a message out of the queue."""
+        if message.delivery.generation != self._generation:
+            return
+        if self._permits.on_taken(len(message.data())):
+            self._grant()
+        if not self.subscription.is_durable:
+            self._forget_through(message.message_id())
+        elif self._unacked is not None:
+            self._unacked.add(_key_of(message.message_id()), self._loop.time())
+            self._arm()
+
+    def on_returned(self, messages: Sequence[Message]) -> None:
+        """They were taken and are in the queue again."""
+        for message in of_generation(self._generation, messages):
+            self._permits.on_returned(len(message.data()))
+            if self._unacked is not None:
+                self._unacked.discard(_key_of(message.message_id()))
+
+    def on_waiting(self, _: object = None) -> None:
+        """The user waits for a message and there is none. Matters to a queue of 0 only."""
+        self._waiting = True
+        self._grant()
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        """Never to be delivered again to this subscription. Takes effect within ACK_DELAY_S."""
+        key = _key_of(message_id)
+        if self._acks.acknowledge(key, message_id.batch_index(), message_id.batch_size()):
+            self._nacks.discard(key)
+            if self._unacked is not None:
+                self._unacked.discard(key)
+
+    def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """This message and all before it. Takes effect within ACK_DELAY_S."""
+        key = _key_of(message_id)
+        index, size = message_id.batch_index(), message_id.batch_size()
+        self._acks.acknowledge_cumulative(key, index, size)
+        done = key if index in (-1, size - 1) else (key[0], key[1] - 1)
+        self._nacks.discard_through(done)
+        if self._unacked is not None:
+            self._unacked.discard_through(done)
+
+    def negative_acknowledge(self, message_id: MessageId) -> None:
+        """Ask for it again after the delay, with the rest of its batch."""
+        key = _key_of(message_id)
+        self._nacks.add(key, self._loop.time())
+        if self._unacked is not None:
+            self._unacked.discard(key)
+        self._arm()
+
+    def redeliver_unacknowledged(self, _: object = None) -> None:
+        """Ask for everything again that was delivered and not acknowledged."""
+        self._acks.send()
+        self._forget_redeliveries()
+        if self._connection is None:
+            return  # it comes again anyway
+        self._epoch += 1
+        self._clear_queue()
+        self._permits.on_dropped()
+        self._connection.send_control(
+            pb.CommandRedeliverUnacknowledgedMessages(
+                consumer_id=self._consumer_id, consumer_epoch=self._epoch
+            )
+        )
+        self._grant()
+
+    # Requests
+
+    async def seek(self, target: MessageId | int) -> None:
+        """Put the subscription at a message, or at a publish time in milliseconds.
+
+        The broker closes the consumer, before it answers or after; it is attached anew and begins
+        at the new place. What came from the old one is dropped. If it fails, a reader is where it
+        was; where a subscription is, its broker knows.
+        """
+        command = pb.CommandSeek()
+        if isinstance(target, MessageId):
+            command.message_id.CopyFrom(id_data(_key_of(target)))
+            start = Start(target, self.subscription.inclusive)
+        else:
+            command.message_publish_time = target
+            start = None
+        async with self._seek_turn:
+            self._acks.on_seek()
+            taken, place = self._queue.last_taken, self._start
+            if taken is not None and not self.subscription.is_durable:
+                place = Start(taken, inclusive=False)
+            told: set[int] = set()  # our consumer ids of which it was asked
+            moved = False
+
+            def begin() -> None:
+                told.add(self._consumer_id)
+                self._start = start
+                self._seeking = True
+
+            try:
+                await self._request(command, pb.CommandSuccess, about="seek", begin=begin)
+                moved = True
+            finally:
+                self._acks.on_seek_end(moved=moved)
+                if told and not moved:
+                    self._stay(place, was_detached=not self._seeking or len(told) > 1)
+            if self._seeking:  # not closed yet, so what still comes is not wanted
+                self.on_closed_by_broker(None)
+        if start is None and not self.subscription.is_durable:
+            await self.pin_start()
+
+    def _stay(self, place: Start | None, *, was_detached: bool) -> None:
+        """A seek came to nothing, or nobody knows. `was_detached`: since it began."""
+        self._seeking = False
+        if was_detached and self.subscription.is_durable:
+            self._start = None  # the subscription knows where it is
+        elif was_detached and self._connection is not None:  # attached where it was to go
+            _let_go(self._connection, self._consumer_id)
+            self._clear_queue()
+            self._start = place  # and not what was taken there
+            self.on_disconnected(ConnectError("a seek failed; it goes back", topic=self.topic))
+        else:
+            self._start = place
+
+    async def pin_start(self) -> None:
+        """A reader's place that only its broker knows, because it is the end of the topic or a
+        time, is asked for: the next broker would take another one for it."""
+        _, done = await self.last_message_id()
+        if self._queue.last_taken is None:
+            self._start = Start(MessageId(-1, *_key_of(done)), inclusive=False)
+
+    async def last_message_id(self) -> tuple[MessageId, MessageId]:
+        """The last message of the topic, and the position up to which all is acknowledged."""
+        answer = await self._request(
+            pb.CommandGetLastMessageId(),
+            pb.CommandGetLastMessageIdResponse,
+            about="the last message id",
+        )
+        return (
+            message_id_of(answer.last_message_id),
+            message_id_of(answer.consumer_mark_delete_position),
+        )
+
+    async def has_message_available(self) -> bool:
+        """Whether there is a message after the last that was taken."""
+        if len(self._queue):
+            return True
+        taken = self._queue.last_taken
+        place = self._start if taken is None else Start(taken, inclusive=False)
+        last, done = await self.last_message_id()
+        if last.entry_id() < 0:
+            return False  # the topic is empty
+        if place is None or place.message_id == MessageId.latest:
+            return _key_of(last) > _key_of(done)
+        return place.is_before(last)
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription; then it is over."""
+        command = pb.CommandUnsubscribe()
+        await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
+        self._acks.on_unsubscribed()
+        error = AlreadyClosed("unsubscribed", topic=self.topic)
+        self._detach(error)
+        self.shut_down(error)
+
+    async def close(self) -> None:
+        """End, once every acknowledgement given before is durable.
+
+        Raises Timeout when that cannot be had within an operation's time, and the broker's refusal
+        when it took some of them for invalid; those may come again. The consumer is closed anyway.
+        """
+        if self._failure is not None:
+            await self._over.wait()  # somebody else is closing it
+            return
+        self._failure = AlreadyClosed("the consumer was closed", topic=self.topic)
+        self._queue.fail(self._failure)
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                refusal = await self._settle()
+                await self._say_goodbye()
+        except TimeoutError:
+            reason = "acknowledgements are not known to be durable"
+            raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
+        finally:
+            self.shut_down(self._failure)
+        if refusal is not None:
+            raise refusal
+
+    async def _settle(self) -> PulsarException | None:
+        """Wait for the acknowledgements. None: all of them are durable."""
+        if self.subscription.is_durable:
+            try:
+                await self._acks.settle()
+            except PulsarException as refusal:
+                return refusal
+        return None
+
+    def shut_down(self, error: PulsarException) -> None:
+        """End at once; acknowledgements that were not answered may be lost."""
+        self._parts.live.discard(self)
+        self._failure = self._failure or error
+        self._attachment.close(error)
+        if self._task is not None:
+            self._task.cancel()
+        self._queue.fail(self._failure)
+        if self._connection is not None:  # or it would keep what it was given
+            _let_go(self._connection, self._consumer_id)
+        self._detach(error)
+        self._acks.close(error)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._over.set()
+
+    # The attachment
+
+    async def attach(self, connection: Connection) -> None:
+        consumer_id, start = next(self._parts.ids), self._start
+        connection.add_consumer(consumer_id, self)
+        try:
+            await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
+            connection.check_holds(consumer_id)
+        except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
+            _let_go(connection, consumer_id)
+            raise
+        except PulsarException:
+            connection.remove_consumer(consumer_id)
+            raise
+        if self._start is not start and not self.subscription.is_durable:
+            _let_go(connection, consumer_id)
+            raise ConnectError("a seek failed meanwhile; it goes back", topic=self.topic)
+        self._connection, self._consumer_id = connection, consumer_id
+        self._permits.on_attached()
+        # First, so that the broker does not deliver what was acknowledged: its answer could
+        # overtake the delivery, which then would not be recognised.
+        self._acks.on_attached(connection, consumer_id)
+        self._grant()
+
+    def is_final(self, _: PulsarException) -> bool:
+        return False  # whatever it is may pass
+
+    def on_failed(self, error: PulsarException) -> None:
+        self._failure = self._failure or error
+        self._queue.fail(error)
+        self._over.set()
+
+    # The connection
+
+    def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None:
+        key = key_of(command.message_id)
+        try:
+            received = read_entry(entry)
+            if received.chunk is not None:
+                self._leave(
+                    key, "a message in chunks was skipped: chunking is not supported yet", 1
+                )
+                return
+            messages = decode_messages(received)
+        except EntryEncrypted:
+            event = "an encrypted entry was skipped: encryption is not supported yet"
+            self._leave(key, event, permits_of(entry, command.ack_set))
+            return
+        except EntryError as error:
+            self._refuse_corrupt(key, error, permits_of(entry, command.ack_set))
+            return
+        sent, wanted = self._wanted(key, received, command.ack_set)
+        if command.HasField("consumer_epoch") and command.consumer_epoch < self._epoch:
+            wanted = 0
+        delivery = Delivery(
+            self.topic,
+            received.producer_name,
+            received.publish_time_ms,
+            received.schema_version or b"",
+            command.redelivery_count,
+            None if received.broker is None else received.broker.index,
+            self._generation,
+        )
+        shown = messages_of(key, messages, wanted, delivery)
+        shown_bytes = sum([len(message.data()) for message in shown])
+        self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
+        self._burst += shown
+
+    def on_frame_end(self) -> None:
+        if self._burst:
+            burst, self._burst = self._burst, []
+            self._waiting = False
+            self._queue.put(burst)
+        self._grant()
+
+    def on_closed_by_broker(self, assigned_url: str | None) -> None:
+        error = ConnectError("the broker closed the consumer", topic=self.topic)
+        self._detach(error)
+        self._attachment.lost(error, assigned_url)
+
+    def on_disconnected(self, error: PulsarException) -> None:
+        self._detach(error)
+        self._attachment.lost(error)
+
+    # Deliveries
+
+    def _wanted(self, key: Key, received: ReceivedEntry, ack_set: Sequence[int]) -> tuple[int, int]:
+        """Bits of the messages that the broker means to deliver, and of those to show the user."""
+        size = received.num_messages
+        sent = (1 << size) - 1
+        if ack_set:
+            sent &= bits_of(ack_set)
+        wanted = sent & ~self._acks.acknowledged(key, size)
+        start = self._start
+        if start is None or self._seek_turn.locked():  # then nobody knows which place this is
+            return sent, wanted
+        if not self.subscription.is_durable:
+            return sent, wanted & ~start.skipped(key, size)
+        if key != start.key:
+            self._start = None  # past it, or somebody else sought to elsewhere
+            return sent, wanted
+        skipped = start.skipped(key, size) & wanted
+        for index in range(size):
+            if skipped >> index & 1:  # sought to after it, so it is done and must not come again
+                self._acks.acknowledge(key, index if received.is_batch else -1, size)
+        return sent, wanted & ~skipped
+
+    def _refuse_corrupt(self, key: Key, error: EntryError, permits: int) -> None:
+        """Tell the broker, which takes it for acknowledged: it would come back no better."""
+        self.corrupt_entries += 1
+        log.error("corrupt entry", topic=self.topic, ledger=key[0], entry=key[1], error=str(error))
+        self._permits.on_delivered(permits, 0, 0)
+        if self._connection is not None:
+            self._connection.send_control(
+                pb.CommandAck(
+                    consumer_id=self._consumer_id,
+                    ack_type=pb.CommandAck.Individual,
+                    message_id=[id_data(key)],
+                    validation_error=validation_error(error),
+                )
+            )
+
+    def _leave(self, key: Key, event: str, permits: int) -> None:
+        """Leave it unacknowledged, for a consumer that can put it together or has the key."""
+        log.error(event, topic=self.topic, ledger=key[0], entry=key[1])
+        self._permits.on_delivered(permits, 0, 0)
+
+    def _grant(self) -> None:
+        if self._connection is not None:
+            permits = self._permits.grant(waiting=self._waiting)
+            if permits:
+                self._connection.send_control(
+                    pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=permits)
+                )
+
+    # Asking again
+
+    def _arm(self) -> None:
+        """Have `_on_timer` called when the first redelivery is due."""
+        times = [self._nacks.timer_at()]
+        if self._unacked is not None:
+            times.append(self._unacked.timer_at())
+        due_at = min((at for at in times if at is not None), default=None)
+        if due_at is not None and (self._timer is None or due_at < self._timer.when()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        keys = self._nacks.due(now)
+        if self._unacked is not None:
+            keys += self._unacked.due(now)
+        if keys and self.subscription.is_ordered:
+            self.redeliver_unacknowledged()
+        elif self._connection is not None:
+            for first in range(0, len(keys), REDELIVERY_IDS_MAX):
+                ids = [id_data(key) for key in keys[first : first + REDELIVERY_IDS_MAX]]
+                self._connection.send_control(
+                    pb.CommandRedeliverUnacknowledgedMessages(
+                        consumer_id=self._consumer_id, message_ids=ids
+                    )
+                )
+        self._arm()
+
+    def _forget_redeliveries(self) -> None:
+        self._nacks.clear()
+        if self._unacked is not None:
+            self._unacked.clear()
+
+    def _forget_through(self, message_id: MessageId) -> None:
+        """A reader is done with what it has read; lets the broker forget it too."""
+        index, size = message_id.batch_index(), message_id.batch_size()
+        if index in (-1, size - 1):
+            self._acks.acknowledge_cumulative(_key_of(message_id), index, size)
+
+    # Attaching
+
+    def _subscribe_command(self, consumer_id: int) -> pb.CommandSubscribe:
+        command = subscribe_command(self.topic, self.subscription)
+        command.consumer_id = consumer_id
+        command.consumer_epoch = self._epoch
+        if not self.subscription.is_durable and self._start is not None:
+            command.start_message_id.CopyFrom(id_data(self._start.key))
+        return command
+
+    def _detach(self, error: PulsarException) -> None:
+        if self._connection is None:
+            return
+        log.info("consumer detached", topic=self.topic, reason=str(error))
+        self._connection.remove_consumer(self._consumer_id)
+        self._connection = None
+        self._clear_queue()
+        if self.subscription.is_durable and not self._seeking:
+            self._start = None  # the subscription knows where it is
+        self._seeking = False
+        self._acks.on_detached()
+        self._forget_redeliveries()  # what was not acknowledged comes again now
+
+    def _clear_queue(self) -> None:
+        self._burst.clear()
+        taken = self._queue.clear()
+        self._generation = self._queue.generation
+        if taken is not None and not self.subscription.is_durable and not self._seeking:
+            self._start = Start(taken, inclusive=False)
+
+    async def _request(
+        self,
+        command: Body,
+        answer: type[Answer],
+        *,
+        about: str,
+        again: bool = True,
+        begin: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """Ask the broker about this consumer, once it is attached, and `again` if that fails for a
+        reason that may pass. `begin` is called right before each time."""
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                while True:
+                    connection = await self._wait_attached()
+                    cast("pb.CommandSeek", command).consumer_id = self._consumer_id
+                    begin()
+                    try:
+                        return await connection.request(command, answer)
+                    except PulsarException as error:
+                        if not again or not is_retriable(error):
+                            raise
+                    await asyncio.sleep(RETRY_DELAY_S_FIRST)
+        except TimeoutError:
+            raise Timeout(f"no answer: {about}", topic=self.topic) from None
+
+    async def _wait_attached(self) -> Connection:
+        while True:
+            self.check_open()
+            if self._connection is not None:
+                return self._connection
+            await self._attachment.wait_attached()
+
+    async def _say_goodbye(self) -> None:
+        if self._connection is None:
+            return
+        command = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
+        with suppress(PulsarException):  # the broker does not have it, or is gone
+            await self._connection.request(command, pb.CommandSuccess)
+        self._detach(AlreadyClosed("the consumer was closed", topic=self.topic))
+
+
+def _let_go(connection: Connection, consumer_id: int) -> None:
+    """Close a consumer without waiting for it."""
+    connection.remove_consumer(consumer_id)
+    connection.ask(pb.CommandCloseConsumer(consumer_id=consumer_id), lambda _: None)
+
+
+def _key_of(message_id: MessageId) -> Key:
+    return message_id.ledger_id(), message_id.entry_id()

@@ -1,0 +1,507 @@
+"""What a producer is inside: messages in, receipts out, through every change of broker.
+
+Messages gather in batches (batching.py), become entries, wait in order for their receipts
+(pending.py) and are sent again, in the same order, whenever the producer is attached anew. Both
+faces (producer.py, sync.py) use this one; it is called on the loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from magnetar.client.errors import (
+    AlreadyClosed,
+    ChecksumError,
+    ConnectError,
+    Interrupted,
+    MessageTooBig,
+    NotAllowedError,
+    PulsarException,
+    Timeout,
+    ends_producer,
+)
+from magnetar.client.message import MessageId
+from magnetar.client.options import BatchingType, ProducerOptions
+from magnetar.client.producing.batching import BatchBuilder, Done
+from magnetar.client.producing.outgoing import PENDING_BYTES_MAX
+from magnetar.client.producing.pending import PendingEntries, PendingEntry, ReceiptOutOfOrder
+from magnetar.client.session.pool import Purpose
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import Compression
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
+from magnetar.protos.errors import EntryTooLarge
+from magnetar.protos.framing import send_header
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch, encode_message
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.client.environment import Parts
+    from magnetar.client.session.connection import Connection
+
+log = get_logger(__name__)
+
+EMPTIED_ENTRIES_MAX: Final = 1000
+"""Entries that timed out while the broker still owes their receipts. At this many the producer is
+attached anew: a broker that answers nothing for so long is not going to."""
+
+EMPTIED_BYTES_MAX: Final = PENDING_BYTES_MAX
+"""Bytes of such entries while at least as many wait to be sent: a broker that does not read would
+have them gather here without end, as each time-out makes room for more. Its session is ended, with
+them, and begun anew. One that reads and does not answer costs no memory and keeps its session:
+there, to send again would be to store twice."""
+
+
+class PublisherFace(Protocol):
+    """Who bounds what is submitted."""
+
+    def on_released(self, messages: int, message_bytes: int) -> None:
+        """The outcome of so many messages is about to be told."""
+
+    def on_burst_end(self) -> None:
+        """No more of them for now."""
+
+
+class Publisher:
+    """One producer's core; made attached by `open`."""
+
+    def __init__(self, topic: str, options: ProducerOptions, parts: Parts) -> None:
+        self.topic = topic
+        self.name = options.producer_name or ""  # "": the broker will choose it
+        self.face: PublisherFace  # set once, by the face
+        self._options = options
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+        self._now_ms = parts.clock.now_ms
+        self._attachment = parts.attachment(self, Purpose.PUBLISH)
+        self._task: asyncio.Task[None] | None = None  # None: not begun
+        self._builder = _builder(options)
+        self._pending = PendingEntries()
+        self._timeout_s = options.send_timeout_millis / 1000 or None
+        self._compression = Compression(options.compression_type)
+        self._header = EntryHeader("", 0)
+        initial = options.initial_sequence_id
+        self._next_sequence_id = 0 if initial is None else initial + 1
+        self._last_sequence_id = self._next_sequence_id - 1
+        self._epoch = 0
+        self._connection: Connection | None = None  # None: not attached
+        self._producer_id = 0
+        self._message_bytes_max = MESSAGE_BYTES_MAX
+        self._failure: PulsarException | None = None  # None: it takes messages
+        self._over = asyncio.Event()
+        self._flushes: list[_Flush] = []
+        self._told = 0  # entries whose outcome was told, in their order
+        self._refused: PulsarException | None = None  # first since a flush that made no entry
+        self._batch_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Attach for the first time. Raises why that failed; then it is over."""
+        self._parts.live.add(self)
+        self._task = self._parts.scope.start(self._attachment.run(), f"producer of {self.topic}")
+        try:
+            await self._attachment.wait_first()
+        except BaseException:
+            self.shut_down(AlreadyClosed("it was not created", topic=self.topic))
+            raise
+
+    # Messages in
+
+    def submit(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
+        """Take on a message for which there is room. `done` is called once; from in here only when
+        the message fails at once."""
+        if self._failure is not None:
+            self._refuse([done], message_bytes, self._failure)
+            return
+        if message.sequence_id < 0:
+            message.sequence_id = self._next_sequence_id
+            self._next_sequence_id += 1
+        if self._builder is None:
+            self._send([message], [done], message_bytes)
+            return
+        if message.deliver_at_ms is not None:
+            self.seal()
+            self._send([message], [done], message_bytes)
+            return
+        for batch in self._builder.add(message, message_bytes, done, self._loop.time()):
+            self._send(batch.messages, batch.dones, batch.message_bytes)
+        if self._batch_timer is None:
+            self._arm_batch_timer()
+
+    def seal(self) -> None:
+        """Send what has gathered without waiting for more."""
+        if self._builder is not None:
+            for batch in self._builder.seal():
+                self._send(batch.messages, batch.dones, batch.message_bytes)
+
+    async def flush(self) -> None:
+        """Return when everything submitted so far is stored. Raises the first error among what has
+        no outcome yet, and what was refused since the last flush."""
+        self.seal()
+        refused, self._refused = self._refused, None
+        if self._pending.reported < self._pending.appended:
+            flush = _Flush(self._pending.appended, self._loop.create_future(), refused)
+            self._flushes.append(flush)
+            await flush.done
+        elif refused is not None:
+            raise refused
+
+    async def close(self) -> None:
+        """Take no more, wait for what is under way, and say goodbye to the broker.
+
+        Raises Timeout when receipts are still missing after an operation's time; what they were for
+        is told Interrupted, because it may have been stored.
+        """
+        if self._failure is not None:
+            await self._over.wait()  # somebody else is closing it
+            return
+        self.seal()
+        self._failure = AlreadyClosed("the producer was closed", topic=self.topic)
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                try:
+                    await self.flush()
+                except PulsarException as error:
+                    # Whoever sent them was told already.
+                    log.info("messages failed before close", topic=self.topic, error=str(error))
+                await self._say_goodbye()
+        except TimeoutError:
+            raise Timeout("receipts are missing", topic=self.topic) from None
+        finally:
+            self.shut_down(self._failure)
+
+    def shut_down(self, error: PulsarException) -> None:
+        """End at once, here and at the broker. What has no receipt is told Interrupted."""
+        self._parts.live.discard(self)
+        self._failure = self._failure or error
+        self._attachment.close(error)
+        if self._task is not None:
+            self._task.cancel()
+        if self._connection is not None:
+            self._let_go(self._connection, self._producer_id)
+        self._detach(error)
+        reason = f"the receipt did not come in time: {error.reason}"
+        self._abandon(Interrupted(reason, topic=self.topic))
+        self._over.set()
+
+    @property
+    def is_attached(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Of the last message that was stored; -1: none was."""
+        return self._last_sequence_id
+
+    # The attachment
+
+    async def attach(self, connection: Connection) -> None:
+        producer_id = next(self._parts.ids)
+        connection.add_producer(producer_id, self)
+        try:
+            answer = await connection.request(
+                self._create_command(producer_id), pb.CommandProducerSuccess
+            )
+            connection.check_holds(producer_id)
+        except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
+            self._let_go(connection, producer_id)
+            raise
+        except PulsarException:
+            connection.remove_producer(producer_id)
+            raise
+        self._on_created(answer)
+        self._connection, self._producer_id = connection, producer_id
+        self._message_bytes_max = connection.max_message_bytes
+        for entry in self._pending.on_attached():
+            self._transmit(entry)
+
+    def is_final(self, error: PulsarException) -> bool:
+        return ends_producer(error)
+
+    def on_failed(self, error: PulsarException) -> None:
+        self._parts.live.discard(self)
+        self._failure = self._failure or error
+        self._abandon(error)
+        self._over.set()
+
+    # The connection
+
+    def on_receipts(
+        self, sequence_ids: Sequence[int], ledger_id: int, entry_ids: Sequence[int]
+    ) -> None:
+        answered = self._pending.on_receipts(sequence_ids)
+        if len(answered) < len(sequence_ids):
+            try:
+                self._pending.on_receipt(sequence_ids[len(answered)])
+            except ReceiptOutOfOrder as error:
+                self._recycle(ConnectError(str(error), topic=self.topic))
+        stored = [
+            (entry, entry_id)
+            for entry, entry_id in zip(answered, entry_ids, strict=False)
+            if entry is not None
+        ]
+        if not stored:
+            return
+        self._attachment.trouble = None
+        self._told += len(stored)
+        self._last_sequence_id = stored[-1][0].highest_sequence_id
+        self._release(
+            sum([entry.messages for entry, _ in stored]),
+            sum([entry.message_bytes for entry, _ in stored]),
+        )
+        for entry, entry_id in stored:
+            if not entry.is_batch:
+                entry.dones[0](None, MessageId(-1, ledger_id, entry_id))
+                continue
+            size = entry.messages
+            for index, done in enumerate(entry.dones):
+                done(None, MessageId(-1, ledger_id, entry_id, index, size))
+
+    def on_send_error(self, sequence_id: int, error: PulsarException) -> None:
+        error.topic = self.topic
+        if ends_producer(error):
+            self._detach(error)
+            self._attachment.lost(error)
+        elif isinstance(error, (NotAllowedError, ChecksumError)):
+            try:
+                entry = self._pending.on_receipt(sequence_id)
+            except ReceiptOutOfOrder as disorder:
+                self._recycle(ConnectError(str(disorder), topic=self.topic))
+                return
+            if entry is not None:
+                self._report(entry, error)
+        else:
+            self._recycle(error)
+
+    def on_closed_by_broker(self, assigned_url: str | None) -> None:
+        error = ConnectError("the broker closed the producer", topic=self.topic)
+        self._detach(error)
+        self._attachment.lost(error, assigned_url)
+
+    def on_disconnected(self, error: PulsarException) -> None:
+        self._detach(error)
+        self._attachment.lost(error)
+
+    def on_frame_end(self) -> None:
+        self._settle_flushes()
+        self.face.on_burst_end()
+
+    # Sending
+
+    def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
+        """Make an entry of messages, put it in the queue, and on its way if there is one."""
+        try:
+            parts = self._encode(messages)
+        except MessageTooBig as error:
+            self._refuse(dones, message_bytes, error)
+            return
+        entry = PendingEntry(
+            messages[0].sequence_id,
+            messages[-1].sequence_id,
+            len(messages) > 1,
+            parts,
+            dones,
+            len(messages),
+            message_bytes,
+            self._timeout_s and self._loop.time() + self._timeout_s,
+        )
+        self._pending.append(entry)
+        if self._pending.attached:
+            self._transmit(entry)
+        if self._send_timer is None and self._timeout_s is not None:
+            self._arm_send_timer()
+
+    def _encode(self, messages: Sequence[OutgoingMessage]) -> list[bytes]:
+        """The entry; a message on its own is not a batch, which saves the parsing of one."""
+        now_ms = self._now_ms()
+        if self._header.publish_time_ms != now_ms:
+            self._header = EntryHeader(self.name, now_ms, self._compression)
+        try:
+            if len(messages) == 1:
+                parts = encode_message(messages[0], self._header)
+            else:
+                parts = encode_batch(messages, self._header)
+        except EntryTooLarge as error:
+            raise MessageTooBig(error.size, error.limit, topic=self.topic) from None
+        if len(parts[-1]) > self._message_bytes_max:
+            raise MessageTooBig(len(parts[-1]), self._message_bytes_max, topic=self.topic)
+        return parts
+
+    def _transmit(self, entry: PendingEntry) -> None:
+        assert self._connection is not None
+        header = send_header(
+            producer_id=self._producer_id,
+            sequence_id=entry.sequence_id,
+            num_messages=entry.messages,
+            highest_sequence_id=entry.highest_sequence_id if entry.is_batch else 0,
+            entry_size=sum(map(len, entry.parts)),
+        )
+        self._connection.send_entry(header, *entry.parts)
+
+    def _arm_batch_timer(self) -> None:
+        seal_at = self._builder.timer_at() if self._builder is not None else None
+        if seal_at is not None:
+            self._batch_timer = self._loop.call_at(seal_at, self._on_batch_timer)
+
+    def _on_batch_timer(self) -> None:
+        """The batch that the timer was for may have been sealed since, and another begun."""
+        self._batch_timer = None
+        assert self._builder is not None
+        seal_at = self._builder.timer_at()
+        if seal_at is not None and seal_at <= self._loop.time():
+            self.seal()
+        else:
+            self._arm_batch_timer()
+
+    # Outcomes
+
+    def _arm_send_timer(self) -> None:
+        expire_at = self._pending.timer_at()
+        if expire_at is not None:
+            self._send_timer = self._loop.call_at(expire_at, self._on_send_timer)
+
+    def _on_send_timer(self) -> None:
+        self._send_timer = None
+        for entry in self._pending.expire(self._loop.time()):
+            self._report(entry, self._no_receipt())
+        self._settle_flushes()
+        self.face.on_burst_end()
+        self._bound_emptied()
+        self._arm_send_timer()
+
+    def _no_receipt(self) -> Timeout:
+        """As far as can be told from here: whose fault it is."""
+        text = f"no receipt within {self._timeout_s:g} s"
+        trouble = self._attachment.trouble
+        last = "" if trouble is None else f"; last: {trouble.reason or type(trouble).__name__}"
+        if self._connection is None:
+            return Timeout(f"{text}: no broker takes it{last}", topic=self.topic)
+        broker = self._connection.broker
+        return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
+
+    def _bound_emptied(self) -> None:
+        if self._connection is None:
+            return
+        unread = self._connection.unsent_bytes
+        if min(unread, self._pending.emptied_bytes) >= EMPTIED_BYTES_MAX:
+            self._connection.give_up(f"the broker does not read: {unread} bytes wait for it")
+        elif self._pending.emptied > EMPTIED_ENTRIES_MAX:
+            self._recycle(Timeout("the broker owes too many receipts", topic=self.topic))
+
+    def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
+        """They do not become an entry."""
+        self._refused = self._refused or error
+        self._tell(dones, message_bytes, error)
+        self.face.on_burst_end()
+
+    def _report(self, entry: PendingEntry, error: PulsarException) -> None:
+        for flush in self._flushes:
+            if self._told < flush.target:
+                flush.error = flush.error or error
+        self._told += 1
+        self._tell(entry.dones, entry.message_bytes, error)
+
+    def _tell(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
+        self._release(len(dones), message_bytes)
+        for done in dones:
+            done(error, None)
+
+    def _release(self, messages: int, message_bytes: int) -> None:
+        self.face.on_released(messages, message_bytes)
+
+    def _abandon(self, error: PulsarException) -> None:
+        """Report everything that is left."""
+        if self._builder is not None:
+            for batch in self._builder.seal():
+                self._tell(batch.dones, batch.message_bytes, error)
+        for entry in self._pending.abandon():
+            self._report(entry, error)
+        self._settle_flushes()
+        self.face.on_burst_end()
+        for timer in (self._batch_timer, self._send_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def _settle_flushes(self) -> None:
+        while self._flushes and self._flushes[0].target <= self._pending.reported:
+            flush = self._flushes.pop(0)
+            if flush.done.done():  # nobody waits any more
+                continue
+            if flush.error is None:
+                flush.done.set_result(None)
+            else:
+                flush.done.set_exception(flush.error)
+
+    # Attaching
+
+    def _create_command(self, producer_id: int) -> pb.CommandProducer:
+        properties = self._options.properties or {}
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return pb.CommandProducer(
+            topic=self.topic,
+            producer_id=producer_id,
+            producer_name=self.name or None,
+            user_provided_producer_name=self._options.producer_name is not None,
+            epoch=epoch,
+            metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
+        )
+
+    def _on_created(self, answer: pb.CommandProducerSuccess) -> None:
+        if self._epoch == 1 or not self.name:
+            self.name = answer.producer_name
+        fresh = self._last_sequence_id == -1 and self._pending.appended == 0
+        if fresh and answer.last_sequence_id > -1:
+            self._last_sequence_id = answer.last_sequence_id
+            self._next_sequence_id = answer.last_sequence_id + 1
+
+    def _recycle(self, error: PulsarException) -> None:
+        """Let go of a producer that the broker still has, and attach anew."""
+        if self._connection is not None:
+            self._let_go(self._connection, self._producer_id)
+        self._detach(error)
+        self._attachment.lost(error)
+
+    def _detach(self, error: PulsarException) -> None:
+        if self._connection is not None:
+            log.info("producer detached", topic=self.topic, reason=str(error))
+            self._connection.remove_producer(self._producer_id)
+            self._connection = None
+        self._pending.on_detached()
+
+    def _let_go(self, connection: Connection, producer_id: int) -> None:
+        """Close a producer without waiting for it. Until that is done the broker answers that the
+        name is taken, which passes."""
+        connection.remove_producer(producer_id)
+        connection.ask(pb.CommandCloseProducer(producer_id=producer_id), lambda _: None)
+
+    async def _say_goodbye(self) -> None:
+        if self._connection is None:
+            return
+        command = pb.CommandCloseProducer(producer_id=self._producer_id)
+        with suppress(PulsarException):  # the broker does not have it, or is gone
+            await self._connection.request(command, pb.CommandSuccess)
+        self._detach(AlreadyClosed("the producer was closed", topic=self.topic))
+
+
+@dataclass(slots=True)
+class _Flush:
+    """Somebody waits until so many entries are reported."""
+
+    target: int
+    done: asyncio.Future[None]
+    error: PulsarException | None = None  # None: all were stored so far
+
+
+def _builder(options: ProducerOptions) -> BatchBuilder | None:
+    if not options.batching_enabled:
+        return None
+    return BatchBuilder(
+        messages_max=options.batching_max_messages,
+        bytes_max=min(options.batching_max_allowed_size_in_bytes, MESSAGE_BYTES_MAX),
+        delay_s=options.batching_max_publish_delay_ms / 1000,
+        by_key=options.batching_type == BatchingType.KeyBased,
+    )

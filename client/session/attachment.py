@@ -1,0 +1,171 @@
+"""Keeps one producer or consumer attached to whichever broker owns its topic.
+
+Attached once, it stays so through everything that passes: the owner dies, hands the topic over,
+restarts. Each time the owner is looked up again, with growing delays, until the producer or
+consumer is closed. Only the first attachment can fail: with what the broker answers if that is
+final, or when the operation's time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from magnetar.client.errors import (
+    ConnectError,
+    PulsarException,
+    Timeout,
+    is_retriable,
+)
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from magnetar.client.session.backoff import ReconnectDelay
+    from magnetar.client.session.connection import Connection
+    from magnetar.client.session.lookup import Lookup
+    from magnetar.client.session.pool import Pool, Purpose
+
+log = get_logger(__name__)
+
+
+class Attachable(Protocol):
+    """What is attached: a producer's or a consumer's core."""
+
+    topic: str
+
+    async def attach(self, connection: Connection) -> None:
+        """Register with the broker. Raises what it answers; then nothing is registered."""
+
+    def is_final(self, error: PulsarException) -> bool:
+        """Whether, after it was attached once, this error ends it for good."""
+
+    def on_failed(self, error: PulsarException) -> None:
+        """It will not be attached any more."""
+
+
+class Attachment:
+    """`run` is its life, in a task of its own."""
+
+    def __init__(
+        self,
+        what: Attachable,
+        purpose: Purpose,
+        *,
+        lookup: Lookup,
+        pool: Pool,
+        delay: ReconnectDelay,
+        timeout_s: float,
+    ) -> None:
+        self._what = what
+        self._purpose = purpose
+        self._lookup = lookup
+        self._pool = pool
+        self._delay = delay
+        self._timeout_s = timeout_s
+        self._lost: asyncio.Future[PulsarException]  # of this attachment, or the one being made
+        self._next_broker: str | None = None  # None: nobody said where to go; look up
+        loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[None] = loop.create_future()
+        self._first.add_done_callback(lambda first: first.cancelled() or first.exception())
+        self._lost = loop.create_future()
+        self._attached = asyncio.Event()  # or failed, or closed
+        self._failure: PulsarException | None = None  # None: it goes on
+        self.trouble: PulsarException | None = None  # what failed last, until its owner clears it
+
+    async def wait_first(self) -> None:
+        """Return when it is attached for the first time. Raises why that failed."""
+        await asyncio.shield(self._first)
+
+    async def wait_attached(self) -> None:
+        """Return when it is attached. Raises why it never will be again."""
+        await self._attached.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def is_attached(self) -> bool:
+        return self._attached.is_set() and self._failure is None
+
+    def lost(self, error: PulsarException, next_broker: str | None = None) -> None:
+        """The broker let go of it, or the connection broke."""
+        if not self._lost.done():
+            self._next_broker = next_broker
+            self._lost.set_result(error)
+            if self._failure is None:
+                self._attached.clear()
+
+    async def run(self) -> None:
+        """Attach, and attach again whenever it is lost. Ends when that has become pointless."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._timeout_s
+        while True:
+            error = await self._attempt(give_up_at)
+            if error is None:
+                self._delay.on_attached(loop.time())
+                self._on_attached()
+                error = await self._lost
+            self.trouble = error
+            if self._is_final(error):
+                self._fail(error)
+                return
+            delay_s = self._delay.on_failed(loop.time())
+            if not self._first.done() and loop.time() + delay_s >= give_up_at:
+                self._fail(_out_of_time(error, self._timeout_s, self._what.topic))
+                return
+            log.info(
+                "attaching again",
+                topic=self._what.topic,
+                reason=str(error) or type(error).__name__,
+                in_s=round(delay_s, 3),
+            )
+            await asyncio.sleep(delay_s)
+
+    def close(self, error: PulsarException) -> None:
+        """It is being closed: whoever waits for it is told `error`. The caller cancels `run`."""
+        self._failure = error
+        if not self._first.done():
+            self._first.set_exception(error)
+        self._attached.set()
+
+    async def _attempt(self, give_up_at: float) -> PulsarException | None:
+        """Find the owner and attach. None: it worked."""
+        loop = asyncio.get_running_loop()
+        self._lost = loop.create_future()
+        end_at = give_up_at if not self._first.done() else loop.time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(end_at):
+                await self._what.attach(await self._owner())
+        except PulsarException as error:
+            return error
+        except TimeoutError:
+            return Timeout(f"no answer within {self._timeout_s} s", topic=self._what.topic)
+        return None
+
+    async def _owner(self) -> Connection:
+        broker, self._next_broker = self._next_broker, None
+        if not self._first.done():
+            await self._lookup.refuse_partitioned(self._what.topic)
+        if broker is None:
+            broker = await self._lookup.owner(self._what.topic)
+        return await self._pool.connection(broker, self._purpose)
+
+    def _on_attached(self) -> None:
+        if not self._lost.done():  # done: it was lost in the turn in which it was attached
+            self._attached.set()
+        if not self._first.done():
+            self._first.set_result(None)
+
+    def _is_final(self, error: PulsarException) -> bool:
+        if self._first.done():
+            return self._what.is_final(error)
+        return not is_retriable(error)
+
+    def _fail(self, error: PulsarException) -> None:
+        self.close(error)
+        self._what.on_failed(error)
+
+
+def _out_of_time(error: PulsarException, timeout_s: float, topic: str) -> PulsarException:
+    """What to say when time is up and this was the last that happened."""
+    kind = ConnectError if isinstance(error, ConnectError) else Timeout
+    return kind(f"gave up after {timeout_s:g} s; last: {error.reason or error}", topic=topic)

@@ -1,0 +1,42 @@
+"""Sessions over gRPC. Importing this loads grpc."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.session.service_url import host_and_port
+from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
+
+if TYPE_CHECKING:
+    from grpc import aio
+
+    from magnetar.client.session.pool import Purpose
+    from magnetar.runtime.frames import FrameStream
+
+SESSION_METHOD: Final = "/magnetar.broker.Broker/Session"
+
+LATE_COMPLETIONS_S: Final = 0.02
+"""How long the loop goes on after its channels were closed. grpc.aio has one thread for all loops
+of a process, which still hands out completions then; one that finds its loop closed fails in the
+middle of another loop's turn."""
+
+
+class GrpcDialer:
+    """Opens streams; those to one broker share a channel."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, aio.Channel] = {}
+
+    def open(self, broker: str, _: Purpose) -> FrameStream:
+        channel = self._channels.get(broker)
+        if channel is None:
+            channel = self._channels[broker] = open_channel(host_and_port(broker))
+        return open_frame_stream(channel, SESSION_METHOD, peer=broker)
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+        if channels:
+            await asyncio.sleep(LATE_COMPLETIONS_S)

@@ -1,0 +1,144 @@
+"""Who owns a topic, asked of any broker and followed through redirects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from magnetar.client.errors import (
+    ConnectError,
+    LookupError,  # noqa: A004 - Apache's name
+    NotAllowedError,
+    PulsarException,
+    from_server_error,
+)
+from magnetar.client.session.pool import Purpose
+from magnetar.client.session.service_url import parse_service_url
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as Body
+
+    from magnetar.client.session.connection import Connection
+    from magnetar.client.session.pool import Pool
+
+Answer = TypeVar("Answer", bound="Body")
+
+REDIRECTS_MAX: Final = 20
+"""Pulsar's limit. More means that brokers point at each other."""
+
+QUESTIONS_MAX: Final = 6
+"""Among how many questions an operation's time is shared at most: with 30 s each has 5 s then, more
+than a broker needs that takes a dead one's topics over."""
+
+
+class Lookup:
+    """Asks the brokers of the service URL in turn, beginning with the one that answered last.
+
+    Each question has its own deadline, so that all but one of them may be mute and an operation
+    still has time for the one that is not.
+    """
+
+    def __init__(self, service_url: str, pool: Pool, *, timeout_s: float) -> None:
+        """`timeout_s`: of an operation, within which something is looked up."""
+        self._brokers = parse_service_url(service_url)
+        self._pool = pool
+        self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
+        self._first = 0
+
+    async def owner(self, topic: str) -> str:
+        """The URL of the broker that serves `topic`.
+
+        Raises ConnectError when no broker of the service URL could be reached or the one that was
+        asked did not answer, else what was answered; the next question then goes to the next
+        broker, because this one may be cut off.
+        """
+        try:
+            return await self._ask(topic)
+        except (PulsarException, asyncio.CancelledError):  # cancelled: it may be mute
+            self._turn_to_next()
+            raise
+
+    async def _ask(self, topic: str) -> str:
+        connection = await self._any_broker()
+        authoritative = False
+        for _ in range(REDIRECTS_MAX):
+            answer = await self._answer(
+                connection,
+                pb.CommandLookupTopic(topic=topic, authoritative=authoritative),
+                pb.CommandLookupTopicResponse,
+            )
+            if answer.response == pb.CommandLookupTopicResponse.Failed:
+                raise from_server_error(
+                    answer.error, answer.message, topic=topic, broker=connection.broker
+                )
+            owner = _one_url(answer.brokerServiceUrl)
+            if answer.response == pb.CommandLookupTopicResponse.Connect:
+                return owner
+            authoritative = answer.authoritative
+            connection = await self._pool.connection(owner, Purpose.PUBLISH)
+        raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
+
+    async def refuse_partitioned(self, topic: str) -> None:
+        """Raises NotAllowedError for a topic with partitions; else as `owner`."""
+        if await self.partitions(topic):
+            raise NotAllowedError(
+                "partitioned topics are not supported yet; name one partition", topic=topic
+            )
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions the topic has; 0: it is not partitioned, or not there yet.
+
+        Every broker may say; who does not answer is passed over. Raises as `owner`.
+        """
+        for _ in self._brokers[1:]:
+            try:
+                return await self._ask_partitions(topic)
+            except ConnectError:
+                self._turn_to_next()
+        return await self._ask_partitions(topic)
+
+    async def _ask_partitions(self, topic: str) -> int:
+        connection = await self._any_broker()
+        answer = await self._answer(
+            connection,
+            pb.CommandPartitionedTopicMetadata(topic=topic),
+            pb.CommandPartitionedTopicMetadataResponse,
+        )
+        if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+            raise from_server_error(
+                answer.error, answer.message, topic=topic, broker=connection.broker
+            )
+        return answer.partitions
+
+    async def _answer(self, connection: Connection, body: Body, answer: type[Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(self._question_s):
+                return await connection.request(body, answer)
+        except TimeoutError:
+            reason = f"no answer within {self._question_s:g} s"
+            raise ConnectError(reason, broker=connection.broker) from None
+
+    async def _any_broker(self) -> Connection:
+        """A session with a broker of the service URL, whichever answers first in turn."""
+        failures: list[str] = []
+        for _ in self._brokers:
+            broker = self._brokers[self._first]
+            try:
+                return await self._pool.connection(broker, Purpose.PUBLISH)
+            except ConnectError as error:
+                failures.append(f"{broker}: {error.reason}")
+                self._turn_to_next()
+        raise ConnectError("no broker could be reached: " + "; ".join(failures))
+
+    def _turn_to_next(self) -> None:
+        self._first = (self._first + 1) % len(self._brokers)
+
+
+def _one_url(text: str) -> str:
+    """A broker's own URL, as a broker wrote it."""
+    try:
+        (url,) = parse_service_url(text)
+    except (PulsarException, ValueError):
+        raise ConnectError(f"a broker named {text!r} as an owner's address") from None
+    return url

@@ -1,0 +1,86 @@
+"""The connections of a client: at most one for each broker and purpose, made when needed."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from magnetar.client.session.connection import KEEPALIVE_S, Connection
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from magnetar.client.scope import Scope
+    from magnetar.runtime.frames import FrameStream
+
+log = get_logger(__name__)
+
+
+class Purpose(Enum):
+    """Why a session is held: a broker gets one of each, so that bulk of one does not delay the
+    other."""
+
+    PUBLISH = "publish"  # and lookups
+    CONSUME = "consume"
+
+
+class Dialer(Protocol):
+    """Where streams come from: gRPC, or a test."""
+
+    def open(self, broker: str, purpose: Purpose) -> FrameStream:
+        """Begin a stream to a broker's URL. That nobody is there shows on the stream."""
+
+    async def close(self) -> None:
+        """Release what the streams share, after they have ended. Bounded."""
+
+
+class Pool:
+    """Hands out open connections; whoever asks while one is being opened waits for it."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        dialer: Dialer,
+        *,
+        open_timeout_s: float,
+        keepalive_s: float = KEEPALIVE_S,
+    ) -> None:
+        self._scope = scope
+        self._dialer = dialer
+        self._open_timeout_s = open_timeout_s
+        self._keepalive_s = keepalive_s
+        self._connections: dict[tuple[str, Purpose], Connection] = {}
+
+    async def connection(self, broker: str, purpose: Purpose) -> Connection:
+        """An open session with `broker`. Raises ConnectError, or what the broker answered."""
+        connection = self._connections.get((broker, purpose))
+        if connection is None or connection.error is not None:
+            connection = self._begin(broker, purpose)
+        await connection.wait_opened()
+        return connection
+
+    async def close(self) -> None:
+        """End all sessions, sending first what was still to be sent."""
+        async with asyncio.TaskGroup() as group:
+            for connection in self._connections.values():
+                group.create_task(connection.close())
+
+    def _begin(self, broker: str, purpose: Purpose) -> Connection:
+        connection = Connection(
+            self._dialer.open(broker, purpose),
+            broker,
+            open_timeout_s=self._open_timeout_s,
+            keepalive_s=self._keepalive_s,
+        )
+        self._connections[broker, purpose] = connection
+        self._scope.start(self._live(connection, purpose), f"{purpose.value} session, {broker}")
+        return connection
+
+    async def _live(self, connection: Connection, purpose: Purpose) -> None:
+        key = connection.broker, purpose
+        try:
+            await connection.run()
+        finally:
+            if self._connections.get(key) is connection:
+                del self._connections[key]
+        log.info("session ended", broker=connection.broker, reason=str(connection.error))

@@ -1,0 +1,324 @@
+"""From user threads to the loop and back, with one wake-up per burst.
+
+Waking a thread costs some 20 microseconds, ten times what a message costs otherwise. So what a user
+thread hands over gathers while the loop is busy, and the loop takes all of it at once; and what the
+loop hands back is put into the user's reach before a waiting thread is woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from magnetar.client.consuming.subscription import of_generation
+from magnetar.client.errors import (
+    AlreadyClosed,
+    OperationNotSupported,
+    PulsarException,
+    Timeout,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from magnetar.client.message import Message, MessageId
+
+T = TypeVar("T")
+
+INTERRUPT_SEEN_S: Final = 1.0
+"""How late a Ctrl-C is seen at most. The interpreter handles a signal between two of its steps: one
+that comes just before a thread goes to sleep does not wake it."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self, name: str) -> None:
+        self._process = os.getpid()
+        self._crossings: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
+        self._calls: set[concurrent.futures.Future[Any]] = set()
+        self._ended = False
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the loop and wait for what it gives. Raises what it raises.
+
+        An interrupt (Ctrl-C) of the waiting thread cancels it.
+        """
+        try:
+            self.check_may_wait()
+        except BaseException:
+            coroutine.close()
+            raise
+        try:
+            result = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:  # the loop has ended since
+            coroutine.close()
+            raise AlreadyClosed("the client was closed") from None
+        try:
+            self._calls.add(result)
+            if self._ended:
+                result.cancel()
+            return _result(result)
+        except concurrent.futures.CancelledError:
+            if self._ended:
+                coroutine.close()  # it may not have begun
+            raise AlreadyClosed("the client was closed meanwhile") from None
+        except BaseException:
+            result.cancel()
+            raise
+        finally:
+            self._calls.discard(result)
+
+    def crossing(self, take: Callable[[deque[T]], None]) -> ThreadBridge[T]:
+        """A way onto the loop, which ends with it."""
+        crossing = ThreadBridge(self.loop, take)
+        self._crossings.add(crossing)
+        return crossing
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is called on the loop's own thread."""
+        return threading.current_thread() is self._thread
+
+    def check_may_wait(self) -> None:
+        """Raises OperationNotSupported where waiting would last for ever, AlreadyClosed at the end.
+
+        A callback runs on the loop's own thread; after a fork the thread does not exist.
+        """
+        if self.is_current:
+            raise OperationNotSupported(
+                "a callback must not wait for the client that calls it: use send_async, or hand"
+                " over to a thread of your own"
+            )
+        if os.getpid() != self._process:
+            raise OperationNotSupported("the process was forked; make a client in the new one")
+        if not self._thread.is_alive():
+            raise AlreadyClosed("the client was closed")
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Have `function` called on the loop, unless that is over."""
+        if os.getpid() != self._process:
+            return  # its loop's wake-up pipe is shared with the parent's
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            return
+
+    def stop(self) -> None:
+        """End the loop and the thread. Waits, unless called on that thread."""
+        self.call_soon(self._stopping.set)
+        if not self.is_current:
+            self._thread.join()
+
+    def _run(self, started: threading.Event) -> None:
+        async def main() -> None:
+            self.loop = asyncio.get_running_loop()
+            self._stopping = asyncio.Event()
+            started.set()
+            await self._stopping.wait()
+
+        asyncio.run(main())
+        self._ended = True
+        for call in list(self._calls):
+            call.cancel()  # the loop did not get to it
+        for crossing in list(self._crossings):
+            crossing.end()
+
+
+def _result(call: concurrent.futures.Future[T]) -> T:
+    while True:
+        try:
+            return call.result(INTERRUPT_SEEN_S)
+        except TimeoutError:
+            if call.done():
+                return call.result()  # the error is its own, or it came just now
+
+
+class ThreadBridge(Generic[T]):
+    """Items from any thread to one function on the loop, which gets them in order.
+
+    Every item that `put` took arrives: those that the loop did not get to see before it ended are
+    handed over by `end`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[deque[T]], None]) -> None:
+        self._loop = loop
+        self._take = take
+        self._lock = threading.Lock()
+        self._items: deque[T] = deque()
+        self._woken = False  # the loop knows that there are items
+        self._ended = False
+
+    def put(self, item: T) -> None:
+        """Hand over an item; wakes the loop if it has not been woken for those before.
+
+        Raises AlreadyClosed when there is no loop any more. An interrupt (Ctrl-C) may come between
+        any two steps: then the item may be handed over or not, and others are not held up.
+        """
+        try:
+            with self._lock:
+                if self._ended:
+                    raise AlreadyClosed("the client was closed")
+                wake = not self._woken
+                self._woken = True
+                self._items.append(item)
+            if wake:
+                self._wake()
+        except AlreadyClosed:
+            raise
+        except BaseException:
+            self._woken = False  # if the interrupt came before: once too often does no harm
+            self._wake()
+            raise
+
+    def end(self) -> None:
+        """The loop has ended."""
+        with self._lock:
+            self._ended = True
+        self._drain()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and end() is about to be called
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        with self._lock:
+            items, self._items = self._items, deque()
+            self._woken = False
+        if items:
+            self._take(items)
+
+
+class Mailbox:
+    """A MessageQueue from which user threads take."""
+
+    def __init__(self, topic: str, on_waiting: Callable[[], None]) -> None:
+        self._topic = topic
+        self.on_waiting = on_waiting
+        self._changed = threading.Condition(threading.Lock())
+        self._messages: deque[Message] = deque()
+        self._waiting = 0
+        self._failure: PulsarException | None = None  # None: more may come
+        self._last_taken: MessageId | None = None
+        self.generation = 0
+        self.on_put: Callable[[], None] | None = None  # a listener's; None: there is none
+
+    # On the loop
+
+    def put(self, messages: Sequence[Message]) -> None:
+        with self._changed:
+            if self._failure is None:
+                self._messages.extend(messages)
+            if self._waiting:
+                self._changed.notify(len(messages))
+        if self.on_put is not None:
+            self.on_put()
+
+    def clear(self) -> MessageId | None:
+        with self._changed:
+            self.generation += 1
+            self._messages.clear()
+            taken, self._last_taken = self._last_taken, None
+            return taken
+
+    def fail(self, error: PulsarException) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._messages.clear()
+            self._changed.notify_all()
+
+    @property
+    def last_taken(self) -> MessageId | None:
+        return self._last_taken
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    # In any thread
+
+    def take(self, timeout_s: float | None) -> Message:
+        """The next message. Raises Timeout, and why there is no more."""
+        with self._changed:
+            if not self._messages:
+                self._wait(timeout_s)
+            message = self._messages.popleft()
+            self._last_taken = message.message_id()
+            return message
+
+    def maybe_take(self) -> Message | None:
+        """The next message, if there is one."""
+        with self._changed:
+            if not self._messages:
+                return None
+            message = self._messages.popleft()
+            self._last_taken = message.message_id()
+            return message
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        with self._changed:
+            if self._failure is None:
+                fresh = of_generation(self.generation, messages)
+                self._messages.extendleft(reversed(fresh))
+                self._changed.notify(len(fresh))
+
+    def _wait(self, timeout_s: float | None) -> None:
+        self._waiting += 1
+        try:
+            self.on_waiting()
+            there = wait_for(
+                self._changed, lambda: self._messages or self._failure is not None, timeout_s
+            )
+        finally:
+            self._waiting -= 1
+        if self._failure is not None:
+            raise self._failure
+        if not there:
+            raise Timeout(f"no message within {timeout_s} s", topic=self._topic)
+
+
+def wait_for(
+    changed: threading.Condition, predicate: Callable[[], object], timeout_s: float | None = None
+) -> object:
+    """`changed.wait_for`, which a Ctrl-C ends."""
+    end_at = None if timeout_s is None else monotonic() + timeout_s
+    while True:
+        left_s = INTERRUPT_SEEN_S if end_at is None else end_at - monotonic()
+        found = changed.wait_for(predicate, min(left_s, INTERRUPT_SEEN_S))
+        if found or (end_at is not None and monotonic() >= end_at):
+            return found
+
+
+class Outcome:
+    """The outcome of one send, for the thread that waits for it."""
+
+    __slots__ = ("_arrived", "_error", "_message_id")
+
+    def __init__(self) -> None:
+        self._arrived = threading.Lock()  # the lightest thing that one can wait for
+        self._arrived.acquire()
+        self._error: PulsarException | None = None
+        self._message_id: MessageId | None = None
+
+    def settle(self, error: PulsarException | None, message_id: MessageId | None) -> None:
+        self._error, self._message_id = error, message_id
+        self._arrived.release()
+
+    def wait(self) -> MessageId:
+        """Raises the error, if that is what it is."""
+        while not self._arrived.acquire(timeout=INTERRUPT_SEEN_S):
+            pass
+        if self._error is not None:
+            raise self._error
+        assert self._message_id is not None
+        return self._message_id

@@ -1,0 +1,164 @@
+"""Reading what was planned to the last entry, whoever owns the topic meanwhile.
+
+A read is stateless at the broker, so losing one costs nothing but the time to find the new owner:
+it goes on with the entry after the last one that came. That no entry is left out or comes twice is
+checked here for each, not hoped for.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from magnetar.client.session.backoff import ReconnectDelay
+from magnetar.spark.errors import OutOfOrder, ReadRefused, ReadStalled, TopicNotFound
+from magnetar.spark.source.range_client import (
+    BrokerLost,
+    BrokerRefused,
+    Plan,
+    frames_of,
+    plan_range,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from magnetar.spark.planner import Span
+    from magnetar.spark.source.options import ReadOptions
+
+RECORD: Final = struct.Struct(">qqI")  # ledger, entry, bytes of the stored entry that follows
+REDIRECTS_MAX: Final = 4  # in one round; after that the brokers are asked anew, a moment later
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEntry:
+    ledger: int
+    entry: int
+    data: memoryview  # over its frame
+
+
+class TopicReader:
+    """Finds the owner of one topic, and reads from it."""
+
+    def __init__(self, options: ReadOptions, *, owner: str | None = None) -> None:
+        self._options = options
+        self._topic = str(options.topic)
+        self._owner = owner  # None: not known
+        self._patience = _Patience(self._topic, options.read_timeout_s)
+
+    @property
+    def owner(self) -> str | None:
+        """URL of the broker that served the topic last. None: none did yet."""
+        return self._owner
+
+    def plan(self) -> tuple[Span, ...]:
+        """What can be read now. Raises TopicNotFound, ReadRefused, ReadStalled."""
+        found = self._patiently(self._ask_all)
+        if not found.exists:
+            raise TopicNotFound(self._topic)
+        return found.ledgers
+
+    def read(self, spans: Sequence[Span]) -> Iterator[RangeEntry]:
+        """Each entry once, in order. Raises ReadRefused, OutOfOrder, ReadStalled."""
+        for span in spans:
+            following = span.first
+            while following <= span.last:
+                try:
+                    for stored in self._attempt(replace(span, first=following)):
+                        following = stored.entry + 1
+                        yield stored
+                except BrokerLost as error:
+                    self._owner = None
+                    self._patience.wait(error)
+                except BrokerRefused as error:
+                    raise ReadRefused(self._topic, span.ledger, following, str(error)) from error
+
+    def _attempt(self, span: Span) -> Iterator[RangeEntry]:
+        """From `span.first` as far as this broker goes."""
+        if self._owner is None:
+            self._ask_all()
+            assert self._owner is not None
+        following = span.first
+        with frames_of(self._owner, self._topic, span) as frames:
+            for frame in frames:
+                self._patience.on_progress()
+                for stored in records_of(frame):
+                    if (stored.ledger, stored.entry) != (span.ledger, following):
+                        raise OutOfOrder(
+                            self._topic,
+                            span.ledger,
+                            following,
+                            f"{self._owner} sent {stored.ledger}:{stored.entry} instead",
+                        )
+                    following += 1
+                    yield stored
+        if following <= span.last:
+            raise BrokerLost(f"{self._owner} ended the range before entry {following}")
+
+    def _ask_all(self) -> Plan:
+        """One round through the brokers. Raises BrokerLost, BrokerRefused."""
+        failure: BrokerLost | None = None
+        for broker in self._options.brokers:
+            try:
+                return self._follow(broker)
+            except BrokerLost as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def _follow(self, broker: str) -> Plan:
+        for _ in range(REDIRECTS_MAX + 1):
+            plan = plan_range(broker, self._topic)
+            if not plan.owner:
+                self._owner = broker
+                return plan
+            broker = plan.owner
+        raise BrokerLost(f"the owner of {self._topic} is changing; the last one named is {broker}")
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        while True:
+            try:
+                return attempt()
+            except BrokerLost as error:
+                self._patience.wait(error)
+            except BrokerRefused as error:
+                raise ReadRefused(self._topic, -1, -1, str(error)) from error
+
+
+def records_of(frame: memoryview) -> Iterator[RangeEntry]:
+    """The records of a frame. Raises BrokerLost when it is cut in the middle of one."""
+    at, end = 0, len(frame)
+    while at < end:
+        data = at + RECORD.size
+        if data > end:
+            raise BrokerLost("a frame ends within the head of a record")
+        ledger, entry, size = RECORD.unpack_from(frame, at)
+        at = data + size
+        if at > end:
+            raise BrokerLost(f"a frame ends within entry {ledger}:{entry}")
+        yield RangeEntry(ledger, entry, frame[data:at])
+
+
+class _Patience:
+    """How long to go on without progress, and how long to wait in between."""
+
+    def __init__(self, topic: str, limit_s: float) -> None:
+        self._topic = topic
+        self._limit_s = limit_s
+        self.on_progress()
+
+    def on_progress(self) -> None:
+        self._delay = ReconnectDelay(Random())
+        self._since_s = time.monotonic()
+
+    def wait(self, failure: BrokerLost) -> None:
+        """Before the next attempt. Raises ReadStalled when there shall be none."""
+        waited_s = time.monotonic() - self._since_s
+        if waited_s >= self._limit_s:
+            raise ReadStalled(self._topic, waited_s, str(failure)) from failure
+        time.sleep(self._delay.on_failed(time.monotonic()))

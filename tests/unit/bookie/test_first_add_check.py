@@ -1,0 +1,295 @@
+"""First adds: what the metadata must say, who waits meanwhile, and what a fence does to them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fakes.bookies import Bookie, add, last_request, read_request, some, with_bookie
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
+
+from magnetar.bookie.errors import StorageFailed
+from magnetar.bookie.first_add_check import (
+    ADD_OVERHEAD_BYTES,
+    WAITING_BYTES_MAX,
+    FirstAddCheck,
+    FirstAdds,
+)
+from magnetar.metadata import paths
+from magnetar.metadata.codec import encode_ledger
+from magnetar.metadata.errors import Unavailable
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+from magnetar.metadata.model import (
+    BookieId,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Member,
+    Segment,
+)
+from magnetar.metadata.store import ABSENT
+from magnetar.protos.envelope import ACK, COPY, ENVELOPE, RECOVERY, BookieCode, decode_adds
+from magnetar.runtime.frames import FRAME_BYTES_MAX, Outbox
+from magnetar.runtime.grpc_frames import FRAME_LIMIT_BYTES
+
+OK, FENCED, OVERLOADED = BookieCode.OK, BookieCode.FENCED, BookieCode.OVERLOADED
+NO_SUCH_LEDGER, DELETED = BookieCode.NO_SUCH_LEDGER, BookieCode.DELETED
+HERE = Member(BookieId("b1"), "a" * 32)
+THERE = Member(BookieId("b2"), "b" * 32)
+
+
+class Gate:
+    """Metadata whose answers a test gives when it wants."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.answers: dict[int, asyncio.Future[BookieCode]] = {}
+
+    async def __call__(self, ledger: int) -> BookieCode:
+        self.asked.append(ledger)
+        return await self.answers.setdefault(ledger, asyncio.Future())
+
+    def answer(self, ledger: int, code: BookieCode) -> None:
+        self.answers.setdefault(ledger, asyncio.Future()).set_result(code)
+
+
+def with_gate(test) -> None:  # type: ignore[no-untyped-def]
+    gate = Gate()
+    with_bookie(lambda bookie: test(bookie, gate), check_first_add=gate)
+
+
+def test_first_adds_wait_in_order_and_other_ledgers_do_not() -> None:
+    async def test(bookie: Bookie, gate: Gate) -> None:
+        gate.answer(2, OK)
+        writer = await bookie.connect()
+        await writer.send(add(1, 0), add(2, 0), add(1, 1))
+        await writer.send(add(1, 2), add(2, 1))
+        assert await writer.acks(2) == [(2, 0, OK), (2, 1, OK)]
+        assert bookie.storage.ledger_record(1) is None
+        gate.answer(1, OK)
+        assert await writer.acks(3) == [(1, entry, OK) for entry in range(3)]
+        assert gate.asked == [1, 2]
+        assert await writer.add(add(1, 3)) == [OK]
+        assert gate.asked == [1, 2]
+
+    with_gate(test)
+
+
+def test_who_was_verified_is_so_after_a_restart() -> None:
+    async def first(bookie: Bookie) -> None:
+        assert await (await bookie.connect()).add(add(1, 0)) == [OK]
+        disk.append(bookie.storage.crash())
+
+    async def never(_: int) -> BookieCode:
+        raise AssertionError("asked again")
+
+    async def second(bookie: Bookie) -> None:
+        assert await (await bookie.connect()).add(add(1, 1)) == [OK]
+
+    disk: list[object] = []
+    with_bookie(first)
+    with_bookie(second, storage=disk[0], check_first_add=never)
+
+
+def test_a_fence_that_comes_meanwhile_wins() -> None:
+    async def test(bookie: Bookie, gate: Gate) -> None:
+        writer = await bookie.connect()
+        await writer.send(add(1, 0))
+        await wait_until(lambda: gate.asked)
+        await bookie.service.last_confirmed(last_request(fence=True))
+        gate.answer(1, OK)
+        assert await writer.acks(1) == [(1, 0, FENCED)]
+        assert bookie.storage.entry(1, 0) is None
+
+    with_gate(test)
+
+
+@pytest.mark.parametrize("code", [NO_SUCH_LEDGER, FENCED, OVERLOADED])
+def test_a_refused_ledger_leaves_nothing_and_is_asked_for_again(code: BookieCode) -> None:
+    async def test(bookie: Bookie, gate: Gate) -> None:
+        writer = await bookie.connect()
+        gate.answer(1, code)
+        assert await writer.add(add(1, 0), add(1, 1)) == [code, code]
+        assert bookie.storage.sequence() == 0
+        del gate.answers[1]
+        gate.answer(1, OK)
+        assert await writer.add(add(1, 0)) == [OK]
+
+    with_gate(test)
+
+
+def test_repairs_need_no_leave_and_give_none() -> None:
+    async def test(bookie: Bookie, gate: Gate) -> None:
+        writer = await bookie.connect()
+        assert await writer.add(add(1, 0, flags=COPY), add(2, 0, flags=RECOVERY)) == [OK, OK]
+        assert gate.asked == []
+        gate.answer(1, NO_SUCH_LEDGER)
+        assert await writer.add(add(1, 1), add(2, 1)) == [NO_SUCH_LEDGER, FENCED]
+        assert await bookie.read(read_request(0, 0)) == some(0)
+
+    with_gate(test)
+
+
+def test_a_deleted_ledger_stays_deleted() -> None:
+    async def test(bookie: Bookie) -> None:
+        writer = await bookie.connect()
+        assert await writer.add(add(1, 0), add(2, 0)) == [OK, OK]
+        bookie.service._admission.delete(1, for_good=True)
+        bookie.service._admission.delete(2, for_good=False)
+        for flags in (0, RECOVERY, COPY):
+            assert await writer.add(add(1, 1, flags=flags)) == [DELETED]
+        ((_, code, _),) = await bookie.read(read_request(0, 0))
+        assert code is DELETED
+        assert (await bookie.service.last_confirmed(last_request(1, fence=True))).code is DELETED
+        assert (await bookie.service.last_confirmed(last_request(2))).code is NO_SUCH_LEDGER
+        assert await writer.add(add(2, 5, flags=COPY)) == [OK]
+
+    with_bookie(test)
+
+
+def test_a_write_that_fails_later_ends_the_bookie() -> None:
+    async def test(bookie: Bookie, gate: Gate) -> None:
+        writer = await bookie.connect()
+        await writer.send(add(1, 0))
+        await wait_until(lambda: gate.asked)
+        bookie.storage.failing["write"] = StorageFailed("write", "No space left on device")
+        gate.answer(1, OK)
+        await wait_until(lambda: bookie.deaths)
+
+    with_gate(test)
+
+
+def test_what_waits_is_bounded() -> None:
+    async def main() -> None:
+        gate = Gate()
+        settled: list[int] = []
+        size = len(decode_adds(add(1, 0))[0].envelope) + ADD_OVERHEAD_BYTES
+        newcomers = FirstAdds(
+            gate,
+            lambda _code, adds, _outbox: settled.extend(each.entry for each in adds),
+            waiting_bytes_max=3 * size,
+            waiting_ledgers_max=2,
+        )
+        outbox = Outbox(_never, pending_bytes_max=1)
+        adds = list(decode_adds(b"".join(add(ledger, 0) for ledger in (1, 2, 3))))
+        assert [each.ledger for each in newcomers.take(adds, outbox)] == [3]
+        more = list(decode_adds(add(1, 1) + add(1, 2)))
+        assert [each.entry for each in newcomers.take(more, outbox)] == [2]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(newcomers.run())
+            gate.answer(1, OK)
+            await settle()
+            assert settled == [0, 1]
+            assert newcomers.waiting_bytes == size
+            running.cancel()
+
+    run(main())
+
+
+def test_the_acks_of_all_that_waits_fit_into_a_frame() -> None:
+    smallest = ENVELOPE.size + ADD_OVERHEAD_BYTES
+    assert WAITING_BYTES_MAX // smallest * ACK.size + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
+
+
+async def _never(_: object) -> None:
+    raise AssertionError
+
+
+# -- What the metadata must say ------------------------------------------------------------------
+
+OPEN = LedgerMetadata(
+    ledger=LedgerId(7),
+    state=LedgerState.OPEN,
+    ensemble_size=1,
+    write_quorum=1,
+    ack_quorum=1,
+    segments=(Segment(EntryId(0), (HERE,)),),
+    master_key=1,
+    creator_token=1,
+    created_ms=1,
+)
+ELSEWHERE = replace(OPEN, segments=(Segment(EntryId(0), (THERE,)),))
+MOVED = OPEN.with_ensemble(EntryId(5), (THERE,))
+BACK = MOVED.with_ensemble(EntryId(9), (HERE,))
+CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry=EntryId(-1), length=0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        (None, NO_SUCH_LEDGER),
+        (OPEN, OK),
+        (BACK, OK),
+        (MOVED, OVERLOADED),
+        (ELSEWHERE, OVERLOADED),
+        (replace(OPEN, state=LedgerState.IN_RECOVERY), FENCED),
+        (CLOSED, FENCED),
+        (b"nonsense", BookieCode.IO_ERROR),
+    ],
+)
+def test_what_the_metadata_must_say(
+    metadata: LedgerMetadata | bytes | None, code: BookieCode
+) -> None:
+    async def main() -> None:
+        store = MemoryStore(MemoryTree())
+        if metadata is not None:
+            value = metadata if isinstance(metadata, bytes) else encode_ledger(metadata)
+            await store.put(paths.ledger(LedgerId(7)), value, expected=ABSENT)
+        assert await FirstAddCheck(store, HERE)(7) is code
+
+    run(main())
+
+
+class Lagging(MemoryStore):
+    """Reads show the past until `sync`."""
+
+    def __init__(self, past: bytes | None, present: bytes) -> None:
+        super().__init__(MemoryTree())
+        self.shown, self.present = past, present
+
+    async def get(self, path: str):  # type: ignore[no-untyped-def]
+        return None if self.shown is None else _Value(self.shown)
+
+    async def sync(self, path: str) -> None:
+        self.shown = self.present
+
+
+class _Value:
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("past", "present", "code"),
+    [(None, OPEN, OK), (ELSEWHERE, OPEN, OK), (OPEN, CLOSED, FENCED), (OPEN, MOVED, OVERLOADED)],
+)
+def test_the_past_counts_for_nothing(
+    past: LedgerMetadata | None, present: LedgerMetadata, code: BookieCode
+) -> None:
+    async def main() -> None:
+        store = Lagging(None if past is None else encode_ledger(past), encode_ledger(present))
+        assert await FirstAddCheck(store, HERE)(7) is code
+
+    run(main())
+
+
+class Away(MemoryStore):
+    def __init__(self, *, hangs: bool) -> None:
+        super().__init__(MemoryTree())
+        self.hangs = hangs
+
+    async def get(self, path: str):  # type: ignore[no-untyped-def]
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise Unavailable("no connection")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_store_that_is_away_is_unknown(hangs: bool) -> None:
+    async def main() -> None:
+        assert await FirstAddCheck(Away(hangs=hangs), HERE, timeout_s=0.02)(7) is OVERLOADED
+
+    run(main())

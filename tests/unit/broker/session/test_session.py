@@ -1,0 +1,343 @@
+"""The session machine: what a client may say when, and what it gets for it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.session import reply
+from magnetar.broker.session.session import (
+    CONSUMERS_MAX,
+    KEEPALIVE_S,
+    PRODUCERS_MAX,
+    REQUESTS_MAX,
+    Carry,
+    Close,
+    Discard,
+    Publish,
+    Send,
+    Session,
+    Start,
+)
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+
+ENTRY = memoryview(b"entry")
+
+
+def command(body: object, entry: memoryview | None = None) -> framing.Command:
+    """As it would have arrived."""
+    if entry is None:
+        data = framing.encode_command(body)
+    else:
+        data = b"".join(framing.encode_payload_command(body, [entry]))
+    [frame] = framing.split_frames(memoryview(data))
+    return framing.parse_command(frame)
+
+
+def answer(action: object) -> object:
+    assert isinstance(action, Send)
+    [frame] = framing.split_frames(memoryview(action.data))
+    return framing.parse_command(frame).body
+
+
+def connect(version: int = 20) -> framing.Command:
+    return command(pb.CommandConnect(client_version="test", protocol_version=version))
+
+
+def connected() -> Session:
+    session = Session(0.0, "server", 5)
+    session.on_command(connect(), 0.0)
+    return session
+
+
+def producer(producer_id: int = 1, request_id: int = 1) -> framing.Command:
+    return command(pb.CommandProducer(topic="t", producer_id=producer_id, request_id=request_id))
+
+
+def subscribe(consumer_id: int = 1, request_id: int = 1) -> framing.Command:
+    return command(
+        pb.CommandSubscribe(
+            topic="t",
+            subscription="s",
+            subType=pb.CommandSubscribe.Shared,
+            consumer_id=consumer_id,
+            request_id=request_id,
+        )
+    )
+
+
+def send(producer_id: int = 1, sequence_id: int = 0) -> framing.Command:
+    return command(pb.CommandSend(producer_id=producer_id, sequence_id=sequence_id), ENTRY)
+
+
+def test_connect_is_answered_with_the_smaller_version() -> None:
+    session = Session(0.0, "server", 5)
+    [action] = session.on_command(connect(version=12), 0.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandConnected)
+    assert (body.server_version, body.protocol_version, body.max_message_size) == ("server", 12, 5)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [pb.CommandPing(), pb.CommandFlow(consumer_id=1, messagePermits=1)],
+    ids=["ping", "flow"],
+)
+def test_nothing_is_accepted_before_connect(first: object) -> None:
+    [action] = Session(0.0, "server", 5).on_command(command(first), 0.0)
+    assert isinstance(action, Close)
+    assert "CONNECT" in action.reason
+
+
+def test_a_second_connect_ends_the_connection() -> None:
+    [action] = connected().on_command(connect(), 1.0)
+    assert isinstance(action, Close)
+
+
+def test_send_needs_an_open_producer() -> None:
+    session = connected()
+    [action] = session.on_command(send(), 1.0)
+    assert isinstance(action, Close)
+    [start] = session.on_command(producer(), 1.0)
+    assert isinstance(start, Start)
+    [action] = session.on_command(send(), 1.0)
+    assert isinstance(action, Close), "not open before the answer"
+    assert session.on_producer_opened(1) == []
+    assert session.on_command(send(sequence_id=7), 1.0) == [Publish(1, 7, 0, 1, ENTRY)]
+
+
+def test_sends_on_the_way_to_a_closed_producer_are_dropped() -> None:
+    session = connected()
+    session.on_command(producer(), 1.0)
+    session.on_producer_opened(1)
+    session.on_producer_gone(1)
+    assert session.on_command(send(), 1.0) == []
+
+
+def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
+    session = connected()
+
+    def open_one(producer_id: int) -> None:
+        assert _starts(session.on_command(producer(producer_id), 1.0))
+        session.on_producer_opened(producer_id)
+        session.on_request_ended()
+
+    for number in range(PRODUCERS_MAX):
+        open_one(number)
+    session.check()
+    [action] = session.on_command(producer(PRODUCERS_MAX, 7), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (7, pb.NotAllowedError)
+    assert str(PRODUCERS_MAX) in body.message
+    for number in range(PRODUCERS_MAX):
+        session.on_producer_gone(number)
+    for number in range(PRODUCERS_MAX):
+        assert session.on_command(send(number), 1.0) == [], "sent before it knew"
+    open_one(PRODUCERS_MAX)
+    session.on_producer_gone(PRODUCERS_MAX)
+    session.check()
+    [action] = session.on_command(send(0), 1.0)
+    assert isinstance(action, Close), "remembered for ever"
+
+
+def test_the_consumers_of_a_connection_are_bounded() -> None:
+    session = connected()
+    for number in range(CONSUMERS_MAX):
+        assert _starts(session.on_command(subscribe(number), 1.0))
+        session.on_consumer_opened(number)
+        session.on_request_ended()
+    session.check()
+    [action] = session.on_command(subscribe(CONSUMERS_MAX, 7), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (7, pb.NotAllowedError)
+    assert str(CONSUMERS_MAX) in body.message
+    session.on_consumer_gone(0)
+    assert _starts(session.on_command(subscribe(CONSUMERS_MAX), 1.0))
+    session.check()
+
+
+def test_closing_while_opening_discards_what_opens() -> None:
+    session = connected()
+    session.on_command(subscribe(), 1.0)
+    [action] = session.on_command(
+        command(pb.CommandCloseConsumer(consumer_id=1, request_id=2)), 1.0
+    )
+    assert answer(action) == pb.CommandSuccess(request_id=2)
+    assert session.on_consumer_opened(1) == [Discard(Carry, 1)]
+    assert session.consumers == {}
+
+
+def test_subscribing_again_with_an_open_id_is_idempotent() -> None:
+    session = connected()
+    session.on_command(subscribe(), 1.0)
+    session.on_consumer_opened(1)
+    [action] = session.on_command(subscribe(request_id=9), 1.0)
+    assert answer(action) == pb.CommandSuccess(request_id=9)
+
+
+def test_an_id_that_is_closing_is_not_open_for_who_subscribes_again() -> None:
+    """Else that would be confirmed, and then there would be no consumer, for ever."""
+    session = connected()
+    session.on_command(subscribe(), 1.0)
+    session.on_consumer_opened(1)
+    session.on_request_ended()
+    close = pb.CommandCloseConsumer(consumer_id=1, request_id=2)
+    assert _starts(session.on_command(command(close), 1.0))
+    [action] = session.on_command(subscribe(request_id=3), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (3, pb.ServiceNotReady)
+    session.on_consumer_gone(1)
+    assert _starts(session.on_command(subscribe(request_id=4), 1.0))
+
+
+def test_an_id_that_is_opening_is_not_opened_twice() -> None:
+    session = connected()
+    session.on_command(producer(request_id=1), 1.0)
+    [action] = session.on_command(producer(request_id=2), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (2, pb.ServiceNotReady)
+    assert "opening" in body.message
+
+
+def test_notices_for_consumers_that_are_gone_are_dropped() -> None:
+    flow = command(pb.CommandFlow(consumer_id=1, messagePermits=5))
+    session = connected()
+    assert session.on_command(flow, 1.0) == []
+    session.on_command(subscribe(), 1.0)
+    session.on_consumer_opened(1)
+    assert session.on_command(flow, 1.0) == [Carry(flow)]
+
+
+def test_requests_of_unknown_consumers_are_named_errors() -> None:
+    [action] = connected().on_command(command(pb.CommandSeek(consumer_id=4, request_id=8)), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (8, pb.ConsumerNotFound)
+    assert "consumer 4" in body.message
+
+
+def test_requests_under_way_are_bounded() -> None:
+    session = connected()
+    for number in range(REQUESTS_MAX):
+        assert isinstance(session.on_command(producer(number, number), 1.0)[0], Start)
+    [action] = session.on_command(producer(REQUESTS_MAX, REQUESTS_MAX), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert body.error == pb.TooManyRequests
+    session.on_request_ended()
+    assert isinstance(session.on_command(producer(REQUESTS_MAX, 0), 1.0)[0], Start)
+    session.check()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (pb.CommandNewTxn(request_id=3), pb.CommandError),
+        (pb.CommandTcClientConnectRequest(request_id=3, tc_id=0), pb.CommandError),
+        (pb.CommandGetSchema(request_id=3, topic="t"), pb.CommandGetSchemaResponse),
+        (
+            pb.CommandWatchTopicList(
+                request_id=3, watcher_id=1, namespace="a/b", topics_pattern="x"
+            ),
+            pb.CommandError,
+        ),
+    ],
+    ids=["new-txn", "tc-connect", "get-schema", "watch-topics"],
+)
+def test_what_is_not_served_is_refused_by_name(body: object, kind: type) -> None:
+    [action] = connected().on_command(command(body), 1.0)
+    refusal = answer(action)
+    assert isinstance(refusal, kind)
+    assert refusal.request_id == 3
+
+
+def test_what_only_a_broker_says_ends_the_connection() -> None:
+    [action] = connected().on_command(command(pb.CommandSuccess(request_id=1)), 1.0)
+    assert isinstance(action, Close)
+
+
+def test_a_silent_client_is_pinged_and_then_closed() -> None:
+    session = connected()
+    assert session.on_timer(KEEPALIVE_S - 1) == []
+    assert session.on_timer(KEEPALIVE_S) == [Send(reply.PING)]
+    assert session.on_timer(KEEPALIVE_S + 1) == []
+    [action] = session.on_timer(2 * KEEPALIVE_S)
+    assert isinstance(action, Close)
+
+
+def test_any_command_counts_as_a_sign_of_life() -> None:
+    session = connected()
+    session.on_timer(KEEPALIVE_S)
+    session.on_command(command(pb.CommandPong()), KEEPALIVE_S + 5)
+    assert session.timer_at() == 2 * KEEPALIVE_S + 5
+
+
+def test_the_silence_of_a_client_that_is_not_read_does_not_count() -> None:
+    session = connected()
+    session.on_timer(KEEPALIVE_S)
+    assert session.pinged
+    session.on_paused(2 * KEEPALIVE_S)
+    assert session.on_timer(2 * KEEPALIVE_S) == []
+    assert session.timer_at() == 3 * KEEPALIVE_S
+
+
+def test_a_handshake_that_does_not_come_is_given_up() -> None:
+    [action] = Session(0.0, "server", 5).on_timer(KEEPALIVE_S)
+    assert isinstance(action, Close)
+
+
+@given(st.lists(st.tuples(st.sampled_from("pcoOgGrRsS"), st.integers(0, 2)), max_size=60))
+def test_no_order_of_events_breaks_the_invariants(events: list[tuple[str, int]]) -> None:
+    """Random worlds: opens, closes, answers and sends in any order that a shell could produce."""
+    session = connected()
+    opening: list[tuple[str, int]] = []
+    for number, (event, resource) in enumerate(events):
+        match event:
+            case "p":
+                if _starts(session.on_command(producer(resource, number), 1.0)):
+                    opening.append(("p", resource))
+            case "c":
+                if _starts(session.on_command(subscribe(resource, number), 1.0)):
+                    opening.append(("c", resource))
+            case "o" | "O" if opening:
+                kind, opened = opening.pop()
+                if kind == "p":
+                    session.on_producer_opened(opened)
+                else:
+                    session.on_consumer_opened(opened)
+                session.on_request_ended()
+            case "g":
+                session.on_producer_gone(resource)
+            case "G":
+                session.on_consumer_gone(resource)
+            case "r":
+                body = pb.CommandCloseProducer(producer_id=resource, request_id=number)
+                if _starts(session.on_command(command(body), 1.0)):
+                    session.on_producer_gone(resource)
+                    session.on_request_ended()
+            case "s":
+                session.on_command(send(resource), 1.0)
+        session.check()
+        assert session.requests == len(opening)
+
+
+def _starts(actions: list[object]) -> bool:
+    return any(isinstance(action, Start) for action in actions)
+
+
+@pytest.mark.parametrize(("version", "asks", "gets"), [(18, True, True), (17, True, False)])
+def test_broker_metadata_is_for_new_clients_that_ask(version: int, asks: bool, gets: bool) -> None:
+    for flags in (pb.FeatureFlags(supports_broker_entry_metadata=asks), pb.FeatureFlags(), None):
+        session = Session(0.0, "server", 5)
+        body = pb.CommandConnect(
+            client_version="test", protocol_version=version, feature_flags=flags
+        )
+        session.on_command(command(body), 0.0)
+        wanted = flags is not None and flags.supports_broker_entry_metadata
+        assert session.wants_broker_metadata == (gets and wanted)

@@ -1,0 +1,123 @@
+"""What a user gives to `send`, and the room for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ManualClock
+
+from magnetar.client.errors import (
+    InvalidMessage,
+    MemoryBufferIsFull,
+    NotAllowedError,
+    ProducerQueueIsFull,
+)
+from magnetar.client.producing.outgoing import MESSAGE_OVERHEAD_BYTES, Room, outgoing_message
+
+CLOCK = ManualClock(1_000_000)
+
+
+def make(content: Any = b"x", **given: Any) -> Any:
+    return outgoing_message(content, **given, clock=CLOCK)[0]
+
+
+def test_all_parts() -> None:
+    message = make(
+        b"data",
+        properties={"a": "1"},
+        partition_key="k",
+        ordering_key="ö",
+        sequence_id=0,
+        event_timestamp=5,
+        deliver_at=9,
+    )
+    assert message.payload == b"data"
+    assert message.properties == {"a": "1"}
+    assert message.partition_key == "k"
+    assert message.ordering_key == "ö".encode()
+    assert message.sequence_id == 0
+    assert message.event_time_ms == 5
+    assert message.deliver_at_ms == 9
+    assert not message.null_value
+    assert make().sequence_id < 0
+    assert make(None).null_value
+    assert make(deliver_after=timedelta(seconds=1.5)).deliver_at_ms == 1_001_500
+
+
+def test_limits_count_bytes_and_not_characters() -> None:
+    def counted(**given: Any) -> int:
+        return outgoing_message(b"xy", **given, clock=CLOCK)[1]
+
+    plain = counted()
+    assert counted(partition_key="\N{EURO SIGN}") == plain + 3
+    assert counted(ordering_key="\N{EURO SIGN}\N{GRINNING FACE}") == plain + 7
+    texts = counted(properties={"ö": "\N{EURO SIGN}", "a": ""})
+    assert texts == plain + 6 + 2 * MESSAGE_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"content": "text"},
+        {"content": bytearray(b"x")},
+        {"properties": {"a": 1}},
+        {"properties": {"a": "\ud800"}},
+        {"partition_key": b"bytes"},
+        {"ordering_key": "\udfff"},
+        {"sequence_id": -1},
+        {"sequence_id": 2**63},
+        {"event_timestamp": 1.5},
+        {"deliver_at": -5},
+        {"deliver_after": 3},
+    ],
+)
+def test_what_cannot_be_sent(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage):
+        make(**given)
+
+
+def test_replication_is_not_there_yet() -> None:
+    with pytest.raises(NotAllowedError):
+        make(replication_clusters=["b"])
+    with pytest.raises(NotAllowedError):
+        make(disable_replication=True)
+    make(replication_clusters=[], disable_replication=False)
+
+
+def test_size_counts_all_parts() -> None:
+    _, plain = outgoing_message(b"1234", clock=CLOCK)
+    given = {"properties": {"a": "bb"}, "partition_key": "kk", "ordering_key": "ooo"}
+    _, full = outgoing_message(b"1234", **given, clock=CLOCK)  # type: ignore[arg-type]
+    assert plain > 4
+    assert full == plain + 2 + 3 + 3 + 16
+
+
+@given(st.lists(st.integers(0, 60), max_size=50), st.data())
+def test_room_against_a_list(sizes: list[int], data: st.DataObject) -> None:
+    room = Room(5, 100, topic="t")
+    inside: list[int] = []
+    for size in sizes:
+        fits = len(inside) < 5 and (not inside or sum(inside) + size <= 100)
+        assert room.maybe_take(size) == fits
+        room.check()
+        if fits:
+            inside.append(size)
+        else:
+            full = len(inside) == 5
+            assert isinstance(room.refusal(), ProducerQueueIsFull if full else MemoryBufferIsFull)
+            gone = data.draw(st.integers(1, len(inside)))
+            room.give(gone, sum(inside[:gone]))
+            del inside[:gone]
+            room.check()
+
+
+def test_one_message_may_exceed_the_bytes() -> None:
+    room = Room(5, 100, topic="t")
+    assert room.maybe_take(1000)
+    assert not room.maybe_take(1)
+    room.give(1, 1000)
+    assert room.maybe_take(1)

@@ -1,0 +1,333 @@
+"""Sessions: opening, keeping alive, nonsense from the other side, ends. Lookups over them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.client_world import TOPIC, A, B, client_among
+from fakes.virtual_loop import run_virtual
+from support import settle
+
+from magnetar.client.errors import (
+    AuthenticationError,
+    ConnectError,
+    LookupError,  # noqa: A004 - Apache's name
+    PulsarException,
+    TopicNotFound,
+)
+from magnetar.client.session.connection import KEEPALIVE_S, SILENT_INTERVALS_MAX, Connection
+from magnetar.client.session.lookup import REDIRECTS_MAX
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.framing import encode_command, parse_command, split_frames
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.memory_stream import memory_stream_pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+CONNECTED = encode_command(pb.CommandConnected(server_version="fake"))
+
+
+class Peer:
+    """A connection and the broker's end of its stream."""
+
+    def __init__(self) -> None:
+        ours, self.stream = memory_stream_pair("client", "broker", frames_max=16)
+        self.connection = Connection(ours, A, open_timeout_s=10, keepalive_s=KEEPALIVE_S)
+        self.got: list[Any] = []
+
+    async def read(self) -> None:
+        try:
+            while True:
+                for part in split_frames(await self.stream.receive()):
+                    self.got.append(parse_command(part).body)
+        except StreamClosed:
+            return
+
+
+def converse(talk: Callable[[Peer], Coroutine[Any, Any, None]], *, accept: bool = True) -> None:
+    """Run `talk` beside a connection that the broker has accepted."""
+
+    async def main() -> None:
+        peer = Peer()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(peer.connection.run())
+            group.create_task(peer.read())
+            if accept:
+                await peer.stream.send([CONNECTED])
+                await peer.connection.wait_opened()
+            await talk(peer)
+            await peer.connection.close()
+
+    run_virtual(main())
+
+
+class Listener:
+    """A producer or consumer that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.told.append((name, *arguments))
+
+
+def test_connect_comes_first() -> None:
+    async def talk(peer: Peer) -> None:
+        await settle()
+        assert isinstance(peer.got[0], pb.CommandConnect)
+        assert peer.got[0].protocol_version == 21
+        assert peer.got[0].client_version.startswith("Magnetar-Python")
+        assert peer.connection.max_message_bytes == 5_242_880
+
+    converse(talk)
+
+
+def test_a_broker_that_does_not_accept_is_given_up() -> None:
+    async def talk(peer: Peer) -> None:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ConnectError, match="no answer within 10 s"):
+            await peer.connection.wait_opened()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(10)
+
+    converse(talk, accept=False)
+
+
+def test_a_broker_that_refuses_says_why() -> None:
+    async def talk(peer: Peer) -> None:
+        refusal = pb.CommandError(
+            request_id=2**64 - 1, error=pb.AuthenticationError, message="who are you"
+        )
+        await peer.stream.send([encode_command(refusal)])
+        with pytest.raises(AuthenticationError, match="who are you"):
+            await peer.connection.wait_opened()
+
+    converse(talk, accept=False)
+
+
+def test_each_side_says_that_it_is_there() -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.stream.send([encode_command(pb.CommandPing())])
+        for _ in range(10):
+            await asyncio.sleep(KEEPALIVE_S)
+            await peer.stream.send([encode_command(pb.CommandPong())])
+        kinds = [type(body) for body in peer.got]
+        assert kinds.count(pb.CommandPong) == 1
+        assert kinds.count(pb.CommandPing) >= 10
+        assert peer.connection.error is None
+
+    converse(talk)
+
+
+def test_a_silent_broker_is_taken_for_dead() -> None:
+    async def talk(peer: Peer) -> None:
+        listener = Listener()
+        peer.connection.add_producer(1, listener)
+        await asyncio.sleep(KEEPALIVE_S * SILENT_INTERVALS_MAX + 1)
+        assert isinstance(peer.connection.error, ConnectError)
+        assert "silent for 60" in peer.connection.error.reason
+        assert [name for name, *_ in listener.told] == ["on_disconnected"]
+
+    converse(talk)
+
+
+def test_requests_are_answered_by_their_ids_in_any_order() -> None:
+    async def talk(peer: Peer) -> None:
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(
+                    peer.connection.request(
+                        pb.CommandCloseProducer(producer_id=number), pb.CommandSuccess
+                    )
+                )
+                for number in range(3)
+            ]
+            await settle()
+            ids = [body.request_id for body in peer.got[-3:]]
+            for request_id in reversed(ids):
+                await peer.stream.send([encode_command(pb.CommandSuccess(request_id=request_id))])
+        assert [one.result().request_id for one in asked] == ids
+
+    converse(talk)
+
+
+def test_an_error_is_raised_where_it_was_asked() -> None:
+    async def talk(peer: Peer) -> None:
+        asking = asyncio.get_running_loop().create_task(
+            peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandSuccess)
+        )
+        await settle()
+        error = pb.CommandError(
+            request_id=peer.got[-1].request_id, error=pb.TopicNotFound, message="gone"
+        )
+        await peer.stream.send([encode_command(error)])
+        with pytest.raises(TopicNotFound, match="gone"):
+            await asking
+
+    converse(talk)
+
+
+def test_the_wrong_kind_of_answer_is_an_error() -> None:
+    async def talk(peer: Peer) -> None:
+        asking = asyncio.get_running_loop().create_task(
+            peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandProducerSuccess)
+        )
+        await settle()
+        answer = pb.CommandSuccess(request_id=peer.got[-1].request_id)
+        await peer.stream.send([encode_command(answer)])
+        with pytest.raises(ConnectError, match="CommandSuccess"):
+            await asking
+
+    converse(talk)
+
+
+def test_when_the_stream_breaks_everybody_is_told() -> None:
+    async def talk(peer: Peer) -> None:
+        producer, consumer = Listener(), Listener()
+        peer.connection.add_producer(1, producer)
+        peer.connection.add_consumer(2, consumer)
+        asking = asyncio.get_running_loop().create_task(
+            peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandSuccess)
+        )
+        await settle()
+        peer.stream.abort("cable cut")
+        with pytest.raises(ConnectError, match="cable cut"):
+            await asking
+        assert [name for name, *_ in producer.told + consumer.told] == ["on_disconnected"] * 2
+        with pytest.raises(ConnectError):
+            await peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandSuccess)
+        told: list[Any] = []
+        peer.connection.ask(pb.CommandLookupTopic(topic="t"), told.append)
+        assert isinstance(told[0], PulsarException)
+
+    converse(talk)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\x00\x00\x00\x09\x00\x00",
+        b"\xff\xff\xff\xff\x00\x00\x00\x00",
+        b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff",
+    ],
+)
+def test_nonsense_ends_the_session(nonsense: bytes) -> None:
+    async def talk(peer: Peer) -> None:
+        await peer.stream.send([nonsense])
+        await settle()
+        assert isinstance(peer.connection.error, ConnectError)
+        assert "nonsense" in peer.connection.error.reason
+
+    converse(talk)
+
+
+def test_a_command_of_a_later_version_is_passed_over() -> None:
+    async def talk(peer: Peer) -> None:
+        later = b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x63"
+        await peer.stream.send([later, encode_command(pb.CommandPing())])
+        await settle()
+        assert peer.connection.error is None
+        assert isinstance(peer.got[-1], pb.CommandPong)
+
+    converse(talk)
+
+
+def test_receipts_of_a_frame_are_followed_by_its_end() -> None:
+    async def talk(peer: Peer) -> None:
+        producer = Listener()
+        peer.connection.add_producer(1, producer)
+        receipts = [
+            encode_command(
+                pb.CommandSendReceipt(
+                    producer_id=producer_id,
+                    sequence_id=sequence,
+                    message_id=pb.MessageIdData(ledgerId=2**64 - 1, entryId=4),
+                )
+            )
+            for producer_id, sequence in ((1, 7), (9, 7), (1, 8))
+        ]
+        await peer.stream.send(receipts)
+        await settle()
+        assert producer.told == [
+            ("on_receipts", [7], -1, [4]),
+            ("on_receipts", [8], -1, [4]),
+            ("on_frame_end",),
+        ]
+
+    converse(talk)
+
+
+def test_a_broker_has_one_session_to_publish_and_one_to_consume() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            for name in ("t", "u"):
+                await client.create_producer(name)
+                await client.subscribe(name, "s")
+            publishing, consuming = cluster.brokers[A].sessions
+            kinds = [
+                {type(body) for body in session.commands} for session in (publishing, consuming)
+            ]
+            assert {pb.CommandLookupTopic, pb.CommandProducer} <= kinds[0]
+            assert pb.CommandSubscribe not in kinds[0]
+            assert pb.CommandSubscribe in kinds[1]
+            assert pb.CommandLookupTopic not in kinds[1]
+
+    run_virtual(main())
+
+
+def test_a_lookup_is_followed_to_the_owner() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            cluster.owners[TOPIC] = B
+            await (await client.create_producer("t")).send(b"x")
+            assert cluster.brokers[A].commands(pb.CommandProducer) == []
+            (looked_up,) = cluster.brokers[B].commands(pb.CommandLookupTopic)
+            assert looked_up.authoritative
+
+    run_virtual(main())
+
+
+def test_brokers_that_point_at_each_other() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            response = pb.CommandLookupTopicResponse
+            for url, other in ((A, B), (B, A)):
+                answers = [
+                    response(request_id=0, brokerServiceUrl=other, response=response.Redirect)
+                    for _ in range(REDIRECTS_MAX)
+                ]
+                cluster.brokers[url].script(pb.CommandLookupTopic, *answers)
+            with pytest.raises(LookupError, match="redirects"):
+                await client.create_producer("t")
+
+    run_virtual(main())
+
+
+def test_a_lookup_that_fails() -> None:
+    async def main() -> None:
+        async with client_among() as (client, cluster):
+            response = pb.CommandLookupTopicResponse
+            failed = response(
+                request_id=0, response=response.Failed, error=pb.TopicNotFound, message="no tenant"
+            )
+            cluster.brokers[A].script(pb.CommandLookupTopic, failed)
+            with pytest.raises(TopicNotFound, match="no tenant"):
+                await client.create_producer("t")
+            unusable = response(request_id=0, response=response.Connect, brokerServiceUrl="what")
+            cluster.brokers[A].script(pb.CommandLookupTopic, unusable)
+            await client.create_producer("t")  # it asked again
+
+    run_virtual(main())
+
+
+def test_a_dead_address_in_the_service_url_is_passed_over() -> None:
+    async def main() -> None:
+        async with client_among(service_url="grpc://nowhere:1,a:6660") as (client, _):
+            began = asyncio.get_running_loop().time()
+            await client.create_producer("t")
+            assert asyncio.get_running_loop().time() == began
+
+    run_virtual(main())

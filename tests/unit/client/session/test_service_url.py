@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from magnetar.client.errors import InvalidUrl
+from magnetar.client.session.service_url import host_and_port, parse_service_url
+
+
+@pytest.mark.parametrize(
+    ("text", "brokers"),
+    [
+        ("grpc://localhost:6660", ["localhost:6660"]),
+        ("grpc://localhost", ["localhost:6660"]),
+        ("grpc://a:1,b,c:3", ["a:1", "b:6660", "c:3"]),
+        ("grpc://a:1, b:2/", ["a:1", "b:2"]),
+        ("grpc://[::1]:7000", ["[::1]:7000"]),
+        ("grpc://127.0.0.1", ["127.0.0.1:6660"]),
+    ],
+)
+def test_brokers(text: str, brokers: list[str]) -> None:
+    assert [host_and_port(url) for url in parse_service_url(text)] == brokers
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "localhost:6660", "http://a:1", "grpc://", "grpc://a:0", "grpc://a:99999", "grpc://a:b",
+     "grpc://a,,b", "grpc://a/b", "grpc:///"],
+)  # fmt: skip
+def test_what_is_not_one(text: str) -> None:
+    with pytest.raises(InvalidUrl):
+        parse_service_url(text)
+
+
+def test_apaches_url_is_explained() -> None:
+    with pytest.raises(InvalidUrl, match="grpc://host:6660"):
+        parse_service_url("pulsar://localhost:6650")

@@ -24,7 +24,7 @@ from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
 from magnetar.bookie.storage.rot import note_rot
 from magnetar.bookie.upkeep import Upkeep, UpkeepConfig
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
-from magnetar.metadata.model import BookieId, BookieRegistration, Member
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration, Member
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, histogram
 from magnetar.runtime.thread import WorkerThread
@@ -240,9 +240,9 @@ async def _follow_manifest(
 
 
 def registration(
-    service: BookieService, *, address: str, http_address: str = "", zone: str = ""
+    service: BookieService, *, address: BookieAddress, http_address: str = "", zone: str = ""
 ) -> BookieRegistration:
-    """What the bookie tells of itself in the list of those that serve."""
+    """What the bookie registers: its identity, ports and zone."""
     identity = service.identity
     return BookieRegistration(
         bookie=BookieId(identity.bookie),

@@ -176,13 +176,16 @@ class LocalCluster:
     def _put_together(self) -> None:
         zookeepers, bookies, brokers, autorecoveries = self._counts
         needed = ports_needed(zookeepers)
-        found = free_ports(needed + 2 * bookies + 3 * brokers + autorecoveries)
+        found = free_ports(needed + 3 * bookies + 3 * brokers + autorecoveries)
         ensemble = ZooKeeperEnsemble(self.directory, size=zookeepers, ports=found[:needed])
         self.zookeeper = ensemble.hosts
         ports = iter(found[needed:])
         self.processes = (
             *(_zookeeper(node) for node in ensemble.nodes),
-            *(self._bookie(n, next(ports), next(ports)) for n in range(1, bookies + 1)),
+            *(
+                self._bookie(n, next(ports), next(ports), next(ports))
+                for n in range(1, bookies + 1)
+            ),
             *(
                 self._broker(n, next(ports), next(ports), next(ports), bookies)
                 for n in range(1, brokers + 1)
@@ -190,9 +193,10 @@ class LocalCluster:
             *(self._autorecovery(n, next(ports), bookies) for n in range(1, autorecoveries + 1)),
         )
 
-    def _bookie(self, number: int, grpc_port: int, http_port: int) -> LocalProcess:
+    def _bookie(self, number: int, data_port: int, grpc_port: int, http_port: int) -> LocalProcess:
         settings = {"data_dir": str(self.directory / f"bookie-{number}" / "data")}
-        return self._server("bookie", number, {"grpc": grpc_port, "http": http_port}, settings)
+        ports = {"data": data_port, "grpc": grpc_port, "http": http_port}
+        return self._server("bookie", number, ports, settings)
 
     def _broker(
         self, number: int, grpc_port: int, pulsar_port: int, http_port: int, bookies: int

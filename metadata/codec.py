@@ -13,6 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from magnetar.metadata.errors import CorruptRecord, UnsupportedFormat
 from magnetar.metadata.model import (
+    BookieAddress,
     BookieCookie,
     BookieId,
     BookieRegistration,
@@ -244,7 +245,8 @@ def encode_bookie_registration(registration: BookieRegistration) -> bytes:
         bookie=registration.bookie,
         incarnation=registration.incarnation,
         boot_epoch=registration.boot_epoch,
-        address=registration.address,
+        grpc_address=registration.address.grpc,
+        data_address=registration.address.data,
         http_address=registration.http_address,
         zone=registration.zone,
         read_only=registration.read_only,
@@ -258,7 +260,7 @@ def decode_bookie_registration(data: bytes) -> BookieRegistration:
         bookie=BookieId(message.bookie),
         incarnation=message.incarnation,
         boot_epoch=message.boot_epoch,
-        address=message.address,
+        address=BookieAddress(data=message.data_address, grpc=message.grpc_address),
         http_address=message.http_address,
         zone=message.zone,
         read_only=message.read_only,

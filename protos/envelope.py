@@ -14,8 +14,15 @@ an object per field; several adds (or acks, or read answers) make one frame. All
     hello        u8 version | 32 bytes incarnation | u16 size | the caller's name in UTF-8
     hello reply  u8 version | u8 code | 32 bytes incarnation | u64 boot epoch
 
-A frame whose sizes do not add up cannot be followed any further: `FrameDamaged`, and the stream
-ends. A fault inside one add (`Add.fault`) is answered for that add alone.
+A connection to a bookie's data port begins with a frame of one byte that names its purpose:
+
+    1  adds   the client sends hello, and the bookie a hello reply. Then the client sends frames of
+              adds, and the bookie frames of acks, in no promised order. OK: the entry is on disk.
+    2  reads  the client sends a request (ReadRequest in bookie.proto), and the bookie frames of
+              read answers, then READ_END. Only then does the client send the next request.
+
+A stream cannot continue after a frame whose sizes do not add up: `FrameDamaged` ends it. A fault
+inside one add (`Add.fault`) is answered for that add alone.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ READ: Final = struct.Struct(">qBI")  # 13 bytes
 HELLO: Final = struct.Struct(">B32sH")  # 35 bytes
 HELLO_REPLY: Final = struct.Struct(">BB32sQ")  # 42 bytes
 HELLO_VERSION: Final = 1
+READ_END: Final = b"\0"  # a frame of its own; a read answer is longer
 
 # A message has at most 5 MiB; its metadata and the broker's prefix may add 10 KiB.
 ENTRY_BYTES_MAX: Final = 5 * 1024 * 1024 + 10 * 1024
@@ -85,6 +93,13 @@ class BookieCode(IntEnum):
     @property
     def definite(self) -> bool:
         return self < 100
+
+
+class Purpose(IntEnum):
+    """Of a connection to a bookie's data port."""
+
+    ADDS = 1
+    READS = 2
 
 
 class FrameDamaged(ValueError):
@@ -154,25 +169,6 @@ class HelloReply(NamedTuple):
 # -- Envelopes and adds ------------------------------------------------------------------------
 
 
-def encode_add(
-    *,
-    ledger: int,
-    entry: int,
-    confirmed: int,
-    length: int,
-    payload: Sequence[Buffer],
-    master_key: int,
-    flags: int = 0,
-) -> tuple[bytes, bytes]:
-    """An add as two parts for an outbox, the same for every bookie.
-
-    The payload is copied once. `add_envelope` gives back what the bookie will store.
-    """
-    body = b"".join((_HEADER.pack(ledger, entry, confirmed, length), *payload))
-    crc = google_crc32c.value(body)
-    return _ADD_AND_CRC.pack(flags, _CRC.size + len(body), master_key, crc), body
-
-
 def encode_adds(
     *,
     ledger: int,
@@ -181,19 +177,24 @@ def encode_adds(
     length: int,
     payloads: Sequence[Sequence[Buffer]],
     master_key: int,
+    flags: int = 0,
 ) -> list[tuple[bytes, bytes]]:
-    """`encode_add` for consecutive entries. `length`: payload bytes of the ledger before them."""
+    """The adds of consecutive entries, each as two parts for an outbox, the same for every bookie.
+
+    `length`: payload bytes of the ledger before them. Each payload is copied once. `add_envelope`
+    returns what the bookie will store.
+    """
     adds: list[tuple[bytes, bytes]] = []
     pack_header, pack_add, crc32c = _HEADER.pack, _ADD_AND_CRC.pack, google_crc32c.value
     for entry, payload in enumerate(payloads, first_entry):
         length += sum(map(len, payload))
         body = b"".join((pack_header(ledger, entry, confirmed, length), *payload))
-        adds.append((pack_add(0, _CRC.size + len(body), master_key, crc32c(body)), body))
+        adds.append((pack_add(flags, _CRC.size + len(body), master_key, crc32c(body)), body))
     return adds
 
 
 def add_envelope(parts: tuple[bytes, bytes]) -> bytes:
-    """The envelope inside the parts that `encode_add` returned."""
+    """The envelope inside the two parts of an add."""
     return parts[0][ADD.size :] + parts[1]
 
 
@@ -366,7 +367,26 @@ def _code(value: int) -> BookieCode:
         raise FrameDamaged(f"unknown code {value}") from None
 
 
-# -- The first frame in each direction ---------------------------------------------------------
+# -- The first frames of a connection ------------------------------------------------------------
+
+
+def is_read_end(frame: Buffer) -> bool:
+    """Whether a frame of a read's answer is READ_END: a read answer is longer."""
+    return len(frame) == len(READ_END)
+
+
+def encode_purpose(purpose: Purpose) -> bytes:
+    return bytes((purpose,))
+
+
+def decode_purpose(frame: Buffer) -> Purpose:
+    """Raises FrameDamaged."""
+    try:
+        (number,) = frame
+        return Purpose(number)
+    except ValueError:
+        text = bytes(frame[:8]).hex()
+        raise FrameDamaged(f"the first frame names no purpose: {text}") from None
 
 
 def encode_hello(incarnation: str, client_name: str) -> bytes:

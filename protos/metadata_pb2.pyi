@@ -329,7 +329,9 @@ Global___Cluster: typing_extensions.TypeAlias = Cluster
 
 @typing.final
 class BookieRegistration(google.protobuf.message.Message):
-    """/bookies/available/<bookie>, ephemeral"""
+    """/bookies/available/<bookie>, ephemeral. A record without a data address, as versions before the data
+    port wrote it, is invalid: nothing can be stored at such a bookie until it is upgraded.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -337,22 +339,25 @@ class BookieRegistration(google.protobuf.message.Message):
     BOOKIE_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     BOOT_EPOCH_FIELD_NUMBER: builtins.int
-    ADDRESS_FIELD_NUMBER: builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: builtins.int
     ZONE_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: builtins.int
     format: builtins.int
     bookie: builtins.str
     incarnation: builtins.str
     boot_epoch: builtins.int
     """counts the starts of this incarnation"""
-    address: builtins.str
-    """"host:port" of its gRPC service"""
+    grpc_address: builtins.str
+    """"host:port" of its gRPC service: the rare calls"""
     http_address: builtins.str
     """"host:port"; empty: none"""
     zone: builtins.str
     """empty: not told"""
     read_only: builtins.bool
+    data_address: builtins.str
+    """"host:port" of its data port, framed TCP: adds and reads"""
     def __init__(
         self,
         *,
@@ -360,12 +365,13 @@ class BookieRegistration(google.protobuf.message.Message):
         bookie: builtins.str = ...,
         incarnation: builtins.str = ...,
         boot_epoch: builtins.int = ...,
-        address: builtins.str = ...,
+        grpc_address: builtins.str = ...,
         http_address: builtins.str = ...,
         zone: builtins.str = ...,
         read_only: builtins.bool = ...,
+        data_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "bookie", b"bookie", "boot_epoch", b"boot_epoch", "format", b"format", "http_address", b"http_address", "incarnation", b"incarnation", "read_only", b"read_only", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bookie", b"bookie", "boot_epoch", b"boot_epoch", "data_address", b"data_address", "format", b"format", "grpc_address", b"grpc_address", "http_address", b"http_address", "incarnation", b"incarnation", "read_only", b"read_only", "zone", b"zone"]) -> None: ...
 
 Global___BookieRegistration: typing_extensions.TypeAlias = BookieRegistration
 

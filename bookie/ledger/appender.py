@@ -31,7 +31,7 @@ from magnetar.bookie.ledger.writer import (
 )
 from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import EntryId
-from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_add, encode_adds
+from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_adds
 from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.log import get_logger
 
@@ -106,46 +106,22 @@ class LedgerAppender:
 
     # -- appending -------------------------------------------------------------------------------
 
-    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
-        """Take an entry of `size` bytes (those of `parts` together) and send it to its bookies.
+    def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId:
+        """Take a run of entries, each given by its parts, and send them to their bookies. Returns
+        the id of the first one.
 
-        Raises EntryTooLarge (no id was taken), LedgerClosed, or `failure`. Never blocks: whoever
-        appends much waits in `wait_room` between.
+        Takes all of them, or none and raises: EntryTooLarge (no id was taken), LedgerClosed, or
+        `failure`. Never blocks: a caller that appends much awaits `wait_room` in between.
         """
-        self._raise_if_ended()
-        if size > ENTRY_BYTES_MAX:
-            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
-        writer = self._writer
-        entry = writer.appended + 1
-        head, body = add = encode_add(
-            ledger=self.ledger,
-            entry=entry,
-            confirmed=writer.confirmed,
-            length=writer.length + size,
-            payload=parts,
-            master_key=self.metadata.master_key,
-        )
-        assert len(body) == size + 32, "`size` is not the size of `parts`"
-        streams = self._streams
-        for seat in writer.append(size, add, self._loop.time()):
-            put = streams[seat].put
-            assert put is not None, "a seat without a stream has failed"
-            put(head, body)
-        if not self._busy:
-            self._be_busy()
-        return EntryId(entry)
-
-    def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None:
-        """Take entries, each given by its parts, and send them: all of them, or none and raises as
-        `append_nowait`."""
         self._raise_if_ended()
         sizes = [sum(map(len, payload)) for payload in payloads]
         if max(sizes) > ENTRY_BYTES_MAX:
             raise EntryTooLarge(max(sizes), ENTRY_BYTES_MAX)
         writer, now = self._writer, self._loop.time()
+        first = writer.appended + 1
         adds = encode_adds(
             ledger=self.ledger,
-            first_entry=writer.appended + 1,
+            first_entry=first,
             confirmed=writer.confirmed,
             length=writer.length,
             payloads=payloads,
@@ -163,6 +139,7 @@ class LedgerAppender:
         self._put_out(by_seat)
         if not self._busy:
             self._be_busy()
+        return EntryId(first)
 
     def _put_out(self, by_seat: list[list[Buffer]]) -> None:
         for seat, parts in enumerate(by_seat):

@@ -1,11 +1,11 @@
-"""BookiePeer: the seam between ledgers and one bookie, over gRPC, in process or simulated."""
+"""BookiePeer: the seam between ledgers and one bookie: over TCP and gRPC, in process, simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from magnetar.metadata.model import Member
+from magnetar.metadata.model import BookieAddress, Member
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,5 +52,5 @@ class BookiePeer(Protocol):
         """Let go of connections. Idempotent, bounded in time."""
 
 
-OpenPeer = Callable[[Member, str], BookiePeer]
+OpenPeer = Callable[[Member, BookieAddress], BookiePeer]
 """How a process reaches the bookies: makes the peer of a member at an address, without I/O."""

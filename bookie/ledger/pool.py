@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.peer import BookiePeer, OpenPeer
-    from magnetar.metadata.model import Member
+    from magnetar.metadata.model import BookieAddress, Member
 
 log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class PeerPool:
         self._client_name = client_name
         self._backoff = Backoff(RECONNECT_S_FIRST, RECONNECT_S_MAX, random)
         self._connect_timeout_s = connect_timeout_s
-        self._peers: dict[Member, tuple[str, BookiePeer]] = {}  # with the address
+        self._peers: dict[Member, tuple[BookieAddress, BookiePeer]] = {}
         self._streams: dict[tuple[Member, str], AddStream] = {}
         self._group: asyncio.TaskGroup | None = None  # None: not running
 
@@ -56,7 +56,7 @@ class PeerPool:
         registration = self._directory.find(member)
         if registration is None:
             raise BookieUnavailable(member.bookie, BookieCode.CONNECTION_LOST, "it is not listed")
-        address, peer = self._peers.get(member, ("", None))
+        address, peer = self._peers.get(member, (None, None))
         if peer is None or address != registration.address:
             if peer is not None:
                 self._spawn(peer.close())

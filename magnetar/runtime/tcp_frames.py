@@ -171,7 +171,7 @@ class TcpFrameStream(asyncio.Protocol):
             try:
                 await self._receiver
             except asyncio.CancelledError:
-                self.abort("cancelled here")
+                self._on_cancelled()
                 raise
             finally:
                 self._receiver = None
@@ -182,12 +182,16 @@ class TcpFrameStream(asyncio.Protocol):
         return frame
 
     async def close(self) -> None:
-        self._leave("closed here", clean=True, kind=_Kind.GOODBYE)
+        self.say_goodbye()
         try:
             await self._lost.wait()
         except asyncio.CancelledError:
             self.abort("cancelled here")
             raise
+
+    def say_goodbye(self) -> None:
+        """Begin a `close`, which then waits for the connection's end."""
+        self._leave("closed here", clean=True, kind=_Kind.GOODBYE)
 
     def break_off(self, reason: str) -> None:
         """End the stream uncleanly, and tell the peer why, behind the frames that were sent. A
@@ -369,6 +373,11 @@ class TcpFrameStream(asyncio.Protocol):
         self._wake(self._receiver)
         self._wake(self._sender)
 
+    def _on_cancelled(self) -> None:
+        """A `send` or a `receive` was cancelled. A stream that has ended keeps its last words."""
+        if self._end is None:
+            self.abort("cancelled here")
+
     def _closed(self) -> StreamClosed:
         assert self._end is not None
         reason, clean = self._end
@@ -387,7 +396,7 @@ class TcpFrameStream(asyncio.Protocol):
             try:
                 await self._sender
             except asyncio.CancelledError:
-                self.abort("cancelled here")
+                self._on_cancelled()
                 raise
             finally:
                 self._sender = None
@@ -437,15 +446,15 @@ class FrameServer:
         self._connections_max = connections_max
         self._times = times
         self._group: asyncio.TaskGroup | None = None  # None: not running
-        self._connections = 0
+        self._streams: set[TcpFrameStream] = set()
 
     @property
     def connections(self) -> int:
-        return self._connections
+        return len(self._streams)
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve on a listening socket (runtime/listener.py) until cancelled; then close it and end
-        all streams, within `close_s`."""
+        """Serve on a listening socket (runtime/listener.py) until cancelled. Then close the socket,
+        say goodbye on all streams, and cancel the handlers; this takes at most `close_s`."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -459,15 +468,17 @@ class FrameServer:
             finally:
                 self._group = None
                 server.close()
+                for stream in self._streams:
+                    stream.say_goodbye()
 
     def _on_open(self, stream: TcpFrameStream) -> None:
         if self._group is None:
             stream.abort("the server has ended")
-        elif self._connections >= self._connections_max:
+        elif len(self._streams) >= self._connections_max:
             log.warning("connection refused", peer=stream.peer, limit=self._connections_max)
             stream.break_off(f"too many connections, the limit is {self._connections_max}")
         else:
-            self._connections += 1
+            self._streams.add(stream)
             self._group.create_task(self._serve(stream))
 
     async def _serve(self, stream: TcpFrameStream) -> None:
@@ -480,7 +491,7 @@ class FrameServer:
             try:
                 await stream.close()
             finally:
-                self._connections -= 1
+                self._streams.discard(stream)
 
     @staticmethod
     def _fail(stream: TcpFrameStream, error: Exception) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
+from fakes.loops import loop_of
 from support import is_foreign, run, settle, wait_until
 
 from magnetar.runtime import grpc_frames
@@ -74,12 +75,13 @@ async def tcp_wire(handler: Handler) -> AsyncIterator[FrameStream]:
             serving.cancel()
 
 
-WIRES = {"memory": memory_wire, "grpc": grpc_wire, "tcp": tcp_wire}
+WIRES = {"memory": memory_wire, "grpc": grpc_wire, "tcp": tcp_wire, "tcp on uvloop": tcp_wire}
 
 
 @pytest.fixture(params=list(WIRES))
-def wire(request: pytest.FixtureRequest) -> Wire:
-    return WIRES[request.param]
+def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
+    with loop_of("uvloop" if "uvloop" in request.param else "asyncio"):
+        yield WIRES[request.param]
 
 
 @pytest.fixture

@@ -70,6 +70,8 @@ class LoopThread:
             if self._ended:
                 result.cancel()
             return _result(result)
+        except PulsarException as error:  # the loop's frames tell a user nothing
+            raise error.with_traceback(None) from None
         except concurrent.futures.CancelledError:
             if self._ended:
                 coroutine.close()  # it may not have begun

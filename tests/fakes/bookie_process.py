@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magnetar.metadata.model import BookieAddress
+from magnetar.runtime.grpc_frames import open_channel
 
 if TYPE_CHECKING:
     import asyncio
+
+    from grpc import aio
 
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
 
@@ -121,6 +124,11 @@ class BookieProcess:
         """Whatever state it is in."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
+
+
+def channel_to(bookie: BookieProcess) -> aio.Channel:
+    """For the calls over gRPC; fakes/data_port.py is for adds and reads."""
+    return open_channel(bookie.address.grpc)
 
 
 def open_ledger(ledger: LedgerId, member: Member) -> LedgerMetadata:

@@ -134,7 +134,7 @@ class Workload:
             try:
                 for _ in range(20):
                     data = self.payload(self.appender.appended + 1)
-                    self.appender.append_nowait([data], len(data))
+                    self.appender.append_nowait([[data]])
             except LedgerError:
                 return
             await self.until(self._few_in_flight)

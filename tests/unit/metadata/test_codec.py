@@ -144,7 +144,7 @@ RECORDS: dict[
             bookie=names.map(model.BookieId),
             incarnation=incarnations,
             boot_epoch=counts,
-            address=names,
+            address=st.builds(model.BookieAddress, data=names, grpc=names),
             http_address=st.text(max_size=5),
             zone=st.text(max_size=5),
             read_only=st.booleans(),
@@ -377,9 +377,24 @@ def test_fields_of_a_newer_version_survive_in_every_other_record() -> None:
         assert encode(decode(stored)) == stored, kind
 
 
+def test_a_registration_without_a_data_address_is_invalid() -> None:
+    """As bookies wrote it before they had a data port."""
+    old = pb.BookieRegistration(
+        format=1, bookie="b", incarnation="a" * 32, boot_epoch=1, grpc_address="h:2"
+    )
+    with pytest.raises(InvalidRecord, match="bookie registration: empty data address"):
+        codec.decode_bookie_registration(old.SerializeToString())
+
+
 EXAMPLES = {
     "registration": model.BookieRegistration(
-        model.BookieId("b"), "a" * 32, 1, "h:1", "h:2", "z", read_only=True
+        model.BookieId("b"),
+        "a" * 32,
+        1,
+        model.BookieAddress(data="h:1", grpc="h:2"),
+        "h:3",
+        "z",
+        read_only=True,
     ),
     "cookie": model.BookieCookie(model.BookieId("b"), "a" * 32, 1, "c", "d" * 32),
     "broker": model.BrokerRegistration(model.BrokerId("b"), "a" * 32, "grpc://h:1", "", ""),

@@ -33,7 +33,7 @@ from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_bookie_registration
 from magnetar.metadata.memory import Fault, MemoryStore
-from magnetar.metadata.model import BookieId, BookieRegistration
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +158,9 @@ def test_an_older_image_does_not_oust_the_bookie_itself(
 ) -> None:
     shutil.copytree(used, tmp_path / "image")
     live = cluster.start(used)
-    entry = BookieRegistration(BookieId("b1"), "a" * 32, 2, "h:1", "", "", read_only=False)
+    entry = BookieRegistration(
+        BookieId("b1"), "a" * 32, 2, BookieAddress("h:1", "h:2"), "", "", read_only=False
+    )
 
     async def main() -> None:
         store = MemoryStore(cluster.tree)

@@ -17,13 +17,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from magnetar.client.consuming.subscription import of_generation
 from magnetar.client.errors import (
     AlreadyClosed,
     OperationNotSupported,
     PulsarException,
     Timeout,
 )
+from magnetar.client.message_queue import of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -68,8 +68,10 @@ One copy is cheaper than a system call with many small buffers."""
 
 _JOIN_PART_BYTES: Final = 4 << 10
 
+_FRAME_OVERHEAD_BYTES: Final = 256  # of a waiting frame in Python: its view and its place
 _REASON_BYTES_MAX: Final = 1024
 _ACCEPT_BACKLOG: Final = 1024  # brokers that reconnect at the same moment
+_PORT_MAX: Final = 65_535
 _PREFIX: Final = struct.Struct(">I")
 _SIZE_MASK: Final = 0xFFFFFF
 
@@ -126,9 +128,8 @@ class TcpFrameStream(asyncio.Protocol):
         # Receiving.
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
-        self._pieces: list[memoryview] = []  # of an incomplete frame
-        self._pieces_bytes = 0
-        self._pieces_wanted = 0  # together they are a whole prefix or a whole frame
+        self._partial = bytearray()  # the beginning of a prefix or a frame
+        self._partial_wanted = 0  # its size when it is whole
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False
         self._heard = False  # since the last beat
@@ -176,7 +177,7 @@ class TcpFrameStream(asyncio.Protocol):
             finally:
                 self._receiver = None
         frame = self._frames.popleft()
-        self._frames_bytes -= len(frame)
+        self._frames_bytes -= len(frame) + _FRAME_OVERHEAD_BYTES
         if self._reading_paused and self._frames_bytes < READ_HIGH_BYTES // 2:
             self._resume_reading()
         return frame
@@ -228,19 +229,17 @@ class TcpFrameStream(asyncio.Protocol):
         if self._end is not None:
             return  # the frames of a peer that has not heard the goodbye yet
         self._heard = True
-        view = memoryview(data)
-        if self._pieces:
-            self._pieces.append(view)
-            self._pieces_bytes += len(view)
-            if self._pieces_bytes < self._pieces_wanted:
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._partial_wanted:
                 return
-            data = b"".join(self._pieces)
+            gathered, self._partial = self._partial, bytearray()
+            view = memoryview(gathered)
+        else:
             view = memoryview(data)
-            self._pieces = []
-        rest = self._take_frames(data, view)
+        rest = self._take_frames(view)
         if rest < len(view):
-            self._pieces = [view[rest:]]
-            self._pieces_bytes = len(view) - rest
+            self._partial += view[rest:]
         if self._frames:
             self._wake(self._receiver)
             if self._frames_bytes >= READ_HIGH_BYTES and self._transport is not None:
@@ -249,7 +248,7 @@ class TcpFrameStream(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The transport closes itself after this."""
-        where = "inside a frame" if self._pieces else "between frames"
+        where = "inside a frame" if self._partial else "between frames"
         self._stop(f"the connection ended {where} without goodbye", clean=False)
 
     def pause_writing(self) -> None:
@@ -267,23 +266,23 @@ class TcpFrameStream(asyncio.Protocol):
 
     # -- what arrives ------------------------------------------------------------------------------
 
-    def _take_frames(self, data: bytes, view: memoryview) -> int:
-        """Take the whole frames of `data`. Returns where the incomplete one begins."""
-        at, end = 0, len(data)
+    def _take_frames(self, view: memoryview) -> int:
+        """Take the whole frames of `view`, without a copy. Returns where the rest begins."""
+        at, end = 0, len(view)
         prefix_at = _PREFIX.unpack_from
         while True:
             if end - at < 4:
-                self._pieces_wanted = 4
+                self._partial_wanted = 4
                 return at
-            (word,) = prefix_at(data, at)
+            (word,) = prefix_at(view, at)
             if 0 < word <= FRAME_LIMIT_BYTES:  # kind 0
                 begin = at + 4
                 if end - begin < word:
-                    self._pieces_wanted = 4 + word
+                    self._partial_wanted = 4 + word
                     return at
                 at = begin + word
                 self._frames.append(view[begin:at])
-                self._frames_bytes += word
+                self._frames_bytes += word + _FRAME_OVERHEAD_BYTES
                 if self._on_open is not None and self._end_timer is not None:
                     self._end_timer.cancel()  # the first frame
                     self._end_timer = None
@@ -294,9 +293,9 @@ class TcpFrameStream(asyncio.Protocol):
                 self._on_malformed(kind, size)
                 return end
             if end - at - 4 < size:
-                self._pieces_wanted = 4 + size
+                self._partial_wanted = 4 + size
                 return at
-            content = data[at + 4 : at + 4 + size]
+            content = bytes(view[at + 4 : at + 4 + size])
             at += 4 + size
             if kind != _Kind.BEAT:
                 self._on_last_words(kind, content)
@@ -367,7 +366,7 @@ class TcpFrameStream(asyncio.Protocol):
         if self._end is not None:
             return
         self._end = reason, clean
-        self._pieces = []
+        self._partial = bytearray()
         if self._beat_timer is not None:
             self._beat_timer.cancel()
         self._wake(self._receiver)
@@ -415,6 +414,8 @@ async def connect_frames(address: str, *, times: TcpTimes = TIMES) -> TcpFrameSt
     May be cancelled.
     """
     host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) <= _PORT_MAX):
+        raise StreamClosed(f"cannot connect to {address!r}: it is not host:port", clean=False)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(times.connect_s):

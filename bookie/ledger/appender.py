@@ -192,9 +192,10 @@ class LedgerAppender:
         """For logs: the failed members and their last answers. "": none."""
         failed = [self._writer.ensemble[seat] for seat in seat_numbers(self._writer.failed)]
         said = {
-            who: self._refusals[who].name if who in self._refusals else "SILENT" for who in failed
+            member: self._refusals[member].name if member in self._refusals else "SILENT"
+            for member in failed
         }
-        return ", ".join(f"bookie {who.bookie}: {what}" for who, what in said.items())
+        return ", ".join(f"bookie {member.bookie}: {what}" for member, what in said.items())
 
     @property
     def degraded(self) -> bool:

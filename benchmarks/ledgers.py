@@ -28,7 +28,7 @@ from benchmarks.figures import Figure, Shape, median
 from benchmarks.processes import alone, cpu_s, own_peak_mb, run
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.local_cluster import LocalCluster
@@ -103,7 +103,7 @@ async def ledgers_of(cluster: Cluster) -> AsyncIterator[Ledgers]:
     directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
-        GrpcBookiePeer,
+        RemoteBookiePeer,
         client_name="benchmark",
         random=chance,
         connect_timeout_s=cluster.config.connect_timeout_s,
@@ -146,7 +146,7 @@ async def fill(appender: LedgerAppender, shape: Shape) -> Figure:
         following = min(room, shape.count - 1 - appender.appended)
         if following:
             appended_s += [time.perf_counter()] * following
-            appender.append_many([[body]] * following)
+            appender.append_nowait([[body]] * following)
         await moved.wait()
     return Figure.of(shape, time.perf_counter() - began_s, latencies)
 
@@ -385,7 +385,7 @@ def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
             body, before_mb = os.urandom(SLOW_ENTRY_BYTES), own_peak_mb()
             began_s = time.perf_counter()
             while time.perf_counter() - began_s < seconds:
-                appender.append_nowait([body], len(body))
+                appender.append_nowait([[body]])
                 await asyncio.sleep(0)
                 await appender.wait_room()
             rate = appender.length / (time.perf_counter() - began_s) / 1e6

@@ -60,7 +60,7 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
     What only a broker of a cluster needs is imported here: standalone does without.
     """
     from magnetar.bookie.ledger.config import LedgerConfig
-    from magnetar.bookie.ledger.connection import GrpcBookiePeer
+    from magnetar.bookie.ledger.connection import RemoteBookiePeer
     from magnetar.metadata.zookeeper import ZooKeeperStore
 
     store = await ZooKeeperStore.connect_url(
@@ -70,7 +70,7 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
         await BrokerProcess(
             config,
             store=store,
-            open_peer=GrpcBookiePeer,
+            open_peer=RemoteBookiePeer,
             ledger_config=LedgerConfig(
                 ensemble_size=config.ensemble_size,
                 write_quorum=config.write_quorum,

@@ -259,7 +259,7 @@ class LocalCluster:
 
     def _bookie(self, name: str, ports: _Ports) -> LocalProcess:
         settings = {"data_dir": str(self._data(name))}
-        return self._server("bookie", name, ports.of(name, "grpc", "http"), settings)
+        return self._server("bookie", name, ports.of(name, "data", "grpc", "http"), settings)
 
     def _broker(self, name: str, ports: _Ports, copies: int) -> LocalProcess:
         quorums = {

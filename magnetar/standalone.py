@@ -28,6 +28,7 @@ from magnetar.broker.config import BrokerConfig
 from magnetar.broker.main import BrokerProcess
 from magnetar.claim import claimed
 from magnetar.metadata.embedded import EmbeddedStore
+from magnetar.metadata.model import BookieAddress
 from magnetar.metadata.paths import CLUSTER
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import RoleConfig
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
     from magnetar.metadata.store import MetadataStore
 
+IN_PROCESS: Final = BookieAddress(data="in-process:1", grpc="in-process:1")
 NAME: Final = "standalone"  # of the broker, the bookie and the claim file
 
 # The process ends this soon after the metadata store failed. A probe costs one hop to a thread.
@@ -103,7 +105,7 @@ async def _serve(config: StandaloneConfig, metadata: MetadataStore, stop: asynci
         ) as bookie,
         asyncio.TaskGroup() as group,
     ):
-        entry = Registration(metadata, registration(bookie, address="in-process:1"))
+        entry = Registration(metadata, registration(bookie, address=IN_PROCESS))
         bookie.watch_read_only(entry.set_read_only)
         lasting = [
             group.create_task(entry.run()),
@@ -122,7 +124,7 @@ def _broker(
     group: asyncio.TaskGroup,
     registry: CollectorRegistry,
 ) -> BrokerProcess:
-    def open_peer(member: Member, address: str) -> BookiePeer:
+    def open_peer(member: Member, _: BookieAddress) -> BookiePeer:
         return LocalBookiePeer(member, bookie, group=group)
 
     return BrokerProcess(

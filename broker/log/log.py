@@ -222,7 +222,7 @@ class Log:
         """Returns how many the open ledger took before it was full, or had failed."""
         fitting = waiting[: self._count_fitting(appender, waiting)]
         try:
-            appender.append_many([(pending.prefix, pending.data) for pending in fitting])
+            appender.append_nowait([(pending.prefix, pending.data) for pending in fitting])
         except LedgerError:
             assert appender.failure is not None, "a healthy ledger refused entries of legal size"
             self._retire()

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
 from magnetar.bookie.repair.errors import RepairError, StillNeeded
@@ -79,7 +79,7 @@ def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
 
     async def work() -> None:
         async with _store(metadata_url) as store:
-            rows = await survey_bookies(store, GrpcBookiePeer)
+            rows = await survey_bookies(store, RemoteBookiePeer)
         if as_json:
             _print_json([_bookie_json(row) for row in rows])
             return
@@ -246,7 +246,7 @@ def ledger(
 
     async def work() -> None:
         async with _store(metadata_url) as store:
-            view = await survey_ledger(store, GrpcBookiePeer, SystemClock(), LedgerId(ledger_id))
+            view = await survey_ledger(store, RemoteBookiePeer, SystemClock(), LedgerId(ledger_id))
         if as_json:
             _print_json(_ledger_json(view))
         else:

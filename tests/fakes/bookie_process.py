@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from magnetar.local_process import LocalProcess
-from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
+from magnetar.metadata.model import BookieAddress
+from magnetar.runtime.grpc_frames import open_channel
 
 if TYPE_CHECKING:
     import asyncio
 
-    from fakes.bookies import Writer
     from grpc import aio
 
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
@@ -46,6 +46,7 @@ class BookieProcess:
             "id": "b1",
             "data_dir": str(self.data_dir),
             "metadata_url": "zk://unused:1",
+            "data_port": 0,
             "grpc_port": 0,
             "http_port": 0,
         } | settings
@@ -90,8 +91,10 @@ class BookieProcess:
         return self._process.status
 
     @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.ready['grpc_port']}"
+    def address(self) -> BookieAddress:
+        return BookieAddress(
+            data=f"127.0.0.1:{self.ready['data_port']}", grpc=f"127.0.0.1:{self.ready['grpc_port']}"
+        )
 
     @property
     def incarnation(self) -> str:
@@ -117,20 +120,9 @@ class BookieProcess:
         return [sys.executable, str(program), str(configuration), str(metadata)]
 
 
-async def connect(channel: aio.Channel, incarnation: str) -> Writer:
-    from fakes.bookies import Writer
-
-    from magnetar.protos.envelope import decode_hello_reply, encode_hello
-
-    stream = open_frame_stream(channel, "/magnetar.bookie.Bookie/Write", peer="bookie")
-    await stream.send([encode_hello(incarnation, "test")])
-    writer = Writer(stream)
-    writer.reply = decode_hello_reply(await stream.receive())
-    return writer
-
-
 def channel_to(bookie: BookieProcess) -> aio.Channel:
-    return open_channel(bookie.address)
+    """For the calls over gRPC; fakes/data_port.py is for adds and reads."""
+    return open_channel(bookie.address.grpc)
 
 
 def open_ledger(ledger: LedgerId, member: Member) -> LedgerMetadata:
@@ -181,6 +173,7 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
         faulthandler.cancel_dump_traceback_later()
         identity = decode_identity((config.data_dir / "identity").read_bytes())
         facts = {
+            "data_port": ready.data_port,
             "grpc_port": ready.grpc_port,
             "http_port": ready.http_port,
             "incarnation": identity.incarnation,

@@ -14,7 +14,7 @@ from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.errors import BookieUnavailable, LedgerError, LedgerFenced
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
@@ -81,7 +81,7 @@ async def broker(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
     directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
-        GrpcBookiePeer,
+        RemoteBookiePeer,
         client_name=f"broker-{seed}",
         random=random,
         connect_timeout_s=2.0,
@@ -125,7 +125,7 @@ class Workload:
             try:
                 for _ in range(20):
                     data = self.payload(self.appender.appended + 1)
-                    self.appender.append_nowait([data], len(data))
+                    self.appender.append_nowait([[data]])
             except LedgerError:
                 return
             await self.until(self._few_in_flight)
@@ -261,7 +261,7 @@ async def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]
 
 
 async def test_another_incarnation_is_refused_by_name(bookies: list[BookieProcess]) -> None:
-    peer = GrpcBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
+    peer = RemoteBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
     with pytest.raises(BookieUnavailable) as caught:
         await peer.open_write("test")
     assert caught.value.code is BookieCode.WRONG_INCARNATION

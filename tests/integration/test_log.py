@@ -18,7 +18,7 @@ from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.broker.errors import LogFenced
@@ -232,7 +232,7 @@ async def real_ledgers(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
     directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
-        GrpcBookiePeer,
+        RemoteBookiePeer,
         client_name=f"broker-{seed}",
         random=random,
         connect_timeout_s=2.0,

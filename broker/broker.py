@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.errors import NotOwner, TopicNotFound
+from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
+from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.broker.ownership.owners import Owners
@@ -74,6 +75,7 @@ class Broker:
         self._topics: dict[TopicName, asyncio.Future[Topic]] = {}  # opening or open
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
+        self.publish_latency = LatencyHistogram()
         self._tasks: asyncio.TaskGroup
 
     @property
@@ -137,6 +139,16 @@ class Broker:
             self._tasks.create_task(self._open(name, opened))
         return await asyncio.shield(opened)
 
+    async def create_topic(self, name: TopicName) -> None:
+        """Create the topic. Raises TopicExists, NotOwner, what Topic.open raises."""
+        if await self.exists(name):
+            raise TopicExists(str(name))
+        opened = self._topics.get(name)
+        if opened is not None:  # a producer or consumer is creating it at this moment
+            await asyncio.shield(opened)
+            raise TopicExists(str(name))
+        await self.topic(name)
+
     async def exists(self, name: TopicName) -> bool:
         """Whether the topic has a record."""
         path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
@@ -169,6 +181,7 @@ class Broker:
                 names=self._names,
                 tasks=self._tasks,
                 on_failed=self._on_failed,
+                latency=self.publish_latency,
             )
         except OPERATING_ERRORS as error:
             log.warning("topic did not open", topic=str(name), error=str(error))

@@ -24,6 +24,10 @@ class BrokerConfig(RoleConfig):
     grpc_port: int = Field(default=6660, ge=0, le=65535)
     pulsar_port: int = Field(default=6650, ge=0, le=65535)
     http_port: int = Field(default=8080, ge=0, le=65535)
+    cluster_name: str = Field(default="magnetar", description="label `cluster` of all metrics")
+    expose_topic_level_metrics_in_prometheus: bool = Field(
+        default=True, description="metrics of each topic; otherwise sums of each namespace"
+    )
     zone: str = Field(default="", description="where this broker is: replicas there are read first")
     session_timeout_s: float = Field(default=10.0, gt=0, description="of the metadata session")
     ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")

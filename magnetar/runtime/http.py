@@ -1,9 +1,10 @@
-"""The HTTP port of a server: health, metrics, and whatever API the role adds behind them."""
+"""The HTTP port of a server: links, health, metrics, and the API that the role adds."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Health:
 
 
 class BaseApp:
-    """Serves /health and /metrics itself, everything else through the application of `rest`.
+    """Serves /, /health and /metrics itself, everything else through the application of `rest`.
 
     `rest` is called once, in a thread, at the first request that needs it: importing FastAPI takes
     a third of a second and 30 MB, which a server that is only asked for its health never pays.
@@ -67,7 +68,9 @@ class BaseApp:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         assert scope["type"] == "http", "the server is configured for HTTP alone"
-        if scope["path"] == "/health":
+        if scope["path"] == "/":
+            await _respond(send, 200, *self._answer_index())
+        elif scope["path"] == "/health":
             await _respond(send, *self._answer_health())
         elif scope["path"] == "/metrics":
             await _respond(send, 200, *self._answer_metrics())
@@ -75,6 +78,16 @@ class BaseApp:
             await _respond(send, 404, b'{"reason": "not found"}', "application/json")
         else:
             await self._pass_on(self._make_rest, scope, receive, send)
+
+    def _answer_index(self) -> tuple[bytes, str]:
+        health = self._health()
+        pages = {"/health": "health, as JSON", "/metrics": "metrics, for Prometheus"}
+        if self._make_rest is not None:
+            pages["/docs"] = "the admin API"
+        title = html.escape(f"Magnetar {health.role} {health.id}")
+        links = "".join(f'<li><a href="{path}">{path}</a>: {of}</li>' for path, of in pages.items())
+        page = f"<!doctype html><title>{title}</title><h1>{title}</h1><ul>{links}</ul>\n"
+        return page.encode(), "text/html; charset=utf-8"
 
     def _answer_health(self) -> tuple[int, bytes, str]:
         health = self._health()

@@ -5,17 +5,13 @@ Looks into the metadata store and asks the bookies; never opens a ledger, so it 
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from magnetar.bookie.ledger.connection import GrpcBookiePeer
 from magnetar.bookie.ledger.errors import LedgerError
@@ -24,7 +20,9 @@ from magnetar.bookie.repair.errors import RepairError, StillNeeded
 from magnetar.bookie.repair.pause import pause, paused, resume
 from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_marks
 from magnetar.cli.client import fail
+from magnetar.cli.help import App
 from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
+from magnetar.cli.output import print_json, print_table, time_of
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, LedgerId
 from magnetar.metadata.url import InvalidMetadataUrl, MetadataUrl
@@ -33,13 +31,12 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.log import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Coroutine
 
     from magnetar.bookie.repair.survey import BookieRow, CopyRow, LedgerView
     from magnetar.metadata.model import Member
     from magnetar.metadata.under_replication import RepairPause, UnderReplication
 
-WIDE: Final = 200  # columns where there is no terminal: nothing is cut
 BLOCKERS_SHOWN_MAX: Final = 10
 CONNECT_S: Final = 3.0  # a person waits
 
@@ -56,7 +53,7 @@ Bookie = Annotated[str, typer.Argument(help="its id, for example bookie-1")]
 
 
 def add_to(app: typer.Typer) -> None:
-    bookies = typer.Typer(help="Look at bookies and what they hold.", rich_markup_mode=None)
+    bookies = App(help="Look at bookies and what they hold.", no_args_is_help=True)
     bookies.callback()(lambda: None)
     bookies.command("list")(list_bookies)
     bookies.command("drain")(drain_bookie)
@@ -64,8 +61,8 @@ def add_to(app: typer.Typer) -> None:
     bookies.command("decommission")(decommission_bookie)
     bookies.command("under-replicated")(under_replicated)
     bookies.command("ledger")(ledger)
-    repair = typer.Typer(
-        help="Pause repair of the whole cluster, as for maintenance.", rich_markup_mode=None
+    repair = App(
+        help="Pause repair of the whole cluster, as for maintenance.", no_args_is_help=True
     )
     repair.command("pause")(pause_repair)
     repair.command("resume")(resume_repair)
@@ -81,9 +78,9 @@ def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
         async with _store(metadata_url) as store:
             rows = await survey_bookies(store, GrpcBookiePeer)
         if as_json:
-            _print_json([_bookie_json(row) for row in rows])
+            print_json([_bookie_json(row) for row in rows])
             return
-        _print_table(
+        print_table(
             ("bookie", "incarnation", "state", "address", "zone", "disk", "ledgers", "open"),
             (
                 (
@@ -164,7 +161,7 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
             marks = await survey_marks(store, SystemClock())
             standing = await paused(store)
         if as_json:
-            _print_json(
+            print_json(
                 [
                     {"ledger": mark.ledger, "repairing": working, **_mark_json(mark.what)}
                     for mark, working in marks
@@ -173,12 +170,12 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
             return
         if standing is not None:
             typer.echo(_pause_line(standing))
-        _print_table(
+        print_table(
             ("ledger", "since", "lost", "bad copies", "narrow", "state"),
             (
                 (
                     str(mark.ledger),
-                    _time(mark.what.created_ms),
+                    time_of(mark.what.created_ms),
                     ", ".join(sorted(map(_short, mark.what.lost))) or "-",
                     ", ".join(
                         f"{_short(bad.member)}: {bad.first_entry}-{bad.last_entry}"
@@ -227,7 +224,7 @@ def repair_status(metadata_url: Url, as_json: Json = False) -> None:
         async with _store(metadata_url) as store:
             found = await paused(store)
         if as_json:
-            _print_json(
+            print_json(
                 {"paused": found is not None}
                 | ({} if found is None else {"since_ms": found.since_ms, "reason": found.reason})
             )
@@ -248,7 +245,7 @@ def ledger(
         async with _store(metadata_url) as store:
             view = await survey_ledger(store, GrpcBookiePeer, SystemClock(), LedgerId(ledger_id))
         if as_json:
-            _print_json(_ledger_json(view))
+            print_json(_ledger_json(view))
         else:
             _print_ledger(view)
 
@@ -309,33 +306,19 @@ def _print_blockers(blockers: Any, *, all_of_them: bool = False) -> None:
         typer.echo(f"  and {len(shown) - BLOCKERS_SHOWN_MAX} more")
 
 
-def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in head:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else WIDE, highlight=False).print(table)
-
-
-def _print_json(found: object) -> None:
-    typer.echo(json.dumps(found, indent=2))
-
-
 def _print_ledger(view: LedgerView) -> None:
     metadata = view.metadata
     quorum = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
     typer.echo(f"ledger {metadata.ledger}: {metadata.state.name}, E/Qw/Qa {quorum}")
-    typer.echo(f"made {_time(metadata.created_ms)}")
+    typer.echo(f"made {time_of(metadata.created_ms)}")
     if metadata.last_entry is not None:
         typer.echo(f"{metadata.last_entry + 1} entries, {metadata.length} bytes")
     if metadata.under_replicated:
         typer.echo("it was made with fewer copies than wanted")
     if view.mark is not None:
-        since = _time(view.mark.what.created_ms)
+        since = time_of(view.mark.what.created_ms)
         typer.echo(f"marked for repair since {since}: {view.mark.what.failure or 'waits'}")
-    _print_table(
+    print_table(
         ("entries", "seat", "bookie", "incarnation", "state", "holds", "of"),
         (
             (
@@ -409,7 +392,7 @@ def _member_json(member: Member) -> dict[str, str]:
 
 def _pause_line(pause: RepairPause) -> str:
     why = f": {pause.reason}" if pause.reason else ""
-    return f"repair is paused since {_time(pause.since_ms)}{why}"
+    return f"repair is paused since {time_of(pause.since_ms)}{why}"
 
 
 def _short(member: Member) -> str:
@@ -423,7 +406,3 @@ def _disk(row: BookieRow) -> str:
         return "-"
     used = 1 - row.disk_free_bytes / row.disk_total_bytes
     return f"{used:.0%} of {row.disk_total_bytes / 1e9:.0f} GB"
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

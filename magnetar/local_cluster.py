@@ -79,8 +79,8 @@ class LocalCluster:
 
     @property
     def admin_url(self) -> str:
-        """Of the first broker; whichever is asked redirects to the one that knows."""
-        return f"http://{HOST}:{self.of_role('broker')[0].ports['http']}"
+        """Of all brokers: each one redirects to the broker that serves a topic."""
+        return self._url("http", "http")
 
     @property
     def metadata_url(self) -> str:

@@ -55,8 +55,8 @@ def admin_app(broker: "Broker") -> App:
     return bounded(api)
 
 
-def bounded(app: FastAPI) -> App:
-    """Refuse large bodies, and end requests that take longer than REQUEST_TIMEOUT_S."""
+def bounded(app: FastAPI, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:
+    """Refuse large bodies, and end requests that take longer than `timeout_s`."""
 
     async def serve(
         scope: Message,
@@ -79,12 +79,12 @@ def bounded(app: FastAPI) -> App:
             await _respond(scope, receive, send, 413, reason)
         else:
             try:
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                async with asyncio.timeout(timeout_s):
                     await app(scope, receive, watched)
             except TimeoutError:
                 if begun:
                     raise
-                reason = f"the request took longer than {REQUEST_TIMEOUT_S:g} s"
+                reason = f"the request took longer than {timeout_s:g} s"
                 await _respond(scope, receive, send, 503, reason)
 
     return serve

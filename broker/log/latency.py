@@ -12,7 +12,7 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 class LatencyHistogram:
     """Observed once for each run of entries that is confirmed together, by a broker's topics.
 
-    An observation costs 0.2 us; a metric of prometheus-client costs 1.4 us.
+    An observation costs a quarter of one by a metric of prometheus-client.
     """
 
     __slots__ = ("counts", "sum_ms")

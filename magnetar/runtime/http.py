@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import html
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from magnetar.runtime.supervise import is_bug
 if TYPE_CHECKING:
     import socket
 
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Metric
 
 STOP_S = 1
 """How long a stopping server waits for requests under way before it cancels them. Whole seconds,
@@ -73,7 +73,7 @@ class BaseApp:
         elif scope["path"] == "/health":
             await _respond(send, *self._answer_health())
         elif scope["path"] == "/metrics":
-            await _respond(send, 200, *self._answer_metrics())
+            await _respond(send, 200, *await self._answer_metrics())
         elif self._make_rest is None:
             await _respond(send, 404, b'{"reason": "not found"}', "application/json")
         else:
@@ -94,10 +94,13 @@ class BaseApp:
         body = {"role": health.role, "id": health.id, "state": health.state, **health.details}
         return 200 if health.ready else 503, json.dumps(body).encode(), "application/json"
 
-    def _answer_metrics(self) -> tuple[bytes, str]:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    async def _answer_metrics(self) -> tuple[bytes, str]:
+        """The metrics are collected in one step on the loop, and written in a thread."""
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        collected = CollectorRegistry(auto_describe=False)
+        collected.register(_Collected(list(self._registry.collect())))
+        return await asyncio.to_thread(generate_latest, collected), CONTENT_TYPE_LATEST
 
     async def _pass_on(
         self,
@@ -117,6 +120,16 @@ class BaseApp:
                     {"message": "a bug in an HTTP handler", "exception": error}
                 )
             raise  # uvicorn logs it and answers 500
+
+
+class _Collected:
+    """A collector of metrics that have been collected."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        return self._metrics
 
 
 async def serve_http(app: App, listener: socket.socket) -> None:

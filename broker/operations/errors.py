@@ -91,21 +91,12 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (MetadataError, Outcome(503, _LATER)),
     (TimeoutError, Outcome(503, _LATER)),
 )
-OPERATING_ERRORS: Final = (
-    errors.BrokerError,
-    ProtocolError,
-    LedgerError,
-    MetadataError,
-    TimeoutError,
-)
-"""What a request may fail with; anything else is a bug."""
-
 SHOWN_CHARACTERS_MAX: Final = 200
 """Of a value that the request contains: a hostile one may be megabytes long."""
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """The row for one of `OPERATING_ERRORS`."""
+    """The row for one of OPERATING_ERRORS (broker/session/refusal.py); other errors are bugs."""
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
             return outcome

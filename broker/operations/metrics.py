@@ -1,9 +1,9 @@
 """Metrics of a broker under Pulsar's names, read from its topics when somebody scrapes them.
 
 Topics count what flows through them in any case; nothing is counted for these metrics but the
-publish latency. A scrape is one step on the event loop, so the number of series is bounded. Topics
-beyond the bound, those that were opened last, have no series of their own; the metrics of the whole
-broker include them.
+publish latency. A scrape is one step on the event loop, so the number of series is bounded. A topic
+whose series do not fit beside those of topics that were opened before it has none of its own; the
+metrics of the whole broker include it.
 
 Of Pulsar's metrics of a namespace, which it exposes instead of those of topics when
 `exposeTopicLevelMetricsInPrometheus` is false, there are the gauges. There are no counters for a
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.topic import Topic
 
 SERIES_MAX: Final = 10_000
-"""Of topics and subscriptions together: enough for 550 topics with one subscription each. Collecting
-them takes 40 ms on a machine that is busy with other work."""
+"""Of topics and subscriptions together: 550 topics with a subscription each. Collecting them takes
+40 ms on a machine that is busy with other work; writing them happens in a thread."""
 
 # metric, what it says
 _GAUGES: Final = (
@@ -108,14 +108,15 @@ class BrokerMetrics(Collector):
         yield _latency(self._broker.publish_latency, self._cluster)
         yield from self._topic_counts(figures)
         if self._topic_level:
-            shown = _shown(figures, self._series_max)
-            yield from self._of_topics(figures[:shown])
-            yield from self._totals(topics[:shown], figures[:shown])
-            yield from self._of_subscriptions(figures[:shown])
+            places = _shown(figures, self._series_max)
+            shown = [figures[place] for place in places]
+            yield from self._of_topics(shown)
+            yield from self._totals([topics[place] for place in places], shown)
+            yield from self._of_subscriptions(shown)
             yield self._gauge(
                 "magnetar_metrics_topics_left_out",
                 f"Topics without series of their own, beyond {self._series_max} series.",
-                len(topics) - shown,
+                len(topics) - len(shown),
             )
         else:
             yield from self._of_namespaces(figures)
@@ -223,14 +224,15 @@ def _sums(figures: Sequence[_Figures]) -> list[float]:
     return [sum(column) for column in zip(*[each.gauges for each in figures], strict=True)]
 
 
-def _shown(figures: Sequence[_Figures], series_max: int) -> int:
-    """How many of the topics, the oldest ones first, stay within `series_max`."""
-    series = 0
-    for count, each in enumerate(figures):
-        series += _TOPIC_SERIES + len(_SUBSCRIPTION_GAUGES) * len(each.subscriptions)
-        if series > series_max:
-            return count
-    return len(figures)
+def _shown(figures: Sequence[_Figures], series_max: int) -> list[int]:
+    """The places of the topics whose series fit into `series_max`, the oldest ones first."""
+    places, left = [], series_max
+    for place, each in enumerate(figures):
+        series = _TOPIC_SERIES + len(_SUBSCRIPTION_GAUGES) * len(each.subscriptions)
+        if series <= left:
+            places.append(place)
+            left -= series
+    return places
 
 
 def _latency(histogram: LatencyHistogram, cluster: str) -> Metric:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -214,10 +215,20 @@ def test_metrics_and_pages(magnetar, server: StandaloneProcess) -> None:
     labels = 'cluster="standalone",namespace="public/default",topic="persistent://public/default/measured"'
     assert f"pulsar_in_messages_total{{{labels}}} 3.0" in metrics
     assert 'pulsar_broker_publish_latency_bucket{cluster="standalone",le="+Inf"}' in metrics
+    before = _connections(server)
+    with socket.create_connection(("127.0.0.1", server.pulsar_port)):
+        assert _connections(server) == before + 1
     index = _page(server, "/")
     for path in ("/health", "/metrics", "/docs"):
         assert f'href="{path}"' in index
     assert "swagger-ui-bundle.js" in _page(server, "/docs")
+
+
+def _connections(server: StandaloneProcess) -> float:
+    [value] = re.findall(
+        r"^pulsar_active_connections{.*} (.*)$", _page(server, "/metrics"), re.MULTILINE
+    )
+    return float(value)
 
 
 def _page(server: StandaloneProcess, path: str) -> str:

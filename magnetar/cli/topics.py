@@ -123,6 +123,8 @@ def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADM
             ("stored", "", "", str(found["msgCount"]), size_of(found["storageSize"])),
         ),
     )
+    if trouble := found["managedLedger"].get("trouble"):
+        typer.echo(f"trouble: {trouble}")
     if found["publishers"]:
         typer.echo()
         print_table(

@@ -169,6 +169,56 @@ def test_what_is_no_broker_is_named() -> None:
     assert "did not answer as the HTTP port of a broker does" in errors
 
 
+def test_stats_is_a_table_that_names_the_trouble_of_the_log() -> None:
+    flow = {"msgRateOut": 2.5, "msgThroughputOut": 2_500_000.0}
+    counters = {"msgOutCounter": 3, "bytesOutCounter": 30, "msgInCounter": 9, "bytesInCounter": 90}
+    subscription = {
+        **flow,
+        "type": "Shared",
+        "msgBacklogMessages": 6,
+        "unackedMessages": 2,
+        "consumers": [{}, {}],
+        "waitingFor": ["no_permits: [a]"],
+    }
+    producer = {
+        "producerName": "me",
+        "msgRateIn": 1.0,
+        "msgThroughputIn": 10.0,
+        "accessMode": "Shared",
+        "address": "10.0.0.1:5",
+    }
+    with broker() as it:
+        it.answer(
+            f"{PREFIX}/t/stats",
+            {
+                **flow,
+                **counters,
+                "msgRateIn": 1.0,
+                "msgThroughputIn": 10.0,
+                "msgCount": 7,
+                "storageSize": 1_200,
+                "publishers": [producer],
+                "subscriptions": {"s": subscription},
+                "managedLedger": {"trouble": "2 of 3 bookies are away"},
+            },
+        )
+        code, said, _ = invoke(it.url, "topics", "stats", "t")
+    assert code == 0
+    assert [line.split() for line in said.splitlines()] == [
+        ["rate", "throughput", "messages", "bytes"],
+        ["in", "1.0/s", "10", "B/s", "9", "90", "B"],
+        ["out", "2.5/s", "2.5", "MB/s", "3", "30", "B"],
+        ["stored", "7", "1.2", "kB"],
+        ["trouble:", "2", "of", "3", "bookies", "are", "away"],
+        [],
+        ["producer", "rate", "throughput", "access", "address"],
+        ["me", "1.0/s", "10", "B/s", "Shared", "10.0.0.1:5"],
+        [],
+        ["subscription", "type", "backlog", "unacked", "rate", "consumers", "waiting", "for"],
+        ["s", "Shared", "6", "2", "2.5/s", "2", "no_permits:", "[a]"],
+    ]
+
+
 def test_peek_reads_on_until_it_has_enough_messages() -> None:
     def message(number: int) -> dict[str, Any]:
         return {

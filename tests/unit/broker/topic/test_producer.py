@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from fakes.entries import entry_of
 from fakes.sessions import FakeProducerSession
-from fakes.virtual_loop import run_virtual as run
 from support import settle
 
 from magnetar.broker.errors import EntryTooLarge, LogError, LogFenced
@@ -73,158 +72,131 @@ class Setup:
             self.handle.publish_nowait(sequence_id, sequence_id, entry_of("x"))
 
 
-def in_loop(test: Any) -> None:
-    async def main() -> None:
-        await test(Setup())
+async def test_receipts_come_in_batches_in_order() -> None:
+    it = Setup()
+    it.publish(0, 1, 2, 3)
+    assert it.handle.outstanding == 4
+    it.log.confirm(3)
+    it.log.confirm(3)
+    assert it.session.answers == [(n, Position(0, n)) for n in range(4)]
+    assert it.session.batches == [3, 1]
+    assert it.handle.outstanding == 0
+    assert it.handle.describe(1.0)["producerName"] == "p"
 
-    run(main())
+
+async def test_a_refusal_waits_for_what_was_sent_before_it() -> None:
+    it = Setup()
+    it.handle.refuse(0, REFUSED)
+    it.publish(1, 2)
+    it.handle.refuse(3, REFUSED)
+    it.publish(4)
+    it.handle.refuse(5, REFUSED)
+    assert [number for number, _ in it.session.answers] == [0]
+    it.log.confirm(1)
+    assert [number for number, _ in it.session.answers] == [0, 1]
+    it.log.confirm(2)
+    assert [number for number, _ in it.session.answers] == [0, 1, 2, 3, 4, 5]
 
 
-def test_receipts_come_in_batches_in_order() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0, 1, 2, 3)
-        assert it.handle.outstanding == 4
-        it.log.confirm(3)
-        it.log.confirm(3)
-        assert it.session.answers == [(n, Position(0, n)) for n in range(4)]
-        assert it.session.batches == [3, 1]
+async def test_answers_are_in_send_order_whatever_happens() -> None:
+    it = Setup()
+    for seed in range(200):
+        it = Setup()
+        chance = random.Random(seed)
+        for number in range(40):
+            if chance.random() < 0.3:
+                it.handle.refuse(number, REFUSED)
+            else:
+                it.publish(number)
+            if chance.random() < 0.3:
+                it.log.confirm(chance.randrange(5))
+        it.log.confirm(100)
+        assert [number for number, _ in it.session.answers] == list(range(40)), seed
+        refused = {number for number, answer in it.session.answers if answer is REFUSED}
+        assert len(refused) + len(it.session.receipted) == 40
         assert it.handle.outstanding == 0
-        assert it.handle.describe(1.0)["producerName"] == "p"
-
-    in_loop(test)
 
 
-def test_a_refusal_waits_for_what_was_sent_before_it() -> None:
-    async def test(it: Setup) -> None:
-        it.handle.refuse(0, REFUSED)
-        it.publish(1, 2)
-        it.handle.refuse(3, REFUSED)
-        it.publish(4)
-        it.handle.refuse(5, REFUSED)
-        assert [number for number, _ in it.session.answers] == [0]
-        it.log.confirm(1)
-        assert [number for number, _ in it.session.answers] == [0, 1]
-        it.log.confirm(2)
-        assert [number for number, _ in it.session.answers] == [0, 1, 2, 3, 4, 5]
-
-    in_loop(test)
+async def test_what_the_log_refuses_is_an_error_in_its_turn() -> None:
+    it = Setup()
+    it.publish(0)
+    it.log.error = EntryTooLarge(10, 5)
+    it.publish(1)
+    it.log.error = None
+    it.publish(2)
+    it.log.confirm(2)
+    assert [number for number, _ in it.session.answers] == [0, 1, 2]
+    assert it.session.answers[1][1].__class__ is EntryTooLarge
 
 
-def test_answers_are_in_send_order_whatever_happens() -> None:
-    async def test(it: Setup) -> None:
-        for seed in range(200):
-            it = Setup()
-            chance = random.Random(seed)
-            for number in range(40):
-                if chance.random() < 0.3:
-                    it.handle.refuse(number, REFUSED)
-                else:
-                    it.publish(number)
-                if chance.random() < 0.3:
-                    it.log.confirm(chance.randrange(5))
-            it.log.confirm(100)
-            assert [number for number, _ in it.session.answers] == list(range(40)), seed
-            refused = {number for number, answer in it.session.answers if answer is REFUSED}
-            assert len(refused) + len(it.session.receipted) == 40
-            assert it.handle.outstanding == 0
-
-    in_loop(test)
+async def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> None:
+    it = Setup()
+    it.publish(0)
+    it.log.error = LogFenced("t", "test")
+    it.publish(1)
+    assert it.errors == [it.log.error]
+    assert it.session.answers == []
 
 
-def test_what_the_log_refuses_is_an_error_in_its_turn() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        it.log.error = EntryTooLarge(10, 5)
-        it.publish(1)
-        it.log.error = None
-        it.publish(2)
-        it.log.confirm(2)
-        assert [number for number, _ in it.session.answers] == [0, 1, 2]
-        assert it.session.answers[1][1].__class__ is EntryTooLarge
-
-    in_loop(test)
-
-
-def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        it.log.error = LogFenced("t", "test")
-        it.publish(1)
-        assert it.errors == [it.log.error]
-        assert it.session.answers == []
-
-    in_loop(test)
-
-
-def test_endless_refusals_disconnect() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        for number in range(1, REFUSALS_MAX + 2):
-            assert it.session.reason is None
-            it.handle.refuse(number, REFUSED)
-        assert it.session.reason is CloseReason.LOG_FAILED
-        assert it.left == [it.handle]
-        it.log.confirm(1)
-        assert it.session.answers == []
-
-    in_loop(test)
-
-
-def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0, 1)
-        async with asyncio.TaskGroup() as tasks:
-            closing = tasks.create_task(it.handle.close())
-            await settle()
-            it.publish(2)
-            it.log.confirm(1)
-            await settle()
-            assert not closing.done()
-            it.log.confirm(5)
-        assert it.session.receipted == [0, 1]
+async def test_endless_refusals_disconnect() -> None:
+    it = Setup()
+    it.publish(0)
+    for number in range(1, REFUSALS_MAX + 2):
         assert it.session.reason is None
-        assert it.left == [it.handle]
-        await it.handle.close()
-        assert it.left == [it.handle]
+        it.handle.refuse(number, REFUSED)
+    assert it.session.reason is CloseReason.LOG_FAILED
+    assert it.left == [it.handle]
+    it.log.confirm(1)
+    assert it.session.answers == []
 
-    in_loop(test)
 
-
-def test_after_the_connection_nothing_is_answered() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        it.handle.close_nowait()
-        it.log.confirm(1)
-        it.handle.refuse(1, REFUSED)
+async def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
+    it = Setup()
+    it.publish(0, 1)
+    async with asyncio.TaskGroup() as tasks:
+        closing = tasks.create_task(it.handle.close())
+        await settle()
         it.publish(2)
-        await it.handle.wait_room()
-        assert it.session.answers == []
-        assert it.log.pending == []
-        assert it.handle.state is ProducerState.CLOSED
-
-    in_loop(test)
-
-
-def test_eviction_releases_who_waits() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(it.handle.wait_drained())
-            await settle()
-            it.handle.evict(CloseReason.UNLOADED)
-        assert it.session.reason is CloseReason.UNLOADED
-        it.handle.close_nowait()
-        assert it.left == []
-
-    in_loop(test)
+        it.log.confirm(1)
+        await settle()
+        assert not closing.done()
+        it.log.confirm(5)
+    assert it.session.receipted == [0, 1]
+    assert it.session.reason is None
+    assert it.left == [it.handle]
+    await it.handle.close()
+    assert it.left == [it.handle]
 
 
-def test_room_is_the_logs() -> None:
-    async def test(it: Setup) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(it.handle.wait_room())
-            await settle()
-            assert not waiting.done()
-            it.log.has_room.set()
+async def test_after_the_connection_nothing_is_answered() -> None:
+    it = Setup()
+    it.publish(0)
+    it.handle.close_nowait()
+    it.log.confirm(1)
+    it.handle.refuse(1, REFUSED)
+    it.publish(2)
+    await it.handle.wait_room()
+    assert it.session.answers == []
+    assert it.log.pending == []
+    assert it.handle.state is ProducerState.CLOSED
 
-    in_loop(test)
+
+async def test_eviction_releases_who_waits() -> None:
+    it = Setup()
+    it.publish(0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(it.handle.wait_drained())
+        await settle()
+        it.handle.evict(CloseReason.UNLOADED)
+    assert it.session.reason is CloseReason.UNLOADED
+    it.handle.close_nowait()
+    assert it.left == []
+
+
+async def test_room_is_the_logs() -> None:
+    it = Setup()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(it.handle.wait_room())
+        await settle()
+        assert not waiting.done()
+        it.log.has_room.set()

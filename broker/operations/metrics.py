@@ -1,4 +1,4 @@
-"""Metrics of a broker under Pulsar's names, read from its topics when somebody scrapes them.
+"""Metrics of a broker under Pulsar's names, read from its topics at each scrape.
 
 Topics count what flows through them in any case; nothing is counted for these metrics but the
 publish latency. A scrape is one step on the event loop, so the number of series is bounded. A topic

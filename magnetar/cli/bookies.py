@@ -1,6 +1,7 @@
-"""`magnetar bookies`: what a cluster's bookies hold, and what is to become of them.
+"""`magnetar bookies`: what a cluster's bookies hold; draining, decommission and repair.
 
-Looks into the metadata store and asks the bookies; never opens a ledger, so it disturbs no writer.
+The commands read the metadata store and ask the bookies. They never open a ledger, so that they
+disturb no writer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Url = Annotated[
     typer.Option(
         "--metadata-url",
         envvar="MAGNETAR_METADATA_URL",
-        help="of the cluster: zk://host:port[,host:port…][/folder]",
+        help="metadata store of the cluster: zk://host:port[,host:port…][/folder]",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
@@ -72,7 +73,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
-    """List all bookies: who serves, who is missing, and how many ledgers are on each."""
+    """List all bookies: their state, their disk, and how many ledgers are on each."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -101,18 +102,20 @@ def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
 
 
 def drain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Give a bookie no new ledgers. What it holds stays, and is served."""
+    """Give a bookie no new ledgers. It keeps and serves the entries that it has."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             await drain(store, SystemClock(), BookieId(bookie), decommission=False)
-        typer.echo(f"{bookie} gets no new ledgers until `magnetar bookies undrain {bookie}`")
+        typer.echo(
+            f"{bookie} gets no new ledgers until you run `magnetar bookies undrain {bookie}`"
+        )
 
     _run(work())
 
 
 def undrain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Let a bookie get new ledgers again; also ends its decommission."""
+    """Give a bookie new ledgers again. This also ends its decommission."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -126,14 +129,14 @@ def decommission_bookie(
     bookie: Bookie,
     metadata_url: Url,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=1, help="after which to give up waiting")
+        float, typer.Option("--timeout-s", min=1, help="how long to wait before giving up")
     ] = 86_400.0,
 ) -> None:
-    """Move everything away from a bookie, and remove it from the cluster.
+    """Move all ledgers away from a bookie, then remove it from the cluster.
 
-    Leave it running, until told to stop it: it is the best source for its own copies. May be
-    broken off and done again at any time. Exit status 1: it was not removed; each ledger that is
-    still on it is named with its reason.
+    Leave the bookie running until the command asks you to stop it: it is the best source for its
+    own copies. You can interrupt the command and run it again. Exit status 1: the bookie was not
+    removed; the command names each ledger that is still on it, with the reason.
     """
 
     async def work() -> None:
@@ -154,7 +157,7 @@ def decommission_bookie(
 
 
 def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
-    """List the ledgers that wait for a repair, and why it did not succeed yet."""
+    """List the ledgers that wait for repair, and why the last attempt failed."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -194,31 +197,31 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
 
 def pause_repair(
     metadata_url: Url,
-    reason: Annotated[str, typer.Option(help="for whoever asks why")] = "",
+    reason: Annotated[str, typer.Option(help="shown by `repair status`")] = "",
 ) -> None:
-    """Give up no bookie and begin no copy until told to resume. Reads and writes go on."""
+    """Declare no bookie lost and start no copy until repair resumes. Clients are not affected."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             await pause(store, SystemClock(), reason=reason)
-        typer.echo("repair is paused until `magnetar bookies repair resume`")
+        typer.echo("repair is paused until you run `magnetar bookies repair resume`")
 
     _run(work())
 
 
 def resume_repair(metadata_url: Url) -> None:
-    """Let repair go on. A bookie that is missing is given the whole delay anew."""
+    """Resume repair. The delay for a missing bookie starts again."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             await resume(store)
-        typer.echo("repair goes on")
+        typer.echo("repair is resumed")
 
     _run(work())
 
 
 def repair_status(metadata_url: Url, as_json: Json = False) -> None:
-    """Say whether repair is paused, since when, and why."""
+    """Show whether repair is paused, since when, and why."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -239,7 +242,7 @@ def ledger(
     metadata_url: Url,
     as_json: Json = False,
 ) -> None:
-    """Show a ledger: its state, and which copies each bookie says that it holds."""
+    """Show a ledger: its state, and the entries that each bookie reports."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -252,11 +255,11 @@ def ledger(
     _run(work())
 
 
-# -- what all of them do ---------------------------------------------------------------------------
+# -- shared by all commands ------------------------------------------------------------------------
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """What goes wrong ends the command with one line and exit code 1."""
+    """An operating error ends the command with one line and exit code 1."""
     configure_logging(level="ERROR")
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     try:

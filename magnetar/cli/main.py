@@ -1,5 +1,5 @@
-"""The `magnetar` command. Each subcommand has a module of its own, and only the one that is used is
-imported: `magnetar produce` need not wait for a server's libraries."""
+"""The `magnetar` command. Each subcommand has its own module, and only the one that runs is
+imported: `magnetar produce` does not wait for the libraries of a server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """All commands by name and text; the one that `arguments` name is whole."""
+    """All commands by name and text. Only the one that `arguments` name is complete."""
     app = App(
         name="magnetar",
         help="Magnetar: publish-subscribe and queueing on quorum-replicated storage.",

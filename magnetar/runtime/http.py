@@ -58,7 +58,7 @@ class BaseApp:
         self._health = health
         self._registry = registry
         self._make_rest = rest
-        self._rest: App | None = None  # None: nobody has asked for it yet
+        self._rest: App | None = None  # None: no request has needed it yet
         self._making = asyncio.Lock()
 
     async def __call__(

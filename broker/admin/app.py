@@ -109,6 +109,8 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     match first["type"]:
         case "json_invalid":
             reason = f"the request body is not JSON: {first['ctx']['error']}"
+        case _ if isinstance(first["input"], bytes):  # it was not read as JSON
+            reason = "the request body must be JSON, with content-type: application/json"
         case "missing":
             reason = f"the request lacks {where}"
         case _:

@@ -158,6 +158,15 @@ async def test_a_wrong_request_is_refused_with_what_was_expected(
         assert len(answer.content) < 4_000, "a hostile value is not sent back whole"
 
 
+async def test_a_body_of_another_type_is_refused() -> None:
+    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+        body, headers = b'{"ledgerId": -1, "entryId": -1}', {"content-type": "text/plain"}
+        answer = await admin.post(f"{S}/resetcursor", content=body, headers=headers)
+        assert answer.status_code == 400
+        expected = "the request body must be JSON, with content-type: application/json"
+        assert answer.json()["reason"] == expected
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -88,8 +88,8 @@ class LocalCluster:
 
     @property
     def admin_url(self) -> str:
-        """The first broker's; a broker redirects a request to the owner of the topic."""
-        return f"http://{HOST}:{self.of_role('broker')[0].ports['http']}"
+        """Of all brokers: each one redirects to the broker that serves a topic."""
+        return self._url("http", "http")
 
     @property
     def metadata_url(self) -> str:

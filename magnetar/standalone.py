@@ -67,6 +67,9 @@ class StandaloneConfig(RoleConfig):
     cache_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
     )
+    expose_topic_level_metrics_in_prometheus: bool = Field(
+        default=True, description="metrics of each topic; otherwise sums of each namespace"
+    )
 
     @model_validator(mode="after")
     def advertised_is_reachable(self) -> Self:
@@ -140,6 +143,10 @@ def _broker(
             write_quorum=1,
             ack_quorum=1,
             cache_bytes=config.cache_bytes,
+            cluster_name=NAME,
+            expose_topic_level_metrics_in_prometheus=(
+                config.expose_topic_level_metrics_in_prometheus
+            ),
         ),
         store=metadata,
         open_peer=open_peer,

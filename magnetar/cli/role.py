@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from magnetar.cli.help import App
 from magnetar.runtime.config import ConfigError, RoleConfig, load_config
 from magnetar.runtime.errors import PortInUse
 from magnetar.runtime.log import configure_logging
@@ -79,7 +80,7 @@ def add_role_group(
         "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
     _take_flags(run, config_class, [context])
-    group = typer.Typer(rich_markup_mode=None)
+    group = App()
     group.callback(invoke_without_command=True, help=text)(run)
     app.add_typer(group, name=config_class.role)
     return group

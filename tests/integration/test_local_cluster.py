@@ -125,7 +125,8 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     brokers = [each for each in ready["processes"] if each["role"] == "broker"]
     addresses = [f"127.0.0.1:{each['ports']['grpc']}" for each in brokers]
     assert ready["service_url"] == f"grpc://{','.join(addresses)}"
-    assert ready["admin_url"] == f"http://127.0.0.1:{brokers[0]['ports']['http']}"
+    addresses = [f"127.0.0.1:{each['ports']['http']}" for each in brokers]
+    assert ready["admin_url"] == f"http://{','.join(addresses)}"
     zookeeper = ready["processes"][0]
     assert ready["zookeeper"] == f"127.0.0.1:{zookeeper['ports']['client']}"
     assert ready["metadata_url"] == f"zk://{ready['zookeeper']}/magnetar"

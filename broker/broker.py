@@ -17,7 +17,7 @@ from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.session.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
-from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata import paths
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.log import get_logger
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.topic import ProducerNames
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.metadata.store import MetadataStore
@@ -118,7 +119,7 @@ class Broker:
     async def topic(self, name: TopicName, *, create: bool = True) -> Topic:
         """The open topic, opened by the first who asks.
 
-        Raises NotOwner, TopicNotFound (only if not `create`), what Topic.open raises.
+        Raises NotOwner, TopicNotFound (only if not `create`), what PersistentTopic.open raises.
         """
         if not self._owners.holds(bundle_of(name)):
             located = await self._owners.locate(name, authoritative=False)
@@ -159,7 +160,7 @@ class Broker:
 
     async def _open(self, name: TopicName, opened: asyncio.Future[Topic]) -> None:
         try:
-            topic = await Topic.open(
+            topic = await PersistentTopic.open(
                 name,
                 store=self._store,
                 ledgers=self._ledgers,

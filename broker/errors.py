@@ -1,6 +1,6 @@
 """What can go wrong in a broker, each with its data and with whether the outcome is known.
 
-`definite` is True when the call that raised certainly changed nothing. Raised by `append_nowait`
+`definite` is True when the call that raised certainly changed nothing. Raised by `append`
 every error means that nothing was appended; reported for contexts that were accepted before, the
 same error leaves their outcome unknown.
 """
@@ -78,15 +78,6 @@ class TopicFull(LogError):
         super().__init__(f"{topic} is full: {why}")
         self.topic = topic
         self.why = why
-
-
-class EntryTooLarge(LogError):
-    """Refused before anything was appended."""
-
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"an entry of {size} bytes, at most {limit} are allowed")
-        self.size = size
-        self.limit = limit
 
 
 class ReadFailed(LogError):

@@ -18,6 +18,7 @@ from magnetar.metadata.model import (
     BookieRegistration,
     BrokerId,
     BrokerRegistration,
+    DroppedHead,
     EntryId,
     LedgerId,
     LedgerMetadata,
@@ -379,6 +380,8 @@ def encode_topic(topic: TopicRecord) -> bytes:
         deleting=topic.deleting,
         properties=topic.properties,
     )
+    if topic.dropped is not None:
+        message.dropped.CopyFrom(_dropped_to_wire(topic.dropped))
     return _bytes(message, topic.unknown)
 
 
@@ -394,7 +397,21 @@ def decode_topic(data: bytes) -> TopicRecord:
         },
         deleting=tuple(LedgerId(ledger) for ledger in message.deleting),
         properties=dict(message.properties),
+        dropped=_dropped_from_wire(message.dropped) if message.HasField("dropped") else None,
         unknown=_unknown(message),
+    )
+
+
+def _dropped_to_wire(dropped: DroppedHead) -> pb.DroppedHead:
+    message = pb.DroppedHead(
+        ledger=dropped.ledger, entry=dropped.entry, next_index=dropped.next_index
+    )
+    return _with_unknown(message, dropped.unknown)
+
+
+def _dropped_from_wire(message: pb.DroppedHead) -> DroppedHead:
+    return DroppedHead(
+        LedgerId(message.ledger), EntryId(message.entry), message.next_index, _unknown(message)
     )
 
 

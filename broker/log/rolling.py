@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
     from magnetar.broker.log.ledgers import Appender, LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
-    from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger, TopicRecord
+    from magnetar.metadata.model import (
+        DroppedHead,
+        LedgerId,
+        LedgerMetadata,
+        TopicLedger,
+        TopicRecord,
+    )
 
 log = get_logger(__name__)
 
@@ -95,17 +101,15 @@ class Rolling:
             await self._pause(next(delays), f"closing ledger {appender.ledger}", trouble)
 
     async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
-        """Change the topic's record, and delete the ledgers that it gives up by that. Raises
-        LogFenced, LogDamaged, TopicFull."""
+        """Change the topic's record. Raises LogFenced, LogDamaged, TopicFull."""
         delays = self.delays()
         while True:
             try:
                 await self._owned_record.change(change)
                 self.trouble = ""
-                break
+                return
             except LogUnavailable as error:
                 await self._pause(next(delays), "changing the topic's record", error)
-        await self._owned_record.delete_dropped(self._ledgers)
 
     async def discard(self, appender: Appender) -> None:
         """Delete a ledger that is not in the record."""
@@ -133,9 +137,11 @@ class Rolling:
         await asyncio.sleep(delay_s)
 
 
-def with_data_ledgers(record: TopicRecord, ledgers: tuple[TopicLedger, ...]) -> TopicRecord:
-    """The record with this list of data ledgers; those that are no longer in it are to be
-    deleted."""
+def with_data_ledgers(
+    record: TopicRecord, ledgers: tuple[TopicLedger, ...], head: DroppedHead | None
+) -> TopicRecord:
+    """The record with this list of data ledgers behind the dropped head; the ledgers that are no
+    longer in the list are to be deleted."""
     kept = {part.ledger for part in ledgers}
-    dropped = [part.ledger for part in record.ledgers if part.ledger not in kept]
-    return dropping(replace(record, ledgers=ledgers), dropped)
+    gone = [part.ledger for part in record.ledgers if part.ledger not in kept]
+    return dropping(replace(record, ledgers=ledgers, dropped=head), gone)

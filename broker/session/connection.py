@@ -29,10 +29,10 @@ from magnetar.broker.topic.contract import (
 )
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
-from magnetar.protos.errors import CommandError, EntryError, FrameError, MalformedCommand
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
+from magnetar.protos.errors import CommandError, FrameError, MalformedCommand
 from magnetar.protos.names import NamespaceName
-from magnetar.protos.sends import read_plain_sends
+from magnetar.protos.sends import SendRun, read_sends, run_of
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
@@ -131,10 +131,9 @@ class Connection:
         at = 0
         try:
             while at < len(frame) and not self._over:
-                run = read_plain_sends(frame, at)
+                run = read_sends(frame, at)
                 if run is not None and self._session.takes_send(run.producer_id, now):
-                    self._published.add(run.producer_id)
-                    self._producers[run.producer_id].publish_plain(run.sequence_ids, run.entries)
+                    self._publish(run, now)
                     at = run.end
                     continue
                 part, at = framing.first_frame(frame, at)
@@ -148,10 +147,9 @@ class Connection:
             self._end(str(error))
 
     def _obey(self, command: Command, now: float) -> None:
-        body, entry = command.body, command.entry
+        body = command.body
         if type(body) is pb.CommandSend and self._session.takes_send(body.producer_id, now):
-            assert entry is not None, "a SEND without an entry does not parse"
-            self._publish(body.producer_id, body.sequence_id, body.highest_sequence_id, entry)
+            self._publish(run_of(command, 0), now)
             return
         for action in self._session.on_command(command, now):
             self._do(action)
@@ -197,8 +195,8 @@ class Connection:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Publish(producer_id, sequence_id, highest_sequence_id, _, entry):
-                self._publish(producer_id, sequence_id, highest_sequence_id, entry)
+            case Publish():
+                raise AssertionError("what an open producer sends is published before")
             case Send():
                 self._outbox.put_control(action.data)
             case Carry():
@@ -210,19 +208,9 @@ class Connection:
             case Close():
                 self._end(action.reason)
 
-    def _publish(
-        self, producer_id: int, sequence_id: int, highest_sequence_id: int, entry: memoryview
-    ) -> None:
-        handle = self._producers[producer_id]
-        self._published.add(producer_id)
-        try:
-            # The entry outlives its frame, and would pin all of it: it is copied out.
-            view = parse_entry(bytes(entry))
-        except EntryError as error:
-            log.warning("entry refused", producer=handle.name, error=str(error))
-            handle.refuse(sequence_id, error)
-            return
-        handle.publish_nowait(sequence_id, highest_sequence_id, view)
+    def _publish(self, sends: SendRun, now: float) -> None:
+        self._published.add(sends.producer_id)
+        self._producers[sends.producer_id].publish(sends, now)
 
     def _carry(self, command: Command) -> None:
         body = command.body

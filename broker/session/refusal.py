@@ -28,7 +28,6 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.ProducerFenced, pb.ProducerFenced),
     (errors.ConsumerBusy, pb.ConsumerBusy),
     (errors.NotAllowed, pb.NotAllowedError),
-    (errors.EntryTooLarge, pb.NotAllowedError),
     (errors.TopicFull, pb.NotAllowedError),
     (errors.InvalidPermits, pb.NotAllowedError),
     (errors.InvalidAck, pb.NotAllowedError),

@@ -41,6 +41,13 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.pipeline import (
+    AccessModeStage,
+    ChecksumStage,
+    FormatStage,
+    Pipeline,
+    SizeStage,
+)
 from magnetar.broker.topic.producer import ProducerHandle, ProducerState
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.runtime.log import get_logger
@@ -53,6 +60,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
+    from magnetar.broker.log.outstanding import Appended, AppendRun
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import (
         ConsumerEvents,
@@ -60,7 +68,8 @@ if TYPE_CHECKING:
         ProducerRequest,
         SubscribeRequest,
     )
-    from magnetar.broker.topic.producer import Publish
+    from magnetar.broker.topic.pipeline import Publish, Publisher
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import TopicName
     from magnetar.runtime.clock import Clock
@@ -100,8 +109,8 @@ class TopicState(Enum):
     CLOSED = "closed"
 
 
-class Topic:
-    """Made by `open`. Everything is called on the loop."""
+class PersistentTopic:
+    """A `Topic` whose entries are in ledgers. Made by `open`."""
 
     @classmethod
     async def open(
@@ -162,6 +171,15 @@ class Topic:
         self._on_failed = on_failed
         self._limits = limits
         self._in = Meter(now)
+        self.pipeline = Pipeline(
+            [
+                SizeStage(),
+                ChecksumStage(),
+                FormatStage(),
+                AccessModeStage(str(name), lambda: self._epoch),
+            ]
+        )
+        self._holding: dict[ProducerHandle, None] = {}
         self._closed = asyncio.Event()
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
@@ -237,8 +255,10 @@ class Topic:
             name,
             events,
             self.log,
+            self.pipeline,
+            self._holding,
             connected_since=self._time_stamp(),
-            leave=self._forget_producer,
+            leave=self._on_left,
             log_failed=self._fail,
             now=asyncio.get_running_loop().time(),
         )
@@ -248,7 +268,7 @@ class Topic:
     async def _grant_epoch(self, handle: ProducerHandle) -> None:
         """A new exclusive producer gets the next epoch. One that comes back brings its own, and is
         too late if there has been another one since. Durable before the producer knows."""
-        current = int(self.log.properties.get(EPOCH_PROPERTY, "-1"))
+        current = self._epoch
         brought = handle.request.topic_epoch
         try:
             if brought is not None and brought < current:
@@ -267,34 +287,45 @@ class Topic:
             raise TopicClosing(str(self.name))
         handle.topic_epoch = epoch
 
-    def _forget_producer(self, handle: ProducerHandle) -> None:
+    @property
+    def _epoch(self) -> int:
+        """Of the last exclusive producer; -1: there was none."""
+        return int(self.log.properties.get(EPOCH_PROPERTY, "-1"))
+
+    def _on_left(self, handle: ProducerHandle) -> None:
+        """A producer has ended."""
         assert self.producers[handle.name] is handle, "it has left already"
         del self.producers[handle.name]
+        self._resume_held(asyncio.get_running_loop().time())
 
     def _evict(self, handle: ProducerHandle) -> None:
-        self._forget_producer(handle)
         handle.evict(CloseReason.REPLACED)
+        self._on_left(handle)
 
     # ---- the log's answers -----------------------------------------------------------------------
 
-    def _on_appended(self, appended: Sequence[tuple[object, Position]]) -> None:
-        receipts = cast("Sequence[tuple[Publish, Position]]", appended)
+    def _on_appended(self, appended: Sequence[Appended]) -> None:
         now = asyncio.get_running_loop().time()
-        groups: dict[ProducerHandle, list[tuple[Publish, Position]]] = {}
-        for receipt in receipts:
-            handle = receipt[0].handle
-            if handle in groups:
-                groups[handle].append(receipt)
-            else:
-                groups[handle] = [receipt]
-        for handle, group in groups.items():
-            messages = sum([publish.messages for publish, _ in group])
-            size = sum([publish.bytes for publish, _ in group])
-            handle.meter.count(messages, size, now)
+        groups: dict[Publisher, list[Appended]] = {}
+        for part in appended:
+            publish = cast("Publish", part.context)
+            publish.on_outcome(part.count)
+            groups.setdefault(publish.publisher, []).append(part)
+        for publisher, parts in groups.items():
+            messages = sum([part.messages for part in parts])
+            size = sum([part.bytes for part in parts])
+            publisher.meter.count(messages, size, now)
             self._in.count(messages, size, now)
-            handle.on_appended(group)
+            publisher.on_appended(parts)
+        if self._holding:
+            self._resume_held(now)
 
-    def _on_log_failed(self, contexts: Sequence[object], error: BrokerError) -> None:
+    def _resume_held(self, now: float) -> None:
+        """Publishes that waited for an outcome go on."""
+        for handle in tuple(self._holding):
+            handle.resume(now)
+
+    def _on_log_failed(self, unknown: Sequence[AppendRun], error: BrokerError) -> None:
         self._fail(error)
 
     async def _keep(self, run: Callable[[], Awaitable[None]]) -> None:

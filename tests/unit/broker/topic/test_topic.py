@@ -9,7 +9,7 @@ import pytest
 from fakes.entries import entry_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import World
-from fakes.topics import opened_topic
+from fakes.topics import opened_topic, publish
 from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
@@ -34,7 +34,7 @@ def test_receipts_of_several_producers_each_in_order() -> None:
             two, two_session = await it.produce("two")
             for number in range(30):
                 handle = one if number % 3 else two
-                handle.publish_nowait(number, number, entry_of(str(number)))
+                publish(handle, entry_of(str(number)), first=number)
             await wait_until(lambda: one.outstanding == two.outstanding == 0)
             assert one_session.receipted == [n for n in range(30) if n % 3]
             assert two_session.receipted == list(range(0, 30, 3))
@@ -178,9 +178,9 @@ def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
     async def main() -> None:
         async with opened_topic(World()) as it:
             handle, session = await it.produce()
-            handle.publish_nowait(0, 0, entry_of("small"))
-            handle.publish_nowait(1, 1, replace(entry_of("large"), data=bytes(5_260_000)))
-            handle.publish_nowait(2, 2, entry_of("small"))
+            publish(handle, entry_of("small"), first=0)
+            publish(handle, replace(entry_of("large"), data=bytes(5_260_000)), first=1)
+            publish(handle, entry_of("small"), first=2)
             await wait_until(lambda: len(session.answers) == 3)
             assert [number for number, _ in session.answers] == [0, 1, 2]
             assert session.receipted == [0, 2]
@@ -193,22 +193,22 @@ def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away() -> No
         world = World()
         async with opened_topic(world) as old:
             producer, session = await old.produce("p")
-            producer.publish_nowait(0, 0, entry_of("first"))
+            publish(producer, entry_of("first"), first=0)
             await wait_until(lambda: session.receipted == [0])
             _, consumer = await old.subscribe()
             await wait_until(lambda: consumer.texts == ["first"])
             world.ledgers.hold()
-            producer.publish_nowait(1, 1, entry_of("unknown"))
+            publish(producer, entry_of("unknown"), first=1)
             async with opened_topic(world) as new:
                 world.ledgers.release()
-                producer.publish_nowait(2, 2, entry_of("never"))
+                publish(producer, entry_of("never"), first=2)
                 await wait_until(lambda: old.topic.state is TopicState.FAILED)
                 assert session.receipted == [0]
                 assert session.reason is CloseReason.LOG_FAILED
                 assert consumer.reason is CloseReason.UNLOADED
                 assert len(old.failures) == 1
                 assert isinstance(old.failures[0], LogFenced)
-                producer.publish_nowait(3, 3, entry_of("ignored"))
+                publish(producer, entry_of("ignored"), first=3)
                 with pytest.raises(TopicClosing):
                     await old.produce("q")
                 with pytest.raises(TopicClosing):
@@ -250,12 +250,12 @@ def test_closing_gives_the_receipts_that_are_owed() -> None:
             _, consumer = await it.subscribe()
             await it.publish("a")
             world.ledgers.hold()
-            producer.publish_nowait(0, 0, entry_of("b"))
+            publish(producer, entry_of("b"), first=0)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(it.topic.close())
                 tasks.create_task(it.topic.close())
                 await settle()
-                producer.publish_nowait(1, 1, entry_of("late"))
+                publish(producer, entry_of("late"), first=1)
                 with pytest.raises(TopicClosing):
                     await it.produce()
                 assert session.reason is None
@@ -282,11 +282,11 @@ def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
             producer, session = await it.produce()
             await it.publish("a")
             world.ledgers.hold()
-            producer.publish_nowait(0, 0, entry_of("b"))
+            publish(producer, entry_of("b"), first=0)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(it.topic.close())
                 await settle()
-                producer.publish_nowait(1, 1, entry_of("late"))
+                publish(producer, entry_of("late"), first=1)
                 assert producer.outstanding == 1
                 goodbye = tasks.create_task(producer.close())
                 await settle()
@@ -306,7 +306,7 @@ def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPa
             producer, session = await it.produce()
             await it.publish("a")
             world.ledgers.hold()
-            producer.publish_nowait(0, 0, entry_of("b"))
+            publish(producer, entry_of("b"), first=0)
             await it.topic.close()
             assert session.receipted == []
             assert session.reason is CloseReason.UNLOADED
@@ -388,7 +388,7 @@ def test_back_pressure_is_the_logs() -> None:
             handle, _ = await it.produce()
             await handle.wait_room()
             world.ledgers.hold()
-            handle.publish_nowait(0, 0, entry_of("x" * 2_000))
+            publish(handle, entry_of("x" * 2_000), first=0)
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(handle.wait_room())
                 await settle()
@@ -403,7 +403,7 @@ def test_sessions_are_not_called_after_they_left() -> None:
         async with opened_topic(World()) as it:
             producer, producer_session = await it.produce(session=FakeProducerSession())
             consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())
-            producer.publish_nowait(0, 0, entry_of("a"))
+            publish(producer, entry_of("a"), first=0)
             producer.close_nowait()
             consumer.close_nowait()
             await it.publish("b")

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint sim chaos powercuts explore mutants bench protos clean
+.PHONY: setup demo test lint sim chaos powercuts explore mutants bench docs protos clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,11 @@ mutants: setup
 # Figures beside those of a bare data path in the same run; nothing is asserted.
 bench: setup
 	$(BIN)/python -m benchmarks.run
+
+# The tutorial and the API reference as a site, in build/site. Fails on a broken link or name.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' --config-settings editable_mode=compat
+	$(BIN)/python -m mkdocs build --quiet
 
 # Generated modules are committed, so that `pip install` needs no compiler; lint compares them.
 # Stubs are not generated: every method is served and called with serializers of our own.

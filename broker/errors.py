@@ -226,6 +226,16 @@ class NotAllowed(BrokerError):
         self.why = why
 
 
+class NotAuthorized(BrokerError):
+    """The client lacks a permission."""
+
+    def __init__(self, role: str, permission: str, resource: str) -> None:
+        super().__init__(f"role {role!r} may not {permission} on {resource}")
+        self.role = role
+        self.permission = permission
+        self.resource = resource
+
+
 class SubscriptionFenced(BrokerError):
     """The subscription is being moved or deleted: try again in a moment."""
 

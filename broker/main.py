@@ -18,6 +18,7 @@ from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.pulsar_tcp import PulsarServer
 from magnetar.broker.topic.topic import ProducerNames
@@ -31,7 +32,7 @@ from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
 from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
-from magnetar.runtime.metrics import gauge, measure_process
+from magnetar.runtime.metrics import counter, gauge, measure_process
 from magnetar.runtime.process import settle_gc
 from magnetar.runtime.supervise import Backoff, supervise
 
@@ -153,15 +154,22 @@ class BrokerProcess:
         stop: asyncio.Event,
     ) -> None:
         """Serve clients; returns when the topics are handed over and the clients are gone."""
+        endpoint = Endpoint(broker)
+        counter(
+            self._registry,
+            "magnetar_connection_failures_total",
+            "Client connections that the broker closed after an unexpected exception.",
+            lambda: endpoint.failures,
+        )
 
         async def serve_pulsar(stream: FrameStream) -> None:
-            await Connection(stream, broker, Transport.PULSAR).run()
+            await Connection(stream, endpoint, Transport.PULSAR).run()
 
         pulsar = PulsarServer(serve_pulsar)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(broker.run(stop))
             await broker.started.wait()
-            service.serve(broker)
+            service.serve(endpoint)
             await pulsar.start(pulsar_socket)
             group.create_task(self._announce())
             await serving

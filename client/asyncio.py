@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.subscriber import Subscriber
-from magnetar.client.environment import Environment, Parts
+from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
     AlreadyClosed,
     Interrupted,
@@ -35,7 +35,8 @@ from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    from magnetar.client.consuming.subscription import MessageQueue, Subscription
+    from magnetar.client.consuming.subscription import Subscription
+    from magnetar.client.message_queue import MessageQueue
 
 __all__ = ["Client", "Consumer", "Producer", "Reader"]
 
@@ -209,7 +210,7 @@ class Client:
         self._shut_down(Interrupted(f"the client failed: {error!r}"))
 
 
-async def _close(core: Publisher | Subscriber, errors: list[PulsarException]) -> None:
+async def _close(core: Core, errors: list[PulsarException]) -> None:
     try:
         await core.close()
     except PulsarException as error:

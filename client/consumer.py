@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from magnetar.client.consuming.subscription import Subscription, of_generation
+from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
     CumulativeAcknowledgementNotAllowedError,
     OperationNotSupported,
@@ -14,6 +14,7 @@ from magnetar.client.errors import (
     Timeout,
 )
 from magnetar.client.message import Message, MessageId
+from magnetar.client.message_queue import of_generation
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random as chance
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from magnetar.client.session.attachment import Attachable, Attachment
 from magnetar.client.session.backoff import ReconnectDelay
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from magnetar.client.consuming.subscriber import Subscriber
-    from magnetar.client.producing.publisher import Publisher
+    from magnetar.client.errors import PulsarException
     from magnetar.client.scope import Scope
     from magnetar.client.session.lookup import Lookup
     from magnetar.client.session.pool import Dialer, Pool, Purpose
     from magnetar.runtime.clock import Clock
+
+
+class Core(Protocol):
+    """What a client ends with itself: the core of a producer, consumer or reader."""
+
+    async def close(self) -> None: ...
+    def shut_down(self, error: PulsarException) -> None: ...
 
 
 def _grpc_dialer() -> Dialer:
@@ -51,7 +57,7 @@ class Parts:
     random: random.Random
     timeout_s: float  # of an operation
     ids: Iterator[int]  # of producers and consumers: a new one for each attachment
-    live: set[Publisher | Subscriber]  # opened and not closed
+    live: set[Core]  # opened and not closed
 
     def attachment(self, what: Attachable, purpose: Purpose) -> Attachment:
         return Attachment(

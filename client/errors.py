@@ -5,9 +5,12 @@ of a send may be repeated without risking a duplicate.
 """
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from magnetar.protos import pulsar_pb2 as pb
+
+START_ADVICE: Final = "Is a server running? `magnetar standalone --data-dir DIR` starts one"
+"""Ends what the client and the command line say when they reach no broker."""
 
 
 class Result(IntEnum):
@@ -60,12 +63,15 @@ class Result(IntEnum):
     MemoryBufferIsFull = 44
     Interrupted = 45
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class PulsarException(Exception):
     """Every error that the client raises.
 
     `reason` is for people; `topic`, `subscription` and `broker` name what it is about, as far as
-    that is known.
+    that is known. `advice` ends the text: what the user can do.
     """
 
     result: ClassVar[Result] = Result.UnknownError
@@ -78,6 +84,7 @@ class PulsarException(Exception):
         topic: str | None = None,  # these three, None: it is not about one, or not known which
         subscription: str | None = None,
         broker: str | None = None,
+        advice: str = "",
     ) -> None:
         self.reason = reason
         self.topic = topic
@@ -85,7 +92,8 @@ class PulsarException(Exception):
         self.broker = broker
         about = {"topic": topic, "subscription": subscription, "broker": broker}
         named = ", ".join(f"{key} {value}" for key, value in about.items() if value is not None)
-        super().__init__(f"{reason} ({named})" if reason and named else reason or named)
+        text = f"{reason} ({named})" if reason and named else reason or named
+        super().__init__(f"{text}. {advice}" if advice else text)
 
     def error(self) -> Result:
         """The number of this error, as in Apache's asyncio client."""

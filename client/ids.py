@@ -11,7 +11,8 @@ from magnetar.protos import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from magnetar.client.consuming.acks import Key
+Key = tuple[int, int]
+"""Ledger and entry."""
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 

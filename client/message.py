@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import total_ordering
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -11,10 +12,23 @@ from magnetar.client.errors import InvalidMessage
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
-    from magnetar.client.consuming.delivery import Delivery
     from magnetar.protos.message import ReceivedMessage
 
 _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One entry as one broker delivered it: what its messages have in common. A value, never
+    changed once made; not frozen for speed."""
+
+    topic: str
+    producer_name: str
+    publish_time_ms: int
+    schema_version: bytes  # b"": none
+    redelivery_count: int
+    last_index: int | None  # of its last message among the topic's; None: the broker does not say
+    generation: int  # which filling of its consumer's queue it belongs to
 
 
 class Message:

@@ -17,13 +17,13 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from magnetar.client.consuming.subscription import of_generation
 from magnetar.client.errors import (
     AlreadyClosed,
     OperationNotSupported,
     PulsarException,
     Timeout,
 )
+from magnetar.client.message_queue import of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -70,6 +70,8 @@ class LoopThread:
             if self._ended:
                 result.cancel()
             return _result(result)
+        except PulsarException as error:  # the loop's frames tell a user nothing
+            raise error.with_traceback(None) from None
         except concurrent.futures.CancelledError:
             if self._ended:
                 coroutine.close()  # it may not have begun

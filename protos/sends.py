@@ -76,11 +76,10 @@ def read_sends(buffer: memoryview, at: int) -> SendRun | None:
     return run
 
 
-def run_of(command: Command, end: int) -> SendRun:
-    """A run of the one SEND that `command` is; `end`: where the frame after it begins."""
+def run_of(command: Command) -> SendRun:
+    """A run of the one SEND that `command` is. Its `end` says nothing."""
     run = _add(None, command)
     assert run is not None, "a new run takes every producer"
-    run.end = end
     return run
 
 

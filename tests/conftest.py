@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 sys.path.insert(0, str(Path(__file__).parent))
+pytest_plugins = ["async_plugin"]
 fork_plainly()  # Spark is started from here, too
 
 # Otherwise an example fails that takes 200 ms, as any may on a busy machine; and a change would be

@@ -1,4 +1,4 @@
-"""The broker's gRPC service (broker.proto): sessions of our client, and range reads for Spark."""
+"""The broker's gRPC service (broker.proto): sessions of clients, and range reads for Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from magnetar.runtime.grpc_frames import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from magnetar.broker.broker import Broker
+    from magnetar.broker.session.endpoint import Endpoint
     from magnetar.runtime.frames import Buffer, FrameStream
     from magnetar.runtime.grpc_frames import MethodHandler
 
@@ -33,17 +33,17 @@ Request = TypeVar("Request", bound=Message)
 
 
 class BrokerService:
-    """The handlers, and the sessions under way, which a stop must close first."""
+    """The handlers and the open sessions; a stop closes the sessions first."""
 
     def __init__(self) -> None:
         self._serving = asyncio.Event()
-        self._broker: Broker
+        self._endpoint: Endpoint
         self._sessions: set[FrameStream] = set()
 
-    def serve(self, broker: Broker) -> None:
-        """From now on calls are answered; those that came before have waited. (A broker is made
-        after its port is bound, because it is registered with that.)"""
-        self._broker = broker
+    def serve(self, endpoint: Endpoint) -> None:
+        """Answer calls from now on; earlier calls wait for this. (A broker is made after its port
+        is bound, because its registration contains the port.)"""
+        self._endpoint = endpoint
         self._serving.set()
 
     @property
@@ -56,7 +56,7 @@ class BrokerService:
         }
 
     async def close_sessions(self) -> None:
-        """End every session; their clients look for another broker."""
+        """End every session; the clients look for another broker."""
         async with asyncio.TaskGroup() as group:
             for stream in list(self._sessions):
                 group.create_task(stream.close())
@@ -65,7 +65,7 @@ class BrokerService:
         self._sessions.add(stream)
         try:
             await self._serving.wait()
-            await Connection(stream, self._broker, Transport.GRPC).run()
+            await Connection(stream, self._endpoint, Transport.GRPC).run()
         except StreamClosed:
             return
         finally:
@@ -74,11 +74,12 @@ class BrokerService:
     async def _plan(self, request: bytes) -> bytes:
         await self._serving.wait()
         name = TopicName.parse(_parsed(pb.PlanRangeRequest, request).topic)
-        located = await self._broker.locate(name, authoritative=False)
-        if located.broker != self._broker.me:
+        broker = self._endpoint.broker
+        located = await broker.locate(name, authoritative=False)
+        if located.broker != broker.me:
             return pb.PlanRangeReply(owner_url=located.broker.grpc_url).SerializeToString()
         try:
-            planned = await ranges.plan(self._broker, name)
+            planned = await ranges.plan(broker, name)
         except TopicNotFound:
             return pb.PlanRangeReply(exists=False).SerializeToString()
         reply = pb.PlanRangeReply(exists=True)
@@ -96,7 +97,7 @@ class BrokerService:
         await self._serving.wait()
         body = _parsed(pb.ReadRangeRequest, request)
         frames = ranges.read(
-            self._broker,
+            self._endpoint.broker,
             TopicName.parse(body.topic),
             ledger=body.ledger,
             first=body.first_entry,

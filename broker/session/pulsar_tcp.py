@@ -1,7 +1,7 @@
-"""Pulsar's own framing over TCP, so that an unmodified Apache Pulsar client talks to this broker.
+"""Pulsar's own framing over TCP, for unmodified Apache Pulsar clients.
 
-A stream of bytes becomes a FrameStream whose frames hold one or more whole Pulsar frames, which is
-what the gRPC transport carries too: the session cannot tell them apart.
+A stream of bytes becomes a FrameStream whose frames hold one or more whole Pulsar frames. The gRPC
+transport carries the same frames, so sessions do not depend on the transport.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class TcpFrameStream:
     """One accepted connection. The contract is FrameStream's (runtime/frames.py)."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = writer.get_extra_info("peername")  # None: it is gone already
+        address = writer.get_extra_info("peername")  # None: it is closed already
         self.peer = f"{address[0]}:{address[1]}" if address else "unknown"
         self._reader = reader
         self._writer = writer
-        self._rest = bytearray()  # the beginning of a frame that has not come whole
+        self._rest = bytearray()  # the beginning of an incomplete frame
         self._closed: StreamClosed | None = None  # None: open
-        self._gone: asyncio.Event | None = None  # set when the socket is; None: nobody closed it
+        self._gone: asyncio.Event | None = None  # set once closed; None: not closing
 
     async def send(self, parts: Sequence[Buffer]) -> None:
         if self._closed is not None:
@@ -85,7 +85,7 @@ class TcpFrameStream:
             self._gone.set()
 
     def _whole_bytes(self) -> int:
-        """How many of the gathered bytes are whole frames. Ends the stream at an oversized one."""
+        """How many of the received bytes are whole frames. Ends the stream at an oversized one."""
         at, gathered = 0, len(self._rest)
         while gathered - at >= _TOTAL.size:
             size = _TOTAL.size + int(_TOTAL.unpack_from(self._rest, at)[0])
@@ -111,7 +111,7 @@ class PulsarServer:
     def __init__(self, handle: Callable[[FrameStream], Awaitable[None]]) -> None:
         self._handle = handle
         self._server: asyncio.Server | None = None
-        self._streams: dict[TcpFrameStream, asyncio.Task[Any]] = {}  # and who handles it
+        self._streams: dict[TcpFrameStream, asyncio.Task[Any]] = {}  # and the task that handles it
 
     async def start(self, listener: socket.socket) -> None:
         """Accept on a bound socket (runtime/listener.py), which this takes over."""
@@ -120,7 +120,7 @@ class PulsarServer:
         )
 
     async def stop(self) -> None:
-        """Stop listening, close every connection, and wait for what handles them."""
+        """Stop listening, close every connection, and wait for their handlers."""
         if self._server is None:
             return
         self._server.close()
@@ -136,7 +136,7 @@ class PulsarServer:
         handlers = list(self._streams.values())
         if handlers:
             _, late = await asyncio.wait(handlers, timeout=CLOSE_TIMEOUT_S)
-            for task in late:  # requests that wait for something that does not come
+            for task in late:  # they wait for requests that do not end
                 task.cancel()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

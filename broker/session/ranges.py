@@ -1,7 +1,7 @@
-"""Reading stored entries by range, without a subscription: what Spark's executors do.
+"""Reading stored entries by range, without a subscription, for Spark's executors.
 
-A plan cuts the topic at its ledgers; ledger boundaries never move, so that the same plan reads the
-same entries again. A read keeps no state here between its frames: it stops when its client does.
+A plan divides the topic at its ledgers. Ledger boundaries never move, so the same plan always reads
+the same entries. A read keeps no state here between its frames; it stops when its client stops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORD: Final = struct.Struct(">qqI")  # ledger, entry, bytes of the stored entry that follows
 READ_ENTRIES_MAX: Final = 5_000
-READ_BYTES_MAX: Final = 2 << 20  # per frame: a batch of the size that Spark likes, 1 to 4 MiB
+READ_BYTES_MAX: Final = 2 << 20  # per frame; Spark is fastest with batches of 1 to 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,12 @@ class LedgerRange:
     first: int
     last: int
     first_index: int  # of the ledger's first message
-    bytes: int  # of stored entries; of the open ledger what was sent to it
+    bytes: int  # of stored entries; for the open ledger, of the entries that were sent to it
 
 
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
-    """What can be read now, oldest first. Raises NotOwner, TopicNotFound, what opening raises."""
+    """The ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and what
+    opening the topic raises."""
     log: Log = (await broker.topic(name, create=False)).log
     records = log.chain.records
     sent = log.stored_bytes - sum(record.length for record in records)
@@ -78,7 +79,7 @@ async def read(
             )
             size = size_of((prefix, entry.data))
             frame += (RECORD.pack(*entry.position, size), prefix, entry.data)
-            assert following == entry.position, f"{entry.position} came instead of {following}"
+            assert following == entry.position, f"read {entry.position} instead of {following}"
             following = Position(ledger, following.entry + 1)
-        assert frame, f"nothing at {following}, though it is confirmed"
+        assert frame, f"confirmed entry {following} was not read"
         yield frame

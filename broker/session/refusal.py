@@ -1,8 +1,8 @@
 """Which of Pulsar's error codes a client sees for each operating error.
 
 The C++ client, which Apache's Python client wraps, gives up on some codes and retries the others
-until its operation times out: whatever passes by itself (a moving bundle, bookies that are away)
-must be a code that it retries.
+until its operation times out. A condition that passes by itself (a moving bundle, bookies that do
+not answer) must have a code that it retries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from magnetar.metadata.errors import MetadataError
 from magnetar.protos import errors as protocol
 from magnetar.protos import pulsar_pb2 as pb
 
-# The first row whose class fits decides; bases come last.
+# The first row with a class of the error decides; base classes come last.
 _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (protocol.InvalidTopicName, pb.InvalidTopicName),
     (protocol.InvalidNamespaceName, pb.InvalidTopicName),
@@ -27,6 +27,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.ProducerBusy, pb.ProducerBusy),
     (errors.ProducerFenced, pb.ProducerFenced),
     (errors.ConsumerBusy, pb.ConsumerBusy),
+    (errors.NotAuthorized, pb.AuthorizationError),
     (errors.NotAllowed, pb.NotAllowedError),
     (errors.TopicFull, pb.NotAllowedError),
     (errors.InvalidPermits, pb.NotAllowedError),
@@ -49,7 +50,7 @@ OPERATING_ERRORS: Final = (
     MetadataError,
     TimeoutError,
 )
-"""What a request may fail with; anything else is a bug."""
+"""What a command may fail with. Any other exception is a bug and ends the connection."""
 
 
 def code_of(error: Exception) -> pb.ServerError.ValueType:

@@ -1,4 +1,4 @@
-"""The commands that a broker sends, as bytes. The edge where values become Pulsar's protobuf."""
+"""The commands that a broker sends, as bytes: here values become Pulsar's protobuf."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from magnetar.protos import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from magnetar.broker.session.access import Credentials
     from magnetar.protos.framing import Command
 
-NO_REQUEST: Final = 2**64 - 1  # request id of what the broker sends unasked
+NO_REQUEST: Final = 2**64 - 1  # the request id of a command that answers no request
 _U64: Final = 2**64 - 1
 
 Type = pb.BaseCommand.Type
@@ -23,6 +24,15 @@ def connected(server_version: str, protocol_version: int, max_message_bytes: int
         server_version=server_version,
         protocol_version=protocol_version,
         max_message_size=max_message_bytes,
+    )
+    return framing.encode_command(body)
+
+
+def auth_challenge(server_version: str, protocol_version: int, challenge: Credentials) -> bytes:
+    body = pb.CommandAuthChallenge(
+        server_version=server_version,
+        protocol_version=protocol_version,
+        challenge=pb.AuthData(auth_method_name=challenge.method, auth_data=challenge.data),
     )
     return framing.encode_command(body)
 
@@ -38,7 +48,7 @@ def error(request_id: int, code: pb.ServerError.ValueType, message: str) -> byte
 
 
 def error_for(command: Command, code: pb.ServerError.ValueType, message: str) -> bytes:
-    """The failure of `command` in the form that its sender waits for."""
+    """The failure of `command`, as the type of answer that its client expects."""
     request_id: int = getattr(command.body, "request_id")  # noqa: B009
     match command.type:
         case Type.LOOKUP:
@@ -85,7 +95,7 @@ def partitions_failed(request_id: int, code: pb.ServerError.ValueType, message: 
 
 
 def lookup(request_id: int, url: str, *, connect: bool, authoritative: bool) -> bytes:
-    """Served by `url` (connect), or to be asked there (not connect)."""
+    """The broker at `url` serves the topic (connect), or the client must ask it (not connect)."""
     kinds = pb.CommandLookupTopicResponse
     return _lookup(
         pb.CommandLookupTopicResponse(
@@ -154,7 +164,7 @@ def ack_response(
 
 
 def message_id(ledger: int, entry: int, batch_index: int = -1) -> pb.MessageIdData:
-    """Ids are unsigned on the wire and signed by meaning: -1 travels as 2**64 - 1."""
+    """Ids are signed numbers, sent as unsigned ones: -1 as 2**64 - 1."""
     return pb.MessageIdData(
         ledgerId=ledger & _U64, entryId=entry & _U64, partition=-1, batch_index=batch_index
     )
@@ -169,8 +179,9 @@ def last_message_id(request_id: int, last: pb.MessageIdData, mark_delete: tuple[
     return framing.encode_command(body)
 
 
-def consumer_stats(request_id: int, stats: Mapping[str, Any]) -> bytes:
-    """`stats` has the names of Pulsar's ConsumerStats, which are the command's too."""
+def consumer_stats(request_id: int, stats: Mapping[str, Any], backlog_entries: int) -> bytes:
+    """`stats` has the names of Pulsar's ConsumerStats, which are the command's too. The rates of
+    expired and of acknowledged messages are not measured, and left out."""
     body = pb.CommandConsumerStatsResponse(
         request_id=request_id,
         msgRateOut=stats["msgRateOut"],
@@ -183,7 +194,7 @@ def consumer_stats(request_id: int, stats: Mapping[str, Any]) -> bytes:
         address=stats["address"],
         connectedSince=stats["connectedSince"],
         type=stats["type"],
-        messageAckRate=stats["messageAckRate"],
+        msgBacklog=backlog_entries,
     )
     return framing.encode_command(body)
 

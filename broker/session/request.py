@@ -1,4 +1,4 @@
-"""What a client asks for: Pulsar's commands as the topic wants them, or the reason why not."""
+"""Pulsar's commands as the values that a topic takes, or the reason to refuse them."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName,
 
 
 def position(item: pb.MessageIdData) -> Position:
-    """Ids are unsigned on the wire and signed by meaning."""
+    """Ids are signed numbers, sent as unsigned ones."""
     return Position(_signed(item.ledgerId), _signed(item.entryId))
 
 
 def _require_no_schema(what: str, schema: pb.Schema | None) -> None:
-    """A schema that nobody checks would be a promise not kept."""
+    """The broker does not check messages against a schema, so it must not accept one."""
     if schema is not None and schema.type not in (pb.Schema.Bytes, pb.Schema.AutoConsume):
         kind = pb.Schema.Type.Name(schema.type)
         raise NotAllowed(

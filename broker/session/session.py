@@ -1,31 +1,42 @@
-"""One client's connection as a state machine: commands in, obligations out.
+"""One client's connection as a state machine: commands in, actions out.
 
-Theory of operation. A session begins with CONNECT and nothing else is accepted before it. Then
-every command is either answered here, or it becomes a *request* that the shell carries out (it may
-wait for metadata or bookies), or a *notice* that needs no answer of its own (SEND, FLOW, ACK,
-REDELIVER). The machine keeps what must be remembered between commands and nothing more: which
-producer and consumer ids exist and in which phase they are, how many requests are under way, and
-when the peer was last heard.
+Theory of operation. A connection has three phases:
 
-The same machine serves both transports: gRPC frames and Pulsar's TCP framing carry the same bytes.
+    CONNECTING --CONNECT--> AUTHENTICATING --accepted--> CONNECTED
+                                 |    ^
+                    challenge    v    |    AUTH_RESPONSE
+                                (client)
 
-The phases of a producer or consumer id:
+CONNECT and each AUTH_RESPONSE go to the authenticator, which accepts the client, challenges it, or
+refuses it. The handshake must be complete KEEPALIVE_S after the connection began. A command in a
+phase that does not admit it ends the connection.
 
-    (unknown) --PRODUCER/SUBSCRIBE--> OPENING --opened--> OPEN --CLOSE or closed by the broker-->
-    (unknown)
-                                         \\--CLOSE--> CLOSING --opened or failed--> (unknown)
+Once the client is connected, the machine answers a command itself, or it admits the command: a
+*request*, which the shell answers exactly once and which may wait for metadata or bookies, or a
+*notice*, which the shell carries out at once. SENDs are admitted in runs (`on_sends`). The rules
+say for each type of command when it is admitted. The machine keeps what must be remembered between
+commands: the states of producer and consumer ids, the number of requests under way, and when the
+client was last heard.
 
-A consumer that was open is CLOSING, too, until its close was carried out.
+Both transports use this machine: gRPC frames and Pulsar's TCP framing carry the same bytes.
 
-A producer that the broker closed may still have SENDs on the way; they are dropped without a word
-(the client sends them again after its reconnect). A SEND for an id that never existed ends the
-connection.
+The states of a producer or consumer id:
+
+    (unknown) --PRODUCER/SUBSCRIBE--> OPENING --opened--> OPEN --closed by the broker--> (unknown)
+                                         |                 |
+                                       CLOSE             CLOSE
+                                         v                 v
+                                         +---> CLOSING <---+ --opened, failed, closed--> (unknown)
+
+SENDs can be under way to a producer that either side has closed. The machine drops them: the client
+sends them again after its reconnect. A SEND for an id that was never open ends the connection.
 
 Invariants (see `check`):
-    1. Before CONNECT no id exists and no request is under way.
+    1. Before the client is connected no id exists and no request is under way.
     2. `requests` is between 0 and REQUESTS_MAX.
     3. There are at most PRODUCERS_MAX producers and CONSUMERS_MAX consumers, and at most
-       CLOSED_PRODUCERS_MAX producers are remembered.
+       CLOSED_PRODUCERS_MAX closed producers are remembered.
+    4. The client has grants if and only if it is connected.
 """
 
 from __future__ import annotations
@@ -36,82 +47,109 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, cast
 
 from magnetar.broker.session import reply
+from magnetar.broker.session.access import Accepted, Challenged, Credentials, Refused
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
+    from magnetar.broker.session.access import Authenticator, Grants
     from magnetar.protos.framing import Command
 
 
 PROTOCOL_VERSION: Final = 21
 BROKER_METADATA_SINCE: Final = 18  # of Pulsar's protocol versions
 KEEPALIVE_S: Final = (
-    30.0  # Pulsar's keepAliveIntervalSeconds; a silent peer is closed after two of them
+    30.0  # Pulsar's keepAliveIntervalSeconds; a silent client is disconnected after two of them
 )
 REQUESTS_MAX: Final = (
     10_000  # under way at once per connection; the shell stops reading much earlier, so that only
-    # a huge frame can hold so many
+    # a very large frame can hold so many
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
-"""Of one connection, opening or open. A topic that is served costs its broker more than either;
-what a client has beyond this goes over another connection, or to other brokers."""
+"""Of one connection, opening or open. An open topic costs its broker more than either. A client
+that needs more opens another connection."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
-"""Remembered, so that SENDs still on the way are recognised: all may be unloaded at once. 8 MB of a
-connection that comes to it."""
+"""Remembered, so that SENDs under way to them are recognised: the broker may unload all producers
+at once. 8 MB for a connection that reaches this."""
 
 Type = pb.BaseCommand.Type
 
 
 class Phase(Enum):
-    """Where a producer or consumer id stands."""
+    """Of the connection."""
+
+    CONNECTING = "connecting"  # CONNECT has not come
+    AUTHENTICATING = "authenticating"  # a challenge is not answered yet
+    CONNECTED = "connected"
+
+
+class ResourceState(Enum):
+    """Of a producer or consumer id."""
 
     OPENING = "opening"
     OPEN = "open"
-    CLOSING = "closing"  # the client closed it while it was opening; a consumer: or open
+    CLOSING = "closing"  # the client closed it, and that is not complete
+
+
+class Admission(Enum):
+    """When a command is admitted."""
+
+    CONNECTING = "it is the first command"
+    AUTHENTICATING = "a challenge is not answered; ignored once the client is connected"
+    CONNECTED = "the client is connected"
+    OPENS_PRODUCER = "its producer id is free"
+    OPENS_CONSUMER = "its consumer id is free"
+    OPEN_PRODUCER = "its producer is open"
+    OPEN_CONSUMER = "its consumer is open"
+    CLOSES_PRODUCER = "always; a producer that is not open is closed already"
+    CLOSES_CONSUMER = "always; a consumer that is not open is closed already"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the machine treats commands of one type."""
+
+    admission: Admission
+    request: bool  # False: a notice, without an answer of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Commands of this type are never admitted."""
+
+    reason: str
+    ends_connection: bool = False  # False: it is a request, answered with an error
 
 
 @dataclass(slots=True)
 class Send:
-    """Put these bytes on the wire, before bulk."""
+    """Put these bytes on the wire, before messages."""
 
     data: bytes
 
 
 @dataclass(slots=True)
-class Publish:
-    """A SEND of an open producer; not frozen, because there is one per entry."""
-
-    producer_id: int
-    sequence_id: int
-    highest_sequence_id: int
-    messages: int
-    entry: memoryview
-
-
-@dataclass(slots=True)
 class Carry:
-    """A notice for an open consumer: FLOW, ACK or REDELIVER_UNACKNOWLEDGED_MESSAGES."""
+    """Carry out this notice for an open consumer now."""
 
     command: Command
 
 
 @dataclass(slots=True)
 class Start:
-    """A request to carry out beside others; the shell calls `on_request_ended` when it is
-    answered."""
+    """Carry out this request beside others, and call `on_request_ended` when it is answered."""
 
     command: Command
 
 
 @dataclass(slots=True)
-class Discard:
-    """Close this just opened producer or consumer again: its client has gone on."""
+class Confirm:
+    """The client asks again for a producer that is open: repeat the answer to its PRODUCER."""
 
-    kind: type[Publish | Carry]
-    id: int
+    command: Command
 
 
 @dataclass(slots=True)
@@ -119,103 +157,138 @@ class Close:
     """End the connection; `reason` is for the log."""
 
     reason: str
+    last_command: bytes = b""  # to be sent first; b"": none
 
 
-Action = Send | Publish | Carry | Start | Discard | Close
+Action = Send | Carry | Start | Confirm | Close
+
+
+class Sends(Enum):
+    """What the shell does with a run of SENDs."""
+
+    PUBLISH = "publish"
+    DROP = "drop"  # the producer was closed while they were under way
 
 
 @dataclass(slots=True)
 class Session:
-    """Feed commands in with `on_command`; carry out what comes back, in order.
+    """Feed commands in with `on_command` and `on_sends`; carry out the answer, in order.
 
     `now` is the loop's time in seconds.
     """
 
-    now: float
+    began_at: float
     server_version: str
     max_message_bytes: int
+    rules: Mapping[int, Rule | Unsupported]  # for every type of command
+    authenticator: Authenticator
+    phase: Phase = Phase.CONNECTING
     protocol_version: int = 0  # of both sides; 0: CONNECT has not come
     client_version: str = ""
     wants_broker_metadata: bool = False  # in front of the entries that are delivered to it
-    producers: dict[int, Phase] = field(default_factory=dict)
-    consumers: dict[int, Phase] = field(default_factory=dict)
+    role: str = ""
+    grants: Grants | None = None  # None: not connected
+    producers: dict[int, ResourceState] = field(default_factory=dict)
+    consumers: dict[int, ResourceState] = field(default_factory=dict)
     requests: int = 0
     closed_producers: OrderedDict[int, None] = field(default_factory=OrderedDict)
     heard_at: float = field(init=False)
-    pinged: bool = False  # a PING is out since we last heard anything
+    pinged: bool = False  # the broker has sent a PING since it last heard anything
 
     def __post_init__(self) -> None:
-        self.heard_at = self.now
+        self.heard_at = self.began_at
 
     @property
     def connected(self) -> bool:
-        return self.client_version != ""
+        return self.phase is Phase.CONNECTED
+
+    # ---- commands --------------------------------------------------------------------------------
 
     def on_command(self, command: Command, now: float) -> list[Action]:
-        """One command that parsed."""
+        """A command that parsed; SENDs go to `on_sends`."""
         self.heard_at, self.pinged = now, False
-        kind, body = command.type, command.body
-        if isinstance(body, pb.CommandSend):
-            return self._send(body, command.entry)
-        if not self.connected:
-            return self._connect(body) if isinstance(body, pb.CommandConnect) else _not_first(kind)
-        if kind in _NOTICES:
-            return self._notice(command)
-        if kind in _REQUESTS:
-            return self._request(command)
-        if kind == Type.PING:
-            return [Send(reply.PONG)]
-        if kind == Type.PONG or kind == Type.AUTH_RESPONSE:
-            return []
-        return _refuse(command)
+        if self.phase is not Phase.CONNECTED:
+            return self._handshake(command)
+        rule = self.rules[command.type]
+        if type(rule) is Unsupported:
+            return _refuse(command, rule)
+        assert type(rule) is Rule
+        if rule.request:
+            return self._request(command, rule.admission)
+        if rule.admission is Admission.OPEN_CONSUMER:
+            # The broker drops what comes for a closed consumer, as Pulsar does: its entries were or
+            # will be dispatched again.
+            opened = self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN
+            return [Carry(command)] if opened else []
+        return self._answer(command, rule.admission)
 
-    def takes_send(self, producer_id: int, now: float) -> bool:
-        """A SEND came. True: publish it, as `on_command` would say in more words. False: ask
-        `on_command`."""
+    def on_sends(self, producer_id: int, now: float) -> Sends | Close:
+        """SENDs of one producer: one, or several that follow each other. Hot."""
         self.heard_at, self.pinged = now, False
-        return self.producers.get(producer_id) is Phase.OPEN
+        state = self.producers.get(producer_id)
+        if state is ResourceState.OPEN:
+            return Sends.PUBLISH
+        if state is ResourceState.CLOSING or producer_id in self.closed_producers:
+            return Sends.DROP
+        if self.phase is not Phase.CONNECTED:
+            return self._out_of_phase(Type.SEND)
+        return Close(f"SEND for producer {producer_id}, which is not open on this connection")
+
+    # ---- time ------------------------------------------------------------------------------------
 
     def timer_at(self) -> float:
         """When to call `on_timer` next."""
+        if self.phase is not Phase.CONNECTED:
+            return self.began_at + KEEPALIVE_S
         return self.heard_at + KEEPALIVE_S * (2 if self.pinged else 1)
 
     def on_timer(self, now: float) -> list[Action]:
-        """Ask a silent peer for a sign of life; give it up after a second silent interval."""
+        """Send a PING to a silent client; end the connection after a second silent interval."""
         if now < self.timer_at():
             return []
-        if not self.connected:
-            return [Close(f"no CONNECT within {KEEPALIVE_S:.0f} s")]
+        if self.phase is not Phase.CONNECTED:
+            return [Close(f"the handshake was not complete within {KEEPALIVE_S:.0f} s")]
         if self.pinged:
             return [Close(f"nothing heard for {2 * KEEPALIVE_S:.0f} s")]
         self.pinged = True
         return [Send(reply.PING)]
 
     def on_paused(self, now: float) -> None:
-        """The client is not being read: its silence says nothing."""
+        """The shell does not read: the client's silence means nothing."""
         self.heard_at, self.pinged = now, False
 
-    def on_request_ended(self) -> None:
-        """A `Start` was carried out and answered."""
+    # ---- what the shell has done -----------------------------------------------------------------
+
+    def on_request_ended(self, command: Command, *, failed: bool) -> None:
+        """A `Start` was carried out and answered. If it failed, what it was to open is not open."""
         assert self.requests > 0, "a request ended twice"
         self.requests -= 1
+        if failed:
+            rule = self.rules[command.type]
+            assert type(rule) is Rule
+            if rule.admission is Admission.OPENS_PRODUCER:
+                self.on_producer_closed(_id(command, "producer_id"))
+            elif rule.admission is Admission.OPENS_CONSUMER:
+                self.on_consumer_closed(_id(command, "consumer_id"))
 
-    def on_producer_opened(self, producer_id: int) -> list[Action]:
-        """The shell has opened it; the answer may follow unless it says Discard."""
-        return self._opened(self.producers, producer_id, Publish)
+    def on_producer_opened(self, producer_id: int) -> bool:
+        """The shell has opened it. False: the client has closed the id meanwhile, so the shell must
+        close the producer again."""
+        return self._opened(self.producers, producer_id)
 
-    def on_consumer_opened(self, consumer_id: int) -> list[Action]:
-        """The shell has opened it; the answer may follow unless it says Discard."""
-        return self._opened(self.consumers, consumer_id, Carry)
+    def on_consumer_opened(self, consumer_id: int) -> bool:
+        """As `on_producer_opened`."""
+        return self._opened(self.consumers, consumer_id)
 
-    def on_producer_gone(self, producer_id: int) -> None:
-        """It failed to open, or was closed by either side."""
+    def on_producer_closed(self, producer_id: int) -> None:
+        """It failed to open, or either side closed it."""
         if self.producers.pop(producer_id, None) is not None:
             self.closed_producers[producer_id] = None
             if len(self.closed_producers) > CLOSED_PRODUCERS_MAX:
                 self.closed_producers.popitem(last=False)
 
-    def on_consumer_gone(self, consumer_id: int) -> None:
-        """It failed to open, or was closed by either side."""
+    def on_consumer_closed(self, consumer_id: int) -> None:
+        """It failed to open, or either side closed it."""
         self.consumers.pop(consumer_id, None)
 
     def check(self) -> None:
@@ -225,178 +298,156 @@ class Session:
         assert len(self.producers) <= PRODUCERS_MAX
         assert len(self.consumers) <= CONSUMERS_MAX
         assert len(self.closed_producers) <= CLOSED_PRODUCERS_MAX
+        assert self.connected == (self.grants is not None)
+
+    # ---- the handshake ---------------------------------------------------------------------------
+
+    def _handshake(self, command: Command) -> list[Action]:
+        rule = self.rules[command.type]
+        if type(rule) is not Rule or rule.admission is not _HANDSHAKE[self.phase]:
+            return [self._out_of_phase(command.type)]
+        match command.body:
+            case pb.CommandConnect() as connect:
+                return self._connect(connect)
+            case pb.CommandAuthResponse() as answer:
+                sent = answer.response
+                return self._authenticate(Credentials(sent.auth_method_name, sent.auth_data))
+        raise AssertionError(f"{_name(command.type)} is no command of the handshake")
 
     def _connect(self, connect: pb.CommandConnect) -> list[Action]:
+        self.phase = Phase.AUTHENTICATING
         self.client_version = connect.client_version or "unknown"
         self.protocol_version = min(PROTOCOL_VERSION, connect.protocol_version)
         wants = connect.feature_flags.supports_broker_entry_metadata
         self.wants_broker_metadata = wants and self.protocol_version >= BROKER_METADATA_SINCE
-        return [
-            Send(
-                reply.connected(self.server_version, self.protocol_version, self.max_message_bytes)
-            )
-        ]
+        return self._authenticate(Credentials(connect.auth_method_name, connect.auth_data))
 
-    def _send(self, send: pb.CommandSend, entry: memoryview | None) -> list[Action]:
-        if self.producers.get(send.producer_id) is Phase.OPEN:
-            assert entry is not None, "a SEND without an entry does not parse"
-            return [
-                Publish(
-                    send.producer_id,
-                    send.sequence_id,
-                    send.highest_sequence_id,
-                    send.num_messages,
-                    entry,
-                )
-            ]
-        if send.producer_id in self.closed_producers:
-            return []
-        return [
-            Close(f"SEND for producer {send.producer_id}, which is not open on this connection")
-        ]
+    def _authenticate(self, credentials: Credentials) -> list[Action]:
+        match self.authenticator.authenticate(credentials):
+            case Accepted(role, grants):
+                self.phase, self.role, self.grants = Phase.CONNECTED, role, grants
+                version, limit = self.protocol_version, self.max_message_bytes
+                return [Send(reply.connected(self.server_version, version, limit))]
+            case Challenged(challenge):
+                version = self.protocol_version
+                return [Send(reply.auth_challenge(self.server_version, version, challenge))]
+            case Refused(reason):
+                error = reply.error(reply.NO_REQUEST, pb.AuthenticationError, reason)
+                return [Close(f"authentication failed: {reason}", error)]
 
-    def _notice(self, command: Command) -> list[Action]:
-        consumer_id = _id(command, "consumer_id")
-        # What comes for a consumer that is gone is dropped, as Pulsar does: its entries were or
-        # will be given out again.
-        return [Carry(command)] if self.consumers.get(consumer_id) is Phase.OPEN else []
+    def _out_of_phase(self, kind: int) -> Close:
+        if self.phase is Phase.CONNECTING:
+            return Close(f"the first command must be CONNECT, not {_name(kind)}")
+        return Close(f"{_name(kind)} before the client is authenticated")
 
-    def _request(self, command: Command) -> list[Action]:
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _answer(self, command: Command, admission: Admission) -> list[Action]:
+        """A command that the machine answers itself."""
+        assert admission is not Admission.OPEN_PRODUCER, "SENDs go to on_sends"
+        if admission is Admission.CONNECTING:
+            return [Close(f"a second {_name(command.type)}")]
+        return [Send(reply.PONG)] if command.type == Type.PING else []
+
+    def _request(self, command: Command, admission: Admission) -> list[Action]:
         if self.requests >= REQUESTS_MAX:
             return _error(
                 command,
                 pb.TooManyRequests,
                 f"{REQUESTS_MAX} requests are under way on this connection; wait for some of them",
             )
-        admitted = _ADMIT.get(command.type, Session._admit)(self, command)
-        if any(isinstance(action, Start) for action in admitted):
+        action = self._admit(command, admission)
+        if type(action) is Start:
             self.requests += 1
-        return admitted
+        return [action]
 
-    def _admit(self, command: Command) -> list[Action]:
-        return [Start(command)]
+    def _admit(self, command: Command, admission: Admission) -> Action:
+        match admission:
+            case Admission.OPENS_PRODUCER:
+                return self._open_producer(command)
+            case Admission.OPENS_CONSUMER:
+                return self._open_consumer(command)
+            case Admission.CLOSES_PRODUCER:
+                return self._close(command, self.producers, _id(command, "producer_id"))
+            case Admission.CLOSES_CONSUMER:
+                return self._close(command, self.consumers, _id(command, "consumer_id"))
+            case Admission.OPEN_CONSUMER:
+                consumer_id = _id(command, "consumer_id")
+                if self.consumers.get(consumer_id) is ResourceState.OPEN:
+                    return Start(command)
+                text = f"consumer {consumer_id} is not open on this connection"
+                return Send(reply.error_for(command, pb.ConsumerNotFound, text))
+            case Admission.CONNECTED:
+                return Start(command)
+        raise AssertionError(f"a request cannot have the admission {admission}")
 
-    def _admit_producer(self, command: Command) -> list[Action]:
+    def _open_producer(self, command: Command) -> Action:
         producer_id = _id(command, "producer_id")
-        phase = self.producers.get(producer_id)
-        if phase is not None:
-            return _error(
-                command,
-                pb.ServiceNotReady,
-                f"producer {producer_id} is {phase.value} on this connection already",
-            )
+        state = self.producers.get(producer_id)
+        if state is ResourceState.OPEN:  # the client missed the answer, and Go asks until it comes
+            return Confirm(command)
+        if state is not None:
+            return _not_ready(command, f"producer {producer_id}", state)
         if len(self.producers) >= PRODUCERS_MAX:
             return _too_many(command, f"{PRODUCERS_MAX} producers")
-        self.producers[producer_id] = Phase.OPENING
+        self.producers[producer_id] = ResourceState.OPENING
         self.closed_producers.pop(producer_id, None)
-        return [Start(command)]
+        return Start(command)
 
-    def _admit_subscribe(self, command: Command) -> list[Action]:
+    def _open_consumer(self, command: Command) -> Action:
         consumer_id = _id(command, "consumer_id")
-        phase = self.consumers.get(consumer_id)
-        if phase is Phase.OPEN:  # the client asks again since it missed the answer
-            return [Send(reply.success(_id(command, "request_id")))]
-        if phase is not None:
-            return _error(
-                command,
-                pb.ServiceNotReady,
-                f"consumer {consumer_id} is {phase.value} on this connection already",
-            )
+        state = self.consumers.get(consumer_id)
+        if state is ResourceState.OPEN:  # the client missed the answer
+            return Send(reply.success(_id(command, "request_id")))
+        if state is not None:
+            return _not_ready(command, f"consumer {consumer_id}", state)
         if len(self.consumers) >= CONSUMERS_MAX:
             return _too_many(command, f"{CONSUMERS_MAX} consumers")
-        self.consumers[consumer_id] = Phase.OPENING
-        return [Start(command)]
+        self.consumers[consumer_id] = ResourceState.OPENING
+        return Start(command)
 
-    def _admit_close_producer(self, command: Command) -> list[Action]:
-        return self._admit_close(command, self.producers, _id(command, "producer_id"))
+    def _close(
+        self, command: Command, states: dict[int, ResourceState], resource_id: int
+    ) -> Action:
+        state = states.get(resource_id)
+        if state is not None:
+            # A close may take seconds. The id is not confirmed as open meanwhile.
+            states[resource_id] = ResourceState.CLOSING
+        if state is ResourceState.OPEN:
+            return Start(command)
+        # Not open, or closing already: a close is idempotent.
+        return Send(reply.success(_id(command, "request_id")))
 
-    def _admit_close_consumer(self, command: Command) -> list[Action]:
-        consumer_id = _id(command, "consumer_id")
-        admitted = self._admit_close(command, self.consumers, consumer_id)
-        if self.consumers.get(consumer_id) is Phase.OPEN:
-            # It may take seconds. Who subscribes again meanwhile must not be told that it is open.
-            self.consumers[consumer_id] = Phase.CLOSING
-        return admitted
-
-    def _admit_close(
-        self, command: Command, phases: dict[int, Phase], resource_id: int
-    ) -> list[Action]:
-        match phases.get(resource_id):
-            case Phase.OPEN:
-                return [Start(command)]
-            case Phase.OPENING:
-                phases[resource_id] = Phase.CLOSING
-        # Closed already, or about to be: closing is idempotent.
-        return [Send(reply.success(_id(command, "request_id")))]
-
-    def _admit_of_consumer(self, command: Command) -> list[Action]:
-        consumer_id = _id(command, "consumer_id")
-        if self.consumers.get(consumer_id) is Phase.OPEN:
-            return [Start(command)]
-        return _error(
-            command,
-            pb.ConsumerNotFound,
-            f"consumer {consumer_id} is not open on this connection",
-        )
-
-    def _opened(
-        self, phases: dict[int, Phase], resource_id: int, kind: type[Publish | Carry]
-    ) -> list[Action]:
-        if phases.get(resource_id) is Phase.OPENING:
-            phases[resource_id] = Phase.OPEN
-            return []
-        phases.pop(resource_id, None)
-        return [Discard(kind, resource_id)]
+    def _opened(self, states: dict[int, ResourceState], resource_id: int) -> bool:
+        if states.get(resource_id) is ResourceState.OPENING:
+            states[resource_id] = ResourceState.OPEN
+            return True
+        states.pop(resource_id, None)
+        return False
 
 
-_NOTICES: Final = frozenset({Type.FLOW, Type.ACK, Type.REDELIVER_UNACKNOWLEDGED_MESSAGES})
-_REQUESTS: Final = frozenset(
-    {
-        Type.PARTITIONED_METADATA,
-        Type.LOOKUP,
-        Type.PRODUCER,
-        Type.SUBSCRIBE,
-        Type.CLOSE_PRODUCER,
-        Type.CLOSE_CONSUMER,
-        Type.UNSUBSCRIBE,
-        Type.SEEK,
-        Type.GET_LAST_MESSAGE_ID,
-        Type.CONSUMER_STATS,
-        Type.GET_TOPICS_OF_NAMESPACE,
-    }
-)
-_ANSWERS: Final = frozenset(
-    kind
-    for name, kind in Type.items()
-    if name.endswith(("_RESPONSE", "SUCCESS")) or kind == Type.ERROR
-)
-_ADMIT: Final[dict[int, Callable[[Session, Command], list[Action]]]] = {
-    Type.PRODUCER: Session._admit_producer,
-    Type.SUBSCRIBE: Session._admit_subscribe,
-    Type.CLOSE_PRODUCER: Session._admit_close_producer,
-    Type.CLOSE_CONSUMER: Session._admit_close_consumer,
-    Type.UNSUBSCRIBE: Session._admit_of_consumer,
-    Type.SEEK: Session._admit_of_consumer,
-    Type.GET_LAST_MESSAGE_ID: Session._admit_of_consumer,
-    Type.CONSUMER_STATS: Session._admit_of_consumer,
+_HANDSHAKE: Final = {
+    Phase.CONNECTING: Admission.CONNECTING,
+    Phase.AUTHENTICATING: Admission.AUTHENTICATING,
 }
 
 
-def _not_first(kind: int) -> list[Action]:
-    return [Close(f"the first command must be CONNECT, not {_name(kind)}")]
-
-
-def _refuse(command: Command) -> list[Action]:
-    """A command that exists in the protocol and is not served here."""
-    name = _name(command.type)
-    if command.type in _ANSWERS or getattr(command.body, "request_id", None) is None:
-        return [Close(f"{name} is not a command that a client sends")]
-    return _error(command, pb.NotAllowedError, f"{name} is not supported by this broker")
-
-
-def _too_many(command: Command, what: str) -> list[Action]:
-    text = f"there are {what} on this connection, as many as it may have"
+def _refuse(command: Command, unsupported: Unsupported) -> list[Action]:
+    """A command of the protocol that this broker does not support."""
+    text = f"{_name(command.type)} is not supported: {unsupported.reason}"
+    if unsupported.ends_connection:
+        return [Close(text)]
     return _error(command, pb.NotAllowedError, text)
+
+
+def _not_ready(command: Command, what: str, state: ResourceState) -> Send:
+    text = f"{what} is {state.value} on this connection already"
+    return Send(reply.error_for(command, pb.ServiceNotReady, text))
+
+
+def _too_many(command: Command, what: str) -> Send:
+    text = f"there are {what} on this connection, as many as it may have"
+    return Send(reply.error_for(command, pb.NotAllowedError, text))
 
 
 def _error(command: Command, code: pb.ServerError.ValueType, message: str) -> list[Action]:
@@ -404,7 +455,7 @@ def _error(command: Command, code: pb.ServerError.ValueType, message: str) -> li
 
 
 def _id(command: Command, name: str) -> int:
-    """An id that every command of this kind has; which kinds do, the tables above say."""
+    """An id that every command with this admission has."""
     return cast("int", getattr(command.body, name))
 
 

@@ -19,6 +19,7 @@ from magnetar.broker.topic.answer_order import AnswerOrder
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.pipeline import Append, Decided, Duplicate, Held, Publish, Refuse
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a closing producer waits for the outcome of what it sent: appends are answered within
 milliseconds, or the log fails by itself."""
+
+log = get_logger(__name__)
 
 ANSWERS_WAITING_MAX: Final = 1_000
 """Refused publishes and duplicates that wait for the outcome of what was sent before them. A client
@@ -243,6 +246,7 @@ class ProducerHandle:
         sends, answer = decided.publish.sends, decided.answer
         match answer:
             case Refuse():
+                log.warning("entry refused", producer=self.name, error=str(answer.error))
                 for sequence_id in sends.sequence_ids:
                     self.events.send_error(sequence_id, answer.error)
             case Duplicate():

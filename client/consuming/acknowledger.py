@@ -14,7 +14,8 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from google.protobuf.message import Message as Body
 
-    from magnetar.client.consuming.acks import AckGroup, AckTracker, Key
+    from magnetar.client.consuming.acks import AckGroup, AckTracker
+    from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
 
 log = get_logger(__name__)

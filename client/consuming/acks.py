@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Key = tuple[int, int]
-"""Ledger and entry."""
+    from magnetar.client.ids import Key
 
 ACK_DELAY_S: Final = 0.1
 """Apache's grouping time. A crash of the client loses what was acknowledged within it."""

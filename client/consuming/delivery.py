@@ -1,12 +1,11 @@
-"""An entry as it was delivered, and the messages that are shown of it."""
+"""The messages of a delivered entry, and what the broker counts for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.client.ids import bits_of
-from magnetar.client.message import Message, MessageId
+from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import parse_stored_entry, strip_broker_metadata
 from magnetar.protos.errors import (
@@ -19,22 +18,8 @@ from magnetar.protos.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from magnetar.client.consuming.acks import Key
+    from magnetar.client.ids import Key
     from magnetar.protos.message import ReceivedMessage
-
-
-@dataclass(slots=True)
-class Delivery:
-    """One entry as one broker delivered it: what its messages have in common. A value, never
-    changed once made; not frozen for speed."""
-
-    topic: str
-    producer_name: str
-    publish_time_ms: int
-    schema_version: bytes  # b"": none
-    redelivery_count: int
-    last_index: int | None  # of its last message among the topic's; None: the broker does not say
-    generation: int  # which filling of its consumer's queue it belongs to
 
 
 def messages_of(

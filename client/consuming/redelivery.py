@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from magnetar.client.consuming.acks import Key
+    from magnetar.client.ids import Key
 
 REDELIVERY_TICK_S: Final = 0.1
 """Entries due within half of this are asked for with the first: it does not matter to delays of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from magnetar.client.message import MessageId
 
 if TYPE_CHECKING:
-    from magnetar.client.consuming.acks import Key
+    from magnetar.client.ids import Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from magnetar.client.consuming.acknowledger import Acknowledger
 from magnetar.client.consuming.acks import AckTracker
-from magnetar.client.consuming.delivery import Delivery, messages_of, permits_of, validation_error
+from magnetar.client.consuming.delivery import messages_of, permits_of, validation_error
 from magnetar.client.consuming.permits import Permits
 from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX, Redeliveries
 from magnetar.client.consuming.start import Start
-from magnetar.client.consuming.subscription import (
-    MessageQueue,
-    Subscription,
-    of_generation,
-    subscribe_command,
-)
+from magnetar.client.consuming.subscription import Subscription, subscribe_command
 from magnetar.client.errors import (
     AlreadyClosed,
     ConnectError,
@@ -32,7 +27,8 @@ from magnetar.client.errors import (
     is_retriable,
 )
 from magnetar.client.ids import bits_of, id_data, key_of, message_id_of
-from magnetar.client.message import Message, MessageId
+from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.client.message_queue import MessageQueue, of_generation
 from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
@@ -45,8 +41,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message as Body
 
-    from magnetar.client.consuming.acks import Key
     from magnetar.client.environment import Parts
+    from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
 
 log = get_logger(__name__)

@@ -1,18 +1,17 @@
-"""What a consumer or reader subscribes to, and where what it receives goes."""
+"""What a consumer or reader subscribes to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from magnetar.client.options import ConsumerType, InitialPosition
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from magnetar.client.errors import PulsarException
-    from magnetar.client.message import Message, MessageId
+    from magnetar.client.message import MessageId
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +38,6 @@ class Subscription:
     def is_ordered(self) -> bool:
         """One consumer at a time gets everything in order, so asking again means starting over."""
         return self.type in (ConsumerType.Exclusive, ConsumerType.Failover)
-
-
-class MessageQueue(Protocol):
-    """Where received messages wait for the user. It belongs to the face."""
-
-    def put(self, messages: Sequence[Message]) -> None: ...
-
-    generation: int
-    """How often it was cleared."""
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """They were taken, and are to be taken again before the others; those that a `clear` would
-        have dropped are."""
-
-    def clear(self) -> MessageId | None:
-        """Drop what waits; gives the last that was taken since the last time. None: none was."""
-
-    def fail(self, error: PulsarException) -> None:
-        """No more will come: who waits, and whoever comes later, is told `error`."""
-
-    @property
-    def last_taken(self) -> MessageId | None:
-        """Since the queue was cleared last. None: none was."""
-
-    def __len__(self) -> int: ...
-
-
-def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:
-    """Those that came since the queue was cleared for the last time: others come again."""
-    return [message for message in messages if message.delivery.generation == generation]
 
 
 def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubscribe:

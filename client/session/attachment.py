@@ -1,17 +1,19 @@
-"""Keeps one producer or consumer attached to whichever broker owns its topic.
+"""Keeps one producer or consumer attached to the broker that owns its topic.
 
-Attached once, it stays so through everything that passes: the owner dies, hands the topic over,
-restarts. Each time the owner is looked up again, with growing delays, until the producer or
-consumer is closed. Only the first attachment can fail: with what the broker answers if that is
-final, or when the operation's time is up.
+After the first attachment the client attaches again after every loss: the owner dies, hands the
+topic over, or restarts. Each time the client looks the owner up again, with growing delays, until
+the producer or consumer is closed. Only the first attachment can fail: with the broker's answer if
+that is final, or when the operation's time is up. If the first attachment takes longer than
+WARN_AFTER_S, the client logs one warning, so that a wrong address is noticed at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from magnetar.client.errors import (
+    START_ADVICE,
     ConnectError,
     PulsarException,
     Timeout,
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from magnetar.client.session.connection import Connection
     from magnetar.client.session.lookup import Lookup
     from magnetar.client.session.pool import Pool, Purpose
+
+WARN_AFTER_S: Final = 0.8
+"""A broker in the same region answers within 0.1 s, also while it opens a topic."""
 
 log = get_logger(__name__)
 
@@ -95,9 +100,21 @@ class Attachment:
                 self._attached.clear()
 
     async def run(self) -> None:
-        """Attach, and attach again whenever it is lost. Ends when that has become pointless."""
+        """Attach, and attach again after every loss. Ends after a final error."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._timeout_s
+        warning = loop.call_later(WARN_AFTER_S, self._warn)
+        try:
+            await self._attach_again(loop.time() + self._timeout_s)
+        finally:
+            warning.cancel()
+
+    def _warn(self) -> None:
+        """The first attachment takes long: say what is being tried."""
+        if not self._first.done():
+            self._lookup.warn_unreachable(self.trouble, self._timeout_s)
+
+    async def _attach_again(self, give_up_at: float) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             error = await self._attempt(give_up_at)
             if error is None:
@@ -167,5 +184,7 @@ class Attachment:
 
 def _out_of_time(error: PulsarException, timeout_s: float, topic: str) -> PulsarException:
     """What to say when time is up and this was the last that happened."""
-    kind = ConnectError if isinstance(error, ConnectError) else Timeout
-    return kind(f"gave up after {timeout_s:g} s; last: {error.reason or error}", topic=topic)
+    reason = f"gave up after {timeout_s:g} s; last: {error.reason or error}"
+    if isinstance(error, ConnectError):
+        return ConnectError(reason, topic=topic, advice=START_ADVICE)
+    return Timeout(reason, topic=topic)

@@ -15,6 +15,7 @@ from magnetar.client.errors import (
 from magnetar.client.session.pool import Purpose
 from magnetar.client.session.service_url import parse_service_url
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as Body
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from magnetar.client.session.pool import Pool
 
 Answer = TypeVar("Answer", bound="Body")
+
+log = get_logger(__name__)
 
 REDIRECTS_MAX: Final = 20
 """Pulsar's limit. More means that brokers point at each other."""
@@ -45,6 +48,21 @@ class Lookup:
         self._pool = pool
         self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
         self._first = 0
+        self._warned = False
+
+    def warn_unreachable(self, trouble: PulsarException | None, give_up_s: float) -> None:
+        """Log that no broker has answered yet: once, until a broker of the service URL answers.
+
+        `trouble`: the last failure; None: no answer at all so far.
+        """
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "no broker has answered yet; the client goes on trying",
+                brokers=",".join(self._brokers),
+                last=str(trouble or "no answer"),
+                gives_up_after_s=give_up_s,
+            )
 
     async def owner(self, topic: str) -> str:
         """The URL of the broker that serves `topic`.
@@ -125,10 +143,13 @@ class Lookup:
         for _ in self._brokers:
             broker = self._brokers[self._first]
             try:
-                return await self._pool.connection(broker, Purpose.PUBLISH)
+                connection = await self._pool.connection(broker, Purpose.PUBLISH)
             except ConnectError as error:
                 failures.append(f"{broker}: {error.reason}")
                 self._turn_to_next()
+            else:
+                self._warned = False
+                return connection
         raise ConnectError("no broker could be reached: " + "; ".join(failures))
 
     def _turn_to_next(self) -> None:

@@ -9,6 +9,7 @@ import typer
 
 import magnetar
 from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
+from magnetar.client.errors import START_ADVICE
 from magnetar.client.session.service_url import host_and_port, parse_service_url
 
 if TYPE_CHECKING:
@@ -65,23 +66,22 @@ async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) ->
 
 
 async def require_reachable(service_url: str) -> None:
-    """End the command unless somebody listens at one of the brokers' addresses.
+    """End the command unless a server listens at one of the brokers' addresses.
 
-    A client tries for 30 s, because brokers come back; a person who forgot to start one, or
-    mistyped the address, should not have to wait for that.
+    A client tries for 30 s, because brokers come back. A user who forgot to start one, or who
+    mistyped the address, must not wait for that.
     """
     brokers = [host_and_port(url) for url in parse_service_url(service_url)]
     problems = [await _probe(broker) for broker in brokers]
     if all(problems):
         fail(
-            f"cannot reach {service_url}: {problems[0]}. Is a server running? `magnetar"
-            " standalone --data-dir DIR` starts one; --service-url or MAGNETAR_SERVICE_URL"
-            " names another"
+            f"cannot reach {service_url}: {problems[0]}. {START_ADVICE}; --service-url or"
+            " MAGNETAR_SERVICE_URL names another"
         )
 
 
 async def _probe(address: str) -> str | None:
-    """Why nobody can be connected to there. None: somebody listens."""
+    """Why no connection can be made to this address. None: a server listens."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_S):

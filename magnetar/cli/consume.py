@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -58,9 +60,22 @@ def consume(
     hide_content: Annotated[
         bool, typer.Option("--hide-content", help="count messages, do not print them")
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="print one JSON object per message: id, key, times, properties, content"
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="print contents only, one per line")
+    ] = False,
     service_url: ServiceUrl = DEFAULT_SERVICE_URL,
 ) -> None:
     """Receive messages from a topic, print and acknowledge them."""
+    if as_json + quiet + hide_content > 1:
+        raise typer.BadParameter("--json, --quiet and --hide-content cannot be combined")
+    show = describe_json if as_json else content_of if quiet else describe
+    received: int | None = None  # None: the consumer is not subscribed yet
 
     async def work() -> None:
         async with magnetar.asyncio.Client(service_url) as client:
@@ -71,35 +86,57 @@ def consume(
                 initial_position=magnetar.InitialPosition[subscription_position.value],
                 receiver_queue_size=queue_size,
             )
-            await _receive(consumer, num_messages, rate=rate, hide_content=hide_content)
+            await receive(consumer)
 
-    run_client(service_url, work())
-
-
-def describe(message: magnetar.Message) -> str:
-    """As Apache's tool prints it; bytes that are no UTF-8 as escapes."""
-    properties = ", ".join(f"{name}={value}" for name, value in message.properties().items())
-    content = message.data().decode(errors="backslashreplace")
-    return (
-        "----- got message -----\n"
-        f"key:[{message.partition_key() or 'null'}], properties:[{properties}], content:{content}"
-    )
-
-
-async def _receive(
-    consumer: magnetar.asyncio.Consumer, count: int, *, rate: float, hide_content: bool
-) -> None:
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    received = 0
-    try:
-        while count == 0 or received < count:
+    async def receive(consumer: magnetar.asyncio.Consumer) -> None:
+        nonlocal received
+        received = 0
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while num_messages == 0 or received < num_messages:
             if rate:
                 await asyncio.sleep(began_s + received / rate - loop.time())
             message = await consumer.receive()
             received += 1
             if not hide_content:
-                typer.echo(describe(message))
+                typer.echo(show(message))
             await consumer.acknowledge(message)
-    finally:
-        typer.echo(f"{received} messages successfully consumed")
+
+    try:
+        run_client(service_url, work())
+    finally:  # also after Ctrl-C, and after an error
+        if received is not None and not (as_json or quiet):
+            typer.echo(f"{received} messages successfully consumed")
+
+
+def describe(message: magnetar.Message) -> str:
+    """As Apache's tool prints it."""
+    properties = ", ".join(f"{name}={value}" for name, value in message.properties().items())
+    return (
+        "----- got message -----\n"
+        f"key:[{message.partition_key() or 'null'}], properties:[{properties}],"
+        f" content:{content_of(message)}"
+    )
+
+
+def describe_json(message: magnetar.Message) -> str:
+    """One line. The content is text where it is UTF-8, otherwise base64 under another name."""
+    found: dict[str, object] = {
+        "id": str(message.message_id()),
+        "topic": message.topic_name(),
+        "key": message.partition_key() or None,
+        "publishTime": message.publish_timestamp(),
+        "eventTime": message.event_timestamp(),
+        "redeliveryCount": message.redelivery_count(),
+        "properties": message.properties(),
+    }
+    try:
+        found["content"] = message.data().decode()
+    except UnicodeDecodeError:
+        found["contentBase64"] = base64.b64encode(message.data()).decode()
+    return json.dumps(found, ensure_ascii=False)
+
+
+def content_of(message: magnetar.Message) -> str:
+    """The content as text; bytes that are not UTF-8 appear as escapes."""
+    return message.data().decode(errors="backslashreplace")

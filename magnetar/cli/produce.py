@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -11,9 +11,10 @@ import typer
 import magnetar
 import magnetar.asyncio
 from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
+from magnetar.cli.lines import STDIN, LineSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 # Messages on their way at once: a full batch, and one that fills meanwhile.
 IN_FLIGHT_MAX: Final = 2000
@@ -27,17 +28,23 @@ def produce(
     topic: Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")],
     messages: Annotated[
         list[str] | None,
-        typer.Option("--messages", "-m", help="messages to send, separated by SEPARATOR"),
+        typer.Option(
+            "--messages", "-m", help="a message to send; - sends each line of standard input"
+        ),
+    ] = None,
+    lines: Annotated[
+        Path | None,
+        typer.Option("--lines", "-l", help="send each line of this file; - is standard input"),
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("--files", "-f", help="files to send, each as one message"),
+        typer.Option("--files", "-f", help="a file to send as one message"),
     ] = None,
     num_produce: Annotated[
         int, typer.Option("--num-produce", "-n", min=1, help="how often to send all of them")
     ] = 1,
     rate: Annotated[
-        float, typer.Option("--rate", "-r", min=0, help="messages a second; 0: no limit")
+        float, typer.Option("--rate", "-r", min=0, help="messages per second; 0: no limit")
     ] = 0.0,
     key: Annotated[str | None, typer.Option("--key", "-k", help="partition key")] = None,
     properties: Annotated[
@@ -45,36 +52,59 @@ def produce(
         typer.Option("--properties", "-p", help="name=value[,name=value...]"),
     ] = None,
     separator: Annotated[
-        str, typer.Option("--separator", "-s", help="between messages; empty: none")
-    ] = ",",
+        str | None,
+        typer.Option("--separator", "-s", help="split each --messages at this text"),
+    ] = None,
     disable_batching: Annotated[
         bool, typer.Option("--disable-batching", help="send each message by itself")
     ] = False,
     service_url: ServiceUrl = DEFAULT_SERVICE_URL,
 ) -> None:
     """Send messages to a topic."""
-    texts = [part for text in messages or [] for part in split(text, separator)]
-    if not texts and not files:
-        raise typer.BadParameter("give messages with --messages or files with --files")
+    texts = [part for text in messages or [] if text != STDIN for part in split(text, separator)]
+    if STDIN in (messages or []):
+        if lines is not None:
+            raise typer.BadParameter("--lines and `--messages -` cannot be combined")
+        lines = Path(STDIN)
+    if not texts and not files and lines is None:
+        raise typer.BadParameter("give messages with --messages, --lines or --files")
+    if lines == Path(STDIN) and num_produce > 1:
+        raise typer.BadParameter("standard input can be sent only once: leave out --num-produce")
     labels = parse_properties(properties or [])
+    sent = 0
 
     async def work() -> None:
+        nonlocal sent
         contents = [text.encode() for text in texts] + [file.read_bytes() for file in files or []]
         async with magnetar.asyncio.Client(service_url) as client:
             producer = await client.create_producer(
                 topic,
                 batching_enabled=not disable_batching,
                 max_pending_messages=IN_FLIGHT_MAX,
-                block_if_queue_full=True,  # large ones fill it by their bytes
+                block_if_queue_full=True,  # large messages fill the queue by their bytes
             )
-            count = len(contents) * num_produce
-            await _send_all(producer, contents, count, labels, key=key, rate=rate)
-        typer.echo(f"{count} messages successfully produced")
+            pace = _Pace(rate)
+            async for chunk in _chunks(contents, lines, num_produce):
+                for part in pace.parts(chunk):
+                    await pace.wait()
+                    async with asyncio.TaskGroup() as group:
+                        for content in part:
+                            group.create_task(send(producer, content))
 
-    run_client(service_url, work())
+    async def send(producer: magnetar.asyncio.Producer, content: bytes) -> None:
+        nonlocal sent
+        await producer.send(content, properties=labels, partition_key=key)
+        sent += 1
+
+    try:
+        run_client(service_url, work())
+    finally:  # also after Ctrl-C, and after an error
+        if sent or lines is not None:
+            typer.echo(f"{sent} messages successfully produced")
 
 
-def split(text: str, separator: str) -> list[str]:
+def split(text: str, separator: str | None) -> list[str]:
+    """`text` is one message unless a separator is given."""
     return text.split(separator) if separator else [text]
 
 
@@ -89,23 +119,41 @@ def parse_properties(options: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-async def _send_all(
-    producer: magnetar.asyncio.Producer,
-    contents: Sequence[bytes],
-    count: int,
-    labels: Mapping[str, str],
-    *,
-    key: str | None,
-    rate: float,
-) -> None:
-    """`count` messages: the contents in turn, again and again."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    step = 1 if rate else IN_FLIGHT_MAX
-    for first in range(0, count, step):
-        if rate:
-            await asyncio.sleep(began_s + first / rate - loop.time())
-        async with asyncio.TaskGroup() as group:
-            for number in range(first, min(first + step, count)):
-                content = contents[number % len(contents)]
-                group.create_task(producer.send(content, properties=labels, partition_key=key))
+class _Pace:
+    """When the next messages may be sent."""
+
+    def __init__(self, rate: float) -> None:
+        """`rate`: messages per second; 0: no limit."""
+        self._rate = rate
+        self._began_s: float | None = None  # None: nothing was sent yet
+        self._sent = 0
+
+    def parts(self, chunk: Sequence[bytes]) -> list[Sequence[bytes]]:
+        """What to send at once: all of it, or one message at a time under a limit."""
+        return [[content] for content in chunk] if self._rate else [chunk]
+
+    async def wait(self) -> None:
+        """Return when the next message may be sent."""
+        if self._rate:
+            loop = asyncio.get_running_loop()
+            self._began_s = loop.time() if self._began_s is None else self._began_s
+            await asyncio.sleep(self._began_s + self._sent / self._rate - loop.time())
+            self._sent += 1
+
+
+async def _chunks(
+    contents: Sequence[bytes], lines: Path | None, times: int
+) -> AsyncIterator[Sequence[bytes]]:
+    """Everything to send, `times` times, in chunks of at most IN_FLIGHT_MAX messages."""
+    count = len(contents) * times
+    if lines is None:
+        for first in range(0, count, IN_FLIGHT_MAX):
+            numbers = range(first, min(first + IN_FLIGHT_MAX, count))
+            yield [contents[number % len(contents)] for number in numbers]
+        return
+    for _ in range(times):
+        for first in range(0, len(contents), IN_FLIGHT_MAX):
+            yield contents[first : first + IN_FLIGHT_MAX]
+        with LineSource(lines) as source:
+            while chunk := await source.read(IN_FLIGHT_MAX):
+                yield chunk

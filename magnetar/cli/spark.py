@@ -13,6 +13,7 @@ from rich.table import Table
 
 from magnetar.cli.client import DEFAULT_SERVICE_URL, fail, require_reachable
 from magnetar.cli.interrupt import INTERRUPTED
+from magnetar.cli.spark_progress import task_progress
 from magnetar.runtime.log import configure_logging
 from magnetar.runtime.process import ExitCode
 from magnetar.spark.errors import JobFailed, SparkError, SparkMissing
@@ -72,6 +73,7 @@ def archive(
     show(compared, path)
     if not all(part.equal for part in compared):
         raise typer.Exit(ExitCode.FAILED)
+    typer.echo(f"read it back: spark.read.parquet({str(path.absolute())!r})")
 
 
 def _archive(
@@ -100,14 +102,16 @@ def _archive(
     TopicReader(options).plan()
     session = spark_session(f"magnetar archive {topic}", master=master)
     try:
-        return archive(
-            session,
-            service_url=service_url,
-            topic=topic,
-            path=path,
-            partition_by=PartitionBy(partition_by),
-            overwrite=overwrite,
-        )
+        tracker = session.sparkContext.statusTracker()
+        with task_progress(tracker, f"archiving {topic}", Console(stderr=True)):
+            return archive(
+                session,
+                service_url=service_url,
+                topic=topic,
+                path=path,
+                partition_by=PartitionBy(partition_by),
+                overwrite=overwrite,
+            )
     except (PySparkException, Py4JError) as error:
         raise JobFailed(reason_in(str(error))) from error
     finally:

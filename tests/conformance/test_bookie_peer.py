@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 from fakes.bookies import INCARNATION, KEY, OTHER, Writer, add, envelope, running_bookie
 from fakes.ledger_bookies import FakeBookie, FormerIncarnation
-from support import run
 
 from magnetar.bookie.contract import (
     EntryPage,
@@ -30,6 +29,8 @@ from magnetar.metadata.model import BookieId, Member
 from magnetar.protos.envelope import BookieCode, ReadAnswer, decode_read_answers
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.grpc_frames import grpc_server
+
+pytestmark = pytest.mark.real_loop
 
 OK, NO_ENTRY, NO_LEDGER = BookieCode.OK, BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER
 Open = Callable[..., AbstractAsyncContextManager[BookiePeer]]
@@ -97,161 +98,136 @@ async def last_confirmed(peer: BookiePeer, *, fence: bool) -> LastConfirmed:
     )
 
 
-def test_adds_are_acked_and_read_back_as_they_were_sent(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            writer = Writer(await peer.open_write("test/adds"))
-            assert await writer.add(add(1, 0), add(1, 1), add(1, 2)) == [OK, OK, OK]
-            assert await writer.add(add(1, 1)) == [OK]  # again: stored already
-            found = await read(peer, 0, 2)
-            assert found == [ReadAnswer(n, OK, envelope(1, n)) for n in range(3)]
-            assert await read(peer, 1, 1) == [ReadAnswer(1, OK, envelope(1, 1))]
-            await writer.stream.close()
-
-    run(main())
+async def test_adds_are_acked_and_read_back_as_they_were_sent(opened: Open) -> None:
+    async with opened() as peer:
+        writer = Writer(await peer.open_write("test/adds"))
+        assert await writer.add(add(1, 0), add(1, 1), add(1, 2)) == [OK, OK, OK]
+        assert await writer.add(add(1, 1)) == [OK]  # again: stored already
+        found = await read(peer, 0, 2)
+        assert found == [ReadAnswer(n, OK, envelope(1, n)) for n in range(3)]
+        assert await read(peer, 1, 1) == [ReadAnswer(1, OK, envelope(1, 1))]
+        await writer.stream.close()
 
 
-def test_stored_entries_are_listed_as_runs(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            assert (await peer.list_entries(1, 0)).code is NO_LEDGER
-            writer = Writer(await peer.open_write("test/adds"))
-            await writer.add(add(1, 0), add(1, 1), add(1, 3))
-            assert await peer.list_entries(1, 0) == EntryPage(
-                OK, (EntryRun(0, 2), EntryRun(3, 1)), more=False
+async def test_stored_entries_are_listed_as_runs(opened: Open) -> None:
+    async with opened() as peer:
+        assert (await peer.list_entries(1, 0)).code is NO_LEDGER
+        writer = Writer(await peer.open_write("test/adds"))
+        await writer.add(add(1, 0), add(1, 1), add(1, 3))
+        assert await peer.list_entries(1, 0) == EntryPage(
+            OK, (EntryRun(0, 2), EntryRun(3, 1)), more=False
+        )
+        assert await peer.list_entries(1, 1) == EntryPage(OK, (EntryRun(1, 1), EntryRun(3, 1)))
+        assert await peer.list_entries(1, 4) == EntryPage(OK)
+        await writer.stream.close()
+
+
+async def test_the_answer_is_the_run_that_is_there_and_then_why_it_ends(opened: Open) -> None:
+    async with opened() as peer:
+        assert [a.code for a in await read(peer, 0, 5)] == [NO_LEDGER]
+        writer = Writer(await peer.open_write("test/adds"))
+        await writer.add(add(1, 0), add(1, 1), add(1, 3))
+        assert [(a.entry, a.code) for a in await read(peer, 0, 5)] == [
+            (0, OK),
+            (1, OK),
+            (2, NO_ENTRY),
+        ]
+        assert [(a.entry, a.code) for a in await read(peer, 3, 3)] == [(3, OK)]
+        assert [a.entry for a in await read(peer, 0, 1, bytes_max=1)] == [0]
+        await writer.stream.close()
+
+
+async def test_stripes_are_read_across_their_gaps(opened: Open) -> None:
+    async with opened() as peer:
+        writer = Writer(await peer.open_write("test/adds"))
+        await writer.add(*(add(1, n) for n in (1, 2, 5, 6, 9)))
+
+        async def stripes(first: int, last: int, run: int, stride: int) -> list[ReadAnswer]:
+            request = ReadRequest(
+                incarnation=peer.member.incarnation,
+                ledger=1,
+                master_key=KEY,
+                first=first,
+                last=last,
+                run=run,
+                stride=stride,
             )
-            assert await peer.list_entries(1, 1) == EntryPage(OK, (EntryRun(1, 1), EntryRun(3, 1)))
-            assert await peer.list_entries(1, 4) == EntryPage(OK)
-            await writer.stream.close()
+            frames = peer.read(request)
+            return [answer async for frame in frames for answer in decode_read_answers(frame)]
 
-    run(main())
+        def found(*entries: int) -> list[ReadAnswer]:
+            return [ReadAnswer(n, OK, envelope(1, n)) for n in entries]
 
-
-def test_the_answer_is_the_run_that_is_there_and_then_why_it_ends(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            assert [a.code for a in await read(peer, 0, 5)] == [NO_LEDGER]
-            writer = Writer(await peer.open_write("test/adds"))
-            await writer.add(add(1, 0), add(1, 1), add(1, 3))
-            assert [(a.entry, a.code) for a in await read(peer, 0, 5)] == [
-                (0, OK),
-                (1, OK),
-                (2, NO_ENTRY),
-            ]
-            assert [(a.entry, a.code) for a in await read(peer, 3, 3)] == [(3, OK)]
-            assert [a.entry for a in await read(peer, 0, 1, bytes_max=1)] == [0]
-            await writer.stream.close()
-
-    run(main())
+        assert await stripes(1, 9, 2, 4) == found(1, 2, 5, 6, 9)
+        assert await stripes(1, 8, 2, 4) == found(1, 2, 5, 6)
+        assert await stripes(2, 6, 1, 4) == found(2, 6)
+        missing = ReadAnswer(10, NO_ENTRY, b"")
+        assert await stripes(5, 20, 2, 4) == [*found(5, 6, 9), missing]
+        assert await stripes(3, 9, 2, 4) == [ReadAnswer(3, NO_ENTRY, b"")]
+        await writer.stream.close()
 
 
-def test_stripes_are_read_across_their_gaps(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            writer = Writer(await peer.open_write("test/adds"))
-            await writer.add(*(add(1, n) for n in (1, 2, 5, 6, 9)))
-
-            async def stripes(first: int, last: int, run: int, stride: int) -> list[ReadAnswer]:
-                request = ReadRequest(
-                    incarnation=peer.member.incarnation,
-                    ledger=1,
-                    master_key=KEY,
-                    first=first,
-                    last=last,
-                    run=run,
-                    stride=stride,
-                )
-                frames = peer.read(request)
-                return [answer async for frame in frames for answer in decode_read_answers(frame)]
-
-            def found(*entries: int) -> list[ReadAnswer]:
-                return [ReadAnswer(n, OK, envelope(1, n)) for n in entries]
-
-            assert await stripes(1, 9, 2, 4) == found(1, 2, 5, 6, 9)
-            assert await stripes(1, 8, 2, 4) == found(1, 2, 5, 6)
-            assert await stripes(2, 6, 1, 4) == found(2, 6)
-            missing = ReadAnswer(10, NO_ENTRY, b"")
-            assert await stripes(5, 20, 2, 4) == [*found(5, 6, 9), missing]
-            assert await stripes(3, 9, 2, 4) == [ReadAnswer(3, NO_ENTRY, b"")]
-            await writer.stream.close()
-
-    run(main())
-
-
-def test_a_fence_refuses_adds_but_those_of_recoverers(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            writer = Writer(await peer.open_write("test/adds"))
-            assert await writer.add(add(1, 0), add(1, 1, confirmed=0)) == [OK, OK]
-            before = await last_confirmed(peer, fence=False)
-            assert (before.code, before.confirmed, before.last_entry) == (OK, 0, 1)
-            assert await writer.add(add(1, 2)) == [OK]
-            assert (await last_confirmed(peer, fence=True)).last_entry == 2
-            assert await writer.add(add(1, 3)) == [BookieCode.FENCED]
-            assert await writer.add(add(1, 3, flags=1)) == [OK]
-            await writer.stream.close()
-
-    run(main())
+async def test_a_fence_refuses_adds_but_those_of_recoverers(opened: Open) -> None:
+    async with opened() as peer:
+        writer = Writer(await peer.open_write("test/adds"))
+        assert await writer.add(add(1, 0), add(1, 1, confirmed=0)) == [OK, OK]
+        before = await last_confirmed(peer, fence=False)
+        assert (before.code, before.confirmed, before.last_entry) == (OK, 0, 1)
+        assert await writer.add(add(1, 2)) == [OK]
+        assert (await last_confirmed(peer, fence=True)).last_entry == 2
+        assert await writer.add(add(1, 3)) == [BookieCode.FENCED]
+        assert await writer.add(add(1, 3, flags=1)) == [OK]
+        await writer.stream.close()
 
 
 @pytest.mark.parametrize("by_read", [True, False])
-def test_a_ledger_that_the_bookie_never_heard_of_can_be_fenced(opened: Open, by_read: bool) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            if by_read:
-                (answer,) = await read(peer, 0, 9, fence=True)
-                assert answer.code in (NO_ENTRY, NO_LEDGER)
-            else:
-                answer_code = (await last_confirmed(peer, fence=True)).code
-                assert answer_code in (NO_ENTRY, NO_LEDGER)
-            writer = Writer(await peer.open_write("test/adds"))
-            assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
-            await writer.stream.close()
+async def test_a_ledger_that_the_bookie_never_heard_of_can_be_fenced(
+    opened: Open, by_read: bool
+) -> None:
+    async with opened() as peer:
+        if by_read:
+            (answer,) = await read(peer, 0, 9, fence=True)
+            assert answer.code in (NO_ENTRY, NO_LEDGER)
+        else:
+            answer_code = (await last_confirmed(peer, fence=True)).code
+            assert answer_code in (NO_ENTRY, NO_LEDGER)
+        writer = Writer(await peer.open_write("test/adds"))
+        assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
+        await writer.stream.close()
 
-    run(main())
 
-
-def test_another_incarnation_is_refused_everything_and_nothing_counts_as_fenced(
+async def test_another_incarnation_is_refused_everything_and_nothing_counts_as_fenced(
     opened: Open,
 ) -> None:
     """A bookie that lost its disk does not speak for what it was before."""
 
-    async def main() -> None:
-        async with opened(OTHER) as peer:
-            assert peer.member.incarnation == OTHER
-            with pytest.raises(BookieUnavailable) as refused:
-                await peer.open_write("test/adds")
-            assert refused.value.code is BookieCode.WRONG_INCARNATION
-            assert not refused.value.definite
-            wrong = BookieCode.WRONG_INCARNATION
-            assert await read(peer, 0, 0, fence=True) == [ReadAnswer(0, wrong, b"")]
-            assert (await last_confirmed(peer, fence=True)).code is wrong
-            assert (await peer.list_entries(1, 0)).code is wrong
-
-    run(main())
+    async with opened(OTHER) as peer:
+        assert peer.member.incarnation == OTHER
+        with pytest.raises(BookieUnavailable) as refused:
+            await peer.open_write("test/adds")
+        assert refused.value.code is BookieCode.WRONG_INCARNATION
+        assert not refused.value.definite
+        wrong = BookieCode.WRONG_INCARNATION
+        assert await read(peer, 0, 0, fence=True) == [ReadAnswer(0, wrong, b"")]
+        assert (await last_confirmed(peer, fence=True)).code is wrong
+        assert (await peer.list_entries(1, 0)).code is wrong
 
 
-def test_it_says_who_it_is(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            info = await peer.info()
-            assert (info.bookie, info.incarnation) == (
-                peer.member.bookie,
-                peer.member.incarnation,
-            )
-
-    run(main())
+async def test_it_says_who_it_is(opened: Open) -> None:
+    async with opened() as peer:
+        info = await peer.info()
+        assert (info.bookie, info.incarnation) == (
+            peer.member.bookie,
+            peer.member.incarnation,
+        )
 
 
-def test_its_streams_end_with_it(opened: Open) -> None:
-    async def main() -> None:
-        async with opened() as peer:
-            stream = await peer.open_write("test/adds")
-            if isinstance(peer, FakeBookie):
-                peer.kill()
-            else:
-                await peer.close()
-            with pytest.raises(StreamClosed):
-                await stream.receive()
-
-    run(main())
+async def test_its_streams_end_with_it(opened: Open) -> None:
+    async with opened() as peer:
+        stream = await peer.open_write("test/adds")
+        if isinstance(peer, FakeBookie):
+            peer.kill()
+        else:
+            await peer.close()
+        with pytest.raises(StreamClosed):
+            await stream.receive()

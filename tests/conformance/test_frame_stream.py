@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
-from support import is_foreign, run, settle, wait_until
+from support import is_foreign, settle, wait_until
 
 from magnetar.runtime import grpc_frames
 from magnetar.runtime.frames import FRAME_BYTES_MAX, Buffer, FrameStream, Outbox, StreamClosed
@@ -23,6 +23,8 @@ from magnetar.runtime.grpc_frames import (
     open_frame_stream,
 )
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
+
+pytestmark = pytest.mark.real_loop
 
 Handler = Callable[[FrameStream], Awaitable[None]]
 Wire = Callable[[Handler], AbstractAsyncContextManager[FrameStream]]
@@ -106,7 +108,7 @@ async def wait_stuck(sent: list[float]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, FRAME_BYTES_MAX, 5_253_120])
-def test_a_frame_arrives_as_it_was_sent(wire: Wire, size: int) -> None:
+async def test_a_frame_arrives_as_it_was_sent(wire: Wire, size: int) -> None:
     content = random.Random(size).randbytes(size)
     cut = size // 3
     shapes: list[list[Buffer]] = [
@@ -116,16 +118,13 @@ def test_a_frame_arrives_as_it_was_sent(wire: Wire, size: int) -> None:
         [memoryview(content)[:cut], b"", memoryview(content)[cut:]],
     ]
 
-    async def main() -> None:
-        async with wire(echo) as stream:
-            for parts in shapes:
-                await stream.send(parts)
-                assert await stream.receive() == content
-
-    run(main())
+    async with wire(echo) as stream:
+        for parts in shapes:
+            await stream.send(parts)
+            assert await stream.receive() == content
 
 
-def test_order_is_kept_both_ways_at_once(wire: Wire) -> None:
+async def test_order_is_kept_both_ways_at_once(wire: Wire) -> None:
     count = 3000
     sizes = random.Random(1)
     items = [i.to_bytes(4) * sizes.choice([1, 3, 50, 5000]) for i in range(count)]
@@ -153,42 +152,33 @@ def test_order_is_kept_both_ways_at_once(wire: Wire) -> None:
             group.create_task(all_through_an_outbox(stream))
             await read(stream)
 
-    async def main() -> None:
-        async with wire(both) as stream:
-            await both(stream)
-
-    run(main())
+    async with wire(both) as stream:
+        await both(stream)
 
 
-def test_a_frame_stays_valid_while_it_is_referenced(wire: Wire) -> None:
-    async def main() -> None:
-        async with wire(echo) as stream:
-            kept = []
-            for i in range(50):
-                await stream.send([bytes([i]) * 1000])
-                kept.append(await stream.receive())
-            assert [bytes(frame) for frame in kept] == [bytes([i]) * 1000 for i in range(50)]
-
-    run(main())
+async def test_a_frame_stays_valid_while_it_is_referenced(wire: Wire) -> None:
+    async with wire(echo) as stream:
+        kept = []
+        for i in range(50):
+            await stream.send([bytes([i]) * 1000])
+            kept.append(await stream.receive())
+        assert [bytes(frame) for frame in kept] == [bytes([i]) * 1000 for i in range(50)]
 
 
-def test_the_peer_has_a_name(wire: Wire) -> None:
+async def test_the_peer_has_a_name(wire: Wire) -> None:
     names: list[str] = []
 
     async def name(stream: FrameStream) -> None:
         names.append(stream.peer)
 
-    async def main() -> None:
-        async with wire(name) as stream:
-            await receive_all(stream, [])
-            assert stream.peer
-
-    run(main())
+    async with wire(name) as stream:
+        await receive_all(stream, [])
+        assert stream.peer
     assert names[0]
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_client_that_closes_is_heard_out(wire: Wire) -> None:
+async def test_a_client_that_closes_is_heard_out(wire: Wire) -> None:
     heard: list[bytes] = []
     ends: list[StreamClosed] = []
 
@@ -199,19 +189,16 @@ def test_a_client_that_closes_is_heard_out(wire: Wire) -> None:
         ends.append(await receive_all(stream, heard))
         ends.append(await receive_all(stream, heard))
 
-    async def main() -> None:
-        async with wire(listen) as stream:
-            for i in range(4):
-                await stream.send([b"%d" % i])
-            await stream.close()
-            await wait_until(lambda: len(ends) == 2)
-
-    run(main())
+    async with wire(listen) as stream:
+        for i in range(4):
+            await stream.send([b"%d" % i])
+        await stream.close()
+        await wait_until(lambda: len(ends) == 2)
     assert heard == [b"0", b"1", b"2", b"3"]
     assert [end.clean for end in ends] == [True, True]
 
 
-def test_a_server_that_returns_is_heard_out(wire: Wire) -> None:
+async def test_a_server_that_returns_is_heard_out(wire: Wire) -> None:
     returned = asyncio.Event()
 
     async def tell(stream: FrameStream) -> None:
@@ -219,23 +206,22 @@ def test_a_server_that_returns_is_heard_out(wire: Wire) -> None:
             await stream.send([b"%d" % i])
         returned.set()
 
-    async def main() -> None:
-        async with wire(tell) as stream:
-            await stream.send([b"begin"])
-            await returned.wait()
-            await settle()
-            heard: list[bytes] = []
-            assert (await receive_all(stream, heard)).clean
-            assert heard == [b"0", b"1", b"2", b"3"]
-            assert (await receive_all(stream, heard)).clean
-            with pytest.raises(StreamClosed):
-                await stream.send([b"too late"])
-
-    run(main())
+    async with wire(tell) as stream:
+        await stream.send([b"begin"])
+        await returned.wait()
+        await settle()
+        heard: list[bytes] = []
+        assert (await receive_all(stream, heard)).clean
+        assert heard == [b"0", b"1", b"2", b"3"]
+        assert (await receive_all(stream, heard)).clean
+        with pytest.raises(StreamClosed):
+            await stream.send([b"too late"])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_last_words_arrive_though_the_other_end_never_stops_talking(wire: Wire, seed: int) -> None:
+async def test_last_words_arrive_though_the_other_end_never_stops_talking(
+    wire: Wire, seed: int
+) -> None:
     """The frames before a close must not be lost with the sends that the close makes fail."""
     chance = random.Random(seed)
 
@@ -245,20 +231,17 @@ def test_last_words_arrive_though_the_other_end_never_stops_talking(wire: Wire, 
         await stream.send([b"not here"])
         await stream.send([b"ask the owner"])
 
-    async def main() -> None:
-        async with wire(last_words) as stream, asyncio.TaskGroup() as group:
-            talking = group.create_task(flood(stream, 100_000, []))
-            await settle(chance.randrange(50))
-            await wait_until(talking.done)
-            heard: list[bytes] = []
-            await receive_all(stream, heard)
-            assert heard == [b"not here", b"ask the owner"]
-
-    run(main())
+    async with wire(last_words) as stream, asyncio.TaskGroup() as group:
+        talking = group.create_task(flood(stream, 100_000, []))
+        await settle(chance.randrange(50))
+        await wait_until(talking.done)
+        heard: list[bytes] = []
+        await receive_all(stream, heard)
+        assert heard == [b"not here", b"ask the owner"]
 
 
 @pytest.mark.usefixtures("patient")
-def test_closing_wakes_the_tasks_of_the_same_end(wire: Wire) -> None:
+async def test_closing_wakes_the_tasks_of_the_same_end(wire: Wire) -> None:
     ends: list[StreamClosed] = []
 
     async def close_meanwhile(stream: FrameStream) -> None:
@@ -272,35 +255,29 @@ def test_closing_wakes_the_tasks_of_the_same_end(wire: Wire) -> None:
         with pytest.raises(StreamClosed):
             await stream.send([b"too late"])
 
-    async def main() -> None:
-        async with wire(close_meanwhile) as stream:  # at the server's end
-            assert (await receive_all(stream, [])).clean
-        async with wire(sink) as stream:  # at the client's end
-            await close_meanwhile(stream)
-
-    run(main())
+    async with wire(close_meanwhile) as stream:  # at the server's end
+        assert (await receive_all(stream, [])).clean
+    async with wire(sink) as stream:  # at the client's end
+        await close_meanwhile(stream)
     assert [end.clean for end in ends] == [True] * 4
 
 
-def test_nothing_is_given_after_the_own_close(wire: Wire) -> None:
-    async def main() -> None:
-        async with wire(lambda stream: flood(stream, 1000, [])) as stream:
-            heard: list[bytes] = []
-            async with asyncio.TaskGroup() as group:
-                reading = group.create_task(receive_all(stream, heard))
-                await wait_until(lambda: heard)
-                closing = group.create_task(stream.close())
-                await settle(1)
-                before = len(heard)
-                await closing
-                assert (await reading).clean
-            assert len(heard) == before
-
-    run(main())
+async def test_nothing_is_given_after_the_own_close(wire: Wire) -> None:
+    async with wire(lambda stream: flood(stream, 1000, [])) as stream:
+        heard: list[bytes] = []
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(receive_all(stream, heard))
+            await wait_until(lambda: heard)
+            closing = group.create_task(stream.close())
+            await settle(1)
+            before = len(heard)
+            await closing
+            assert (await reading).clean
+        assert len(heard) == before
 
 
 @pytest.mark.parametrize("closer", ["server", "client"])
-def test_closing_ends_a_send_that_the_peer_does_not_take(wire: Wire, closer: str) -> None:
+async def test_closing_ends_a_send_that_the_peer_does_not_take(wire: Wire, closer: str) -> None:
     done = asyncio.Event()
 
     async def flood_and_close(stream: FrameStream) -> None:
@@ -319,20 +296,17 @@ def test_closing_ends_a_send_that_the_peer_does_not_take(wire: Wire, closer: str
     async def deaf(stream: FrameStream) -> None:
         await done.wait()
 
-    async def main() -> None:
-        if closer == "client":
-            async with wire(deaf) as stream:
-                await flood_and_close(stream)
-        else:
-            async with wire(flood_and_close) as stream:
-                await stream.send([b"begin"])
-                await deaf(stream)
-
-    run(main())
+    if closer == "client":
+        async with wire(deaf) as stream:
+            await flood_and_close(stream)
+    else:
+        async with wire(flood_and_close) as stream:
+            await stream.send([b"begin"])
+            await deaf(stream)
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_sender_waits_for_a_slow_receiver(wire: Wire) -> None:
+async def test_a_sender_waits_for_a_slow_receiver(wire: Wire) -> None:
     may_read = asyncio.Event()
     heard: list[bytes] = []
     sent: list[float] = []
@@ -341,69 +315,62 @@ def test_a_sender_waits_for_a_slow_receiver(wire: Wire) -> None:
         await may_read.wait()
         await receive_all(stream, heard)
 
-    async def main() -> None:
-        async with wire(slow) as stream, asyncio.TaskGroup() as group:
-            flooding = group.create_task(flood(stream, 1 << 20, sent))
-            await wait_stuck(sent)
-            waiting = len(sent)
-            assert waiting < 32  # MiB
-            may_read.set()
-            await wait_until(lambda: len(sent) > 2 * waiting + 2)
-            await stream.close()
-            await flooding
-            await wait_until(lambda: len(heard) >= len(sent))
-
-    run(main())
+    async with wire(slow) as stream, asyncio.TaskGroup() as group:
+        flooding = group.create_task(flood(stream, 1 << 20, sent))
+        await wait_stuck(sent)
+        waiting = len(sent)
+        assert waiting < 32  # MiB
+        may_read.set()
+        await wait_until(lambda: len(sent) > 2 * waiting + 2)
+        await stream.close()
+        await flooding
+        await wait_until(lambda: len(heard) >= len(sent))
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
     [(Refused("no such ledger"), "Refused: no such ledger"), (KeyError("x"), "internal error")],
 )
-def test_a_handler_that_fails_breaks_the_stream(wire: Wire, error: Exception, text: str) -> None:
+async def test_a_handler_that_fails_breaks_the_stream(
+    wire: Wire, error: Exception, text: str
+) -> None:
     async def fail(stream: FrameStream) -> None:
         await stream.receive()
         await stream.send([b"so far so good"])
         raise error
 
-    async def main() -> None:
-        async with wire(fail) as stream:
-            await stream.send([b"hello"])
-            heard: list[bytes] = []
-            closed = await receive_all(stream, heard)
-            assert heard == [b"so far so good"]
-            assert not closed.clean
-            assert text in closed.reason
-
-    run(main())
+    async with wire(fail) as stream:
+        await stream.send([b"hello"])
+        heard: list[bytes] = []
+        closed = await receive_all(stream, heard)
+        assert heard == [b"so far so good"]
+        assert not closed.clean
+        assert text in closed.reason
 
 
-def test_a_bug_in_a_handler_is_not_swallowed(wire: Wire) -> None:
+async def test_a_bug_in_a_handler_is_not_swallowed(wire: Wire) -> None:
     seen: list[BaseException | None] = []
 
     async def buggy(stream: FrameStream) -> None:
         await stream.receive()
         raise ExceptionGroup("", [AssertionError("confirmed went backwards")])
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(
-            lambda _, context: is_foreign(context) or seen.append(context.get("exception"))
-        )
-        try:
-            async with wire(buggy) as stream:
-                await stream.send([b"hello"])
-                closed = await receive_all(stream, [])
-                assert (closed.clean, closed.reason.endswith("internal error")) == (False, True)
-        except ExceptionGroup as error:
-            seen.append(error)
-
-    run(main())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(
+        lambda _, context: is_foreign(context) or seen.append(context.get("exception"))
+    )
+    try:
+        async with wire(buggy) as stream:
+            await stream.send([b"hello"])
+            closed = await receive_all(stream, [])
+            assert (closed.clean, closed.reason.endswith("internal error")) == (False, True)
+    except ExceptionGroup as error:
+        seen.append(error)
     assert len(seen) == 1
     assert "confirmed went backwards" in repr(seen[0])
 
 
-def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
+async def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
     heard, ended = asyncio.Event(), asyncio.Event()
     ends: list[bool] = []
 
@@ -418,23 +385,20 @@ def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
         finally:
             ended.set()
 
-    async def main() -> None:
-        async with wire(wait_for_ever) as stream, asyncio.TaskGroup() as group:
-            await stream.send([b"hello"])
-            await heard.wait()  # a call that is cancelled before it begins has no handler
-            reading = group.create_task(stream.receive())
-            await settle()
-            reading.cancel()
-            await ended.wait()
-            assert reading.cancelled()
-            with pytest.raises(StreamClosed):
-                await stream.receive()
-
-    run(main())
+    async with wire(wait_for_ever) as stream, asyncio.TaskGroup() as group:
+        await stream.send([b"hello"])
+        await heard.wait()  # a call that is cancelled before it begins has no handler
+        reading = group.create_task(stream.receive())
+        await settle()
+        reading.cancel()
+        await ended.wait()
+        assert reading.cancelled()
+        with pytest.raises(StreamClosed):
+            await stream.receive()
     assert True not in ends
 
 
-def test_cancelling_a_handler_that_receives_is_not_swallowed(wire: Wire) -> None:
+async def test_cancelling_a_handler_that_receives_is_not_swallowed(wire: Wire) -> None:
     outcome: list[str] = []
 
     async def cancel_own_reader(stream: FrameStream) -> None:
@@ -446,42 +410,30 @@ def test_cancelling_a_handler_that_receives_is_not_swallowed(wire: Wire) -> None
         with pytest.raises(StreamClosed):
             await stream.receive()
 
-    async def main() -> None:
-        async with wire(cancel_own_reader) as stream:
-            await receive_all(stream, [])
-
-    run(main())
+    async with wire(cancel_own_reader) as stream:
+        await receive_all(stream, [])
     assert outcome == ["cancelled"]
 
 
-def test_two_tasks_at_one_direction_are_a_bug(wire: Wire) -> None:
-    async def main() -> None:
-        async with wire(sink) as stream, asyncio.TaskGroup() as group:
-            reading = group.create_task(receive_all(stream, []))
-            await settle()
-            with pytest.raises(AssertionError, match="two tasks receive"):
-                await stream.receive()
-            await stream.close()
-            await reading
-
-    run(main())
+async def test_two_tasks_at_one_direction_are_a_bug(wire: Wire) -> None:
+    async with wire(sink) as stream, asyncio.TaskGroup() as group:
+        reading = group.create_task(receive_all(stream, []))
+        await settle()
+        with pytest.raises(AssertionError, match="two tasks receive"):
+            await stream.receive()
+        await stream.close()
+        await reading
 
 
-def test_an_empty_frame_is_a_bug(wire: Wire) -> None:
-    async def main() -> None:
-        async with wire(sink) as stream:
-            with pytest.raises(AssertionError):
-                await stream.send([b"", b""])
-
-    run(main())
+async def test_an_empty_frame_is_a_bug(wire: Wire) -> None:
+    async with wire(sink) as stream:
+        with pytest.raises(AssertionError):
+            await stream.send([b"", b""])
 
 
-def test_nothing_is_left_behind(wire: Wire) -> None:
-    async def main() -> None:
-        for _ in range(3):
-            async with wire(echo) as stream:
-                await stream.send([b"x"])
-                await stream.receive()
-        await wait_until(lambda: len(asyncio.all_tasks()) == 1, what="only the test's own task")
-
-    run(main())
+async def test_nothing_is_left_behind(wire: Wire) -> None:
+    for _ in range(3):
+        async with wire(echo) as stream:
+            await stream.send([b"x"])
+            await stream.receive()
+    await wait_until(lambda: len(asyncio.all_tasks()) == 1, what="only the test's own task")

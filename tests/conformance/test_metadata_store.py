@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from support import run, settle, wait_until
+from support import settle, wait_until
 
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.errors import (
@@ -41,9 +41,14 @@ from magnetar.metadata.store import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from magnetar.zookeeper_server import ZooKeeperEnsemble
+
+    OpenWorld = Callable[[], AbstractAsyncContextManager["World"]]
+
+pytestmark = pytest.mark.real_loop
 
 _numbers = itertools.count()
 
@@ -65,22 +70,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def check(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> Callable[[Callable[[World], Awaitable[None]]], None]:
-    """Runs a test's body in a fresh world."""
+def open_world(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> OpenWorld:
+    """Opens a fresh world."""
     server: ZooKeeperEnsemble | None = None
     if kind == "zookeeper":
         server = request.getfixturevalue("zookeeper")
-
-    def runner(body: Callable[[World], Awaitable[None]]) -> None:
-        async def main() -> None:
-            async with _world(kind, tmp_path, server) as world:
-                await body(world)
-
-        run(main())
-
-    return runner
+    return lambda: _world(kind, tmp_path, server)
 
 
 @contextlib.asynccontextmanager
@@ -107,14 +102,11 @@ async def _world(
         await two.close()
 
 
-Check = "Callable[[Callable[[World], Awaitable[None]]], None]"
-
-
 # ---- values and versions -------------------------------------------------------------------------
 
 
-def test_what_was_put_is_got_with_its_version(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_what_was_put_is_got_with_its_version(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         assert await world.one.get(path) is None
         assert await world.one.put(path, b"first", expected=ABSENT) == 0
@@ -123,22 +115,18 @@ def test_what_was_put_is_got_with_its_version(check: Check) -> None:
         assert await world.one.put(path, b"", expected=1) == 2
         assert await world.one.get(path) == Versioned(b"", 2)
 
-    check(body)
 
-
-def test_parents_are_made_empty_and_persistent(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_parents_are_made_empty_and_persistent(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         await world.one.put(f"{world.folder}/a/b/c", b"x", expected=ABSENT)
         assert await world.one.get(f"{world.folder}/a") == Versioned(b"", 0)
         assert await world.one.get(f"{world.folder}/a/b") == Versioned(b"", 0)
         with pytest.raises(NodeExists):
             await world.one.put(f"{world.folder}/a", b"", expected=ABSENT)
 
-    check(body)
 
-
-def test_a_put_at_another_version_changes_nothing(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_a_put_at_another_version_changes_nothing(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         with pytest.raises(BadVersion) as absent:
             await world.one.put(path, b"x", expected=0)
@@ -153,11 +141,9 @@ def test_a_put_at_another_version_changes_nothing(check: Check) -> None:
                 await world.one.put(path, b"y", expected=wrong)
         assert await world.one.get(path) == Versioned(b"x", 0)
 
-    check(body)
 
-
-def test_a_delete_compares_and_needs_an_empty_node(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_a_delete_compares_and_needs_an_empty_node(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         with pytest.raises(NoNode):
             await world.one.delete(path, expected=0)
@@ -172,11 +158,9 @@ def test_a_delete_compares_and_needs_an_empty_node(check: Check) -> None:
         assert await world.one.get(path) is None
         assert await world.one.put(path, b"again", expected=ABSENT) == 0
 
-    check(body)
 
-
-def test_one_of_many_racing_writers_wins_each_version(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_one_of_many_racing_writers_wins_each_version(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/counter"
         await world.one.put(path, b"0", expected=ABSENT)
         wins = 0
@@ -198,11 +182,9 @@ def test_one_of_many_racing_writers_wins_each_version(check: Check) -> None:
         assert stored is not None
         assert stored.version == 1
 
-    check(body)
 
-
-def test_requests_of_one_store_keep_their_order(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_requests_of_one_store_keep_their_order(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         await world.one.put(path, b"", expected=ABSENT)
         async with asyncio.TaskGroup() as group:
@@ -214,11 +196,9 @@ def test_requests_of_one_store_keep_their_order(check: Check) -> None:
         assert [put.result() for put in puts] == list(range(1, 51))
         assert last.result() == Versioned(b"49", 50)
 
-    check(body)
 
-
-def test_requests_that_travel_together_see_each_other_in_order(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_requests_that_travel_together_see_each_other_in_order(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         await world.one.put(f"{world.folder}/old", b"", expected=ABSENT)
         async with asyncio.TaskGroup() as group:
             run = group.create_task
@@ -235,11 +215,11 @@ def test_requests_that_travel_together_see_each_other_in_order(check: Check) -> 
         assert empty.result() == []
         assert after.result() is None
 
-    check(body)
 
-
-def test_a_large_value_fits_and_a_larger_one_is_refused_by_name(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_a_large_value_fits_and_a_larger_one_is_refused_by_name(
+    open_world: OpenWorld,
+) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         largest = b"v" * VALUE_BYTES_MAX
         await world.one.put(path, largest, expected=ABSENT)
@@ -257,11 +237,9 @@ def test_a_large_value_fits_and_a_larger_one_is_refused_by_name(check: Check) ->
             assert (error.value.size, error.value.limit) == (VALUE_BYTES_MAX + 1, VALUE_BYTES_MAX)
         assert await world.one.children(world.folder) == ["a"]
 
-    check(body)
 
-
-def test_names_are_any_printable_text(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_names_are_any_printable_text(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         names = sorted(["a b", "%2F", "ä", "你好", "x" * 200, "0x00_0xff", "-", "~"])
         for name in names:
             await world.one.put(f"{world.folder}/{name}", name.encode(), expected=ABSENT)
@@ -269,14 +247,12 @@ def test_names_are_any_printable_text(check: Check) -> None:
         for name in names:
             assert await world.two.get(f"{world.folder}/{name}") == Versioned(name.encode(), 0)
 
-    check(body)
-
 
 # ---- children ------------------------------------------------------------------------------------
 
 
-def test_children_are_the_names_just_below_and_sorted(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_children_are_the_names_just_below_and_sorted(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         assert await world.one.children(world.folder) == []
         for name in ("b", "a/x/y", "a/z", "ab", "B"):
             await world.one.put(f"{world.folder}/{name}", b"", expected=ABSENT)
@@ -287,14 +263,12 @@ def test_children_are_the_names_just_below_and_sorted(check: Check) -> None:
         await world.one.delete(f"{world.folder}/ab", expected=0)
         assert await world.one.children(world.folder) == ["B", "a", "b"]
 
-    check(body)
-
 
 # ---- sessions ------------------------------------------------------------------------------------
 
 
-def test_an_ephemeral_node_says_whose_it_is(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_an_ephemeral_node_says_whose_it_is(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/up/a"
         assert world.one.session_id != 0
         assert world.one.session_state is SessionState.CONNECTED
@@ -313,11 +287,9 @@ def test_an_ephemeral_node_says_whose_it_is(check: Check) -> None:
         assert await world.one.get(path) is None
         assert await world.one.get(f"{world.folder}/up") == Versioned(b"", 0)
 
-    check(body)
 
-
-def test_an_ephemeral_node_has_no_children(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_an_ephemeral_node_has_no_children(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         await world.one.create_ephemeral(path, b"")
         with pytest.raises(ParentIsEphemeral):
@@ -328,14 +300,12 @@ def test_an_ephemeral_node_has_no_children(check: Check) -> None:
             await world.one.create_sequential(f"{path}/b", b"", ephemeral=False)
         assert await world.one.children(path) == []
 
-    check(body)
 
-
-def test_closing_ends_the_session_and_only_that(check: Check, kind: str) -> None:
+async def test_closing_ends_the_session_and_only_that(open_world: OpenWorld, kind: str) -> None:
     if kind == "embedded":
         pytest.skip("its only client is the one that closes; see the unit tests")
 
-    async def body(world: World) -> None:
+    async with open_world() as world:
         await world.one.put(f"{world.folder}/stays", b"", expected=ABSENT)
         await world.two.create_ephemeral(f"{world.folder}/two", b"")
         await world.one.create_ephemeral(f"{world.folder}/one", b"")
@@ -354,11 +324,9 @@ def test_closing_ends_the_session_and_only_that(check: Check, kind: str) -> None
         await world.two.sync(world.folder)
         assert await world.two.children(world.folder) == ["stays", "two"]
 
-    check(body)
 
-
-def test_a_closed_store_refuses_and_says_so(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_a_closed_store_refuses_and_says_so(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         states: list[SessionState] = []
         world.one.watch_session(states.append)
         await world.one.close()
@@ -377,14 +345,12 @@ def test_a_closed_store_refuses_and_says_so(check: Check) -> None:
             with pytest.raises(StoreClosed):
                 await request
 
-    check(body)
-
 
 # ---- sequences -----------------------------------------------------------------------------------
 
 
-def test_sequential_names_grow_and_are_never_reused(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_sequential_names_grow_and_are_never_reused(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         prefix = f"{world.folder}/queue/n-"
         paths = []
         for number in range(6):
@@ -403,14 +369,12 @@ def test_sequential_names_grow_and_are_never_reused(check: Check) -> None:
             for name in await world.one.children(f"{world.folder}/queue")
         ] == survivors
 
-    check(body)
-
 
 # ---- sync and watches ----------------------------------------------------------------------------
 
 
-def test_after_sync_the_others_changes_are_seen(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_after_sync_the_others_changes_are_seen(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         for number in range(20):
             await world.one.put(path, str(number).encode(), expected=number - 1)
@@ -418,12 +382,12 @@ def test_after_sync_the_others_changes_are_seen(check: Check) -> None:
             assert await world.two.get(path) == Versioned(str(number).encode(), number)
         await world.two.sync(f"{world.folder}/absent")
 
-    check(body)
-
 
 @pytest.mark.parametrize("by", ["one", "two"])
-def test_a_watch_reports_creation_change_deletion_and_children(check: Check, by: str) -> None:
-    async def body(world: World) -> None:
+async def test_a_watch_reports_creation_change_deletion_and_children(
+    open_world: OpenWorld, by: str
+) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/watched"
         child = f"{path}/c"
         writer: MetadataStore = getattr(world, by)
@@ -458,8 +422,6 @@ def test_a_watch_reports_creation_change_deletion_and_children(check: Check, by:
                     await wait_until(lambda: seen and seen[-1] == result)  # noqa: B023
             follower.cancel()
 
-    check(body)
-
 
 async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
     """Let calls that are still on their way arrive, so that none of them passes for the next."""
@@ -469,10 +431,10 @@ async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
     assert not called.is_set()
 
 
-def test_a_change_while_the_watcher_reads_is_not_lost(check: Check) -> None:
+async def test_a_change_while_the_watcher_reads_is_not_lost(open_world: OpenWorld) -> None:
     """Who reads only when called ends at the last value, however the calls interleave."""
 
-    async def body(world: World) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         called = asyncio.Event()
         seen = b""
@@ -495,11 +457,9 @@ def test_a_change_while_the_watcher_reads_is_not_lost(check: Check) -> None:
             group.create_task(follow())
             group.create_task(write())
 
-    check(body)
 
-
-def test_watches_are_independent_and_end_when_told(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_watches_are_independent_and_end_when_told(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         calls = {"first": 0, "second": 0, "elsewhere": 0}
 
@@ -526,14 +486,12 @@ def test_watches_are_independent_and_end_when_told(check: Check) -> None:
         assert calls["first"] == first
         assert calls["elsewhere"] == elsewhere
 
-    check(body)
-
 
 # ---- update --------------------------------------------------------------------------------------
 
 
-def test_update_changes_keeps_and_deletes(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_update_changes_keeps_and_deletes(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/a"
         deadline = asyncio.get_running_loop().time() + 30
 
@@ -551,11 +509,9 @@ def test_update_changes_keeps_and_deletes(check: Check) -> None:
         assert await change(DELETE) is None
         assert await world.one.get(path) is None
 
-    check(body)
 
-
-def test_concurrent_updates_all_take_effect_once(check: Check) -> None:
-    async def body(world: World) -> None:
+async def test_concurrent_updates_all_take_effect_once(open_world: OpenWorld) -> None:
+    async with open_world() as world:
         path = f"{world.folder}/counter"
         deadline = asyncio.get_running_loop().time() + 30
 
@@ -571,5 +527,3 @@ def test_concurrent_updates_all_take_effect_once(check: Check) -> None:
                 group.create_task(worker(store))
         stored = await world.one.get(path)
         assert stored == Versioned(b"40", 39)
-
-    check(body)

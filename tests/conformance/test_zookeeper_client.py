@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.zookeeper_proxy import proxied
-from support import run, wait_until
+from support import wait_until
 
 from magnetar.metadata.errors import Unavailable
 from magnetar.metadata.store import ABSENT, SessionState, Versioned
@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.zookeeper,
     pytest.mark.usefixtures("zookeeper"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.real_loop,
 ]
 
 _numbers = itertools.count()
@@ -37,108 +38,95 @@ def reply(xid: int, error: int) -> bytes:
     return struct.pack(">iiqi", 16, xid, 1, error)
 
 
-def test_a_watch_whose_arming_is_never_answered_is_armed_anew(zookeeper: ZooKeeperEnsemble) -> None:
+async def test_a_watch_whose_arming_is_never_answered_is_armed_anew(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
     """An error that kazoo does not know kills its thread, and the request gets no answer."""
 
-    async def main() -> None:
-        path = fresh()
-        async with proxied(zookeeper) as proxy:
-            store = await ZooKeeperStore.connect(proxy.address, session_timeout_s=4.0)
-            called = asyncio.Event()
-            proxy.garbage = reply(store._client._connection._xid + 1, -999)
-            store.watch(path, called.set)
-            await wait_until(lambda: store.session_state is SessionState.LOST)
-            await wait_until(lambda: store.session_state is SessionState.CONNECTED)
-            await asyncio.wait_for(called.wait(), 30)
-            called.clear()
-            await store.put(path, b"", expected=ABSENT)
-            await asyncio.wait_for(called.wait(), 30)
-            await store.close()
-
-    run(main())
+    path = fresh()
+    async with proxied(zookeeper) as proxy:
+        store = await ZooKeeperStore.connect(proxy.address, session_timeout_s=4.0)
+        called = asyncio.Event()
+        proxy.garbage = reply(store._client._connection._xid + 1, -999)
+        store.watch(path, called.set)
+        await wait_until(lambda: store.session_state is SessionState.LOST)
+        await wait_until(lambda: store.session_state is SessionState.CONNECTED)
+        await asyncio.wait_for(called.wait(), 30)
+        called.clear()
+        await store.put(path, b"", expected=ABSENT)
+        await asyncio.wait_for(called.wait(), 30)
+        await store.close()
 
 
-def test_a_kazoo_that_cannot_be_started_again_is_tried_again(
+async def test_a_kazoo_that_cannot_be_started_again_is_tried_again(
     zookeeper: ZooKeeperEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with proxied(zookeeper) as proxy:
-            store = await ZooKeeperStore.connect(proxy.address)
-            failures = iter([OSError("no descriptors"), RuntimeError("no threads")])
-            start = store._client.start_async
+    async with proxied(zookeeper) as proxy:
+        store = await ZooKeeperStore.connect(proxy.address)
+        failures = iter([OSError("no descriptors"), RuntimeError("no threads")])
+        start = store._client.start_async
 
-            def start_async() -> object:
-                error = next(failures, None)
-                if error is not None:
-                    raise error
-                return start()
+        def start_async() -> object:
+            error = next(failures, None)
+            if error is not None:
+                raise error
+            return start()
 
-            monkeypatch.setattr(store._client, "start_async", start_async)
-            own = threading.Thread.start
-            refused = iter([RuntimeError("can't start new thread")])
+        monkeypatch.setattr(store._client, "start_async", start_async)
+        own = threading.Thread.start
+        refused = iter([RuntimeError("can't start new thread")])
 
-            def start_thread(thread: threading.Thread) -> None:
-                error = next(refused, None) if thread.name == "zookeeper" else None
-                if error is not None:
-                    raise error
-                own(thread)
+        def start_thread(thread: threading.Thread) -> None:
+            error = next(refused, None) if thread.name == "zookeeper" else None
+            if error is not None:
+                raise error
+            own(thread)
 
-            monkeypatch.setattr(threading.Thread, "start", start_thread)
-            proxy.garbage = reply(store._client._connection._xid + 1, -999)
-            states: list[SessionState] = []
-            store.watch_session(states.append)
-            asyncio.get_running_loop().create_task(store.sync("/")).add_done_callback(
-                lambda done: done.exception()
-            )
-            await wait_until(lambda: SessionState.CONNECTED in states)
-            assert next(failures, None) is None
-            assert next(refused, None) is None
-            await store.sync("/")
-            await store.close()
-
-    run(main())
+        monkeypatch.setattr(threading.Thread, "start", start_thread)
+        proxy.garbage = reply(store._client._connection._xid + 1, -999)
+        states: list[SessionState] = []
+        store.watch_session(states.append)
+        asyncio.get_running_loop().create_task(store.sync("/")).add_done_callback(
+            lambda done: done.exception()
+        )
+        await wait_until(lambda: SessionState.CONNECTED in states)
+        assert next(failures, None) is None
+        assert next(refused, None) is None
+        await store.sync("/")
+        await store.close()
 
 
 @pytest.mark.parametrize("chroot", ["/flat", "/very/deep"])
 @pytest.mark.parametrize("replies", [2, 3])
-def test_a_connection_that_breaks_while_the_root_is_made_is_no_reason_to_give_up(
+async def test_a_connection_that_breaks_while_the_root_is_made_is_no_reason_to_give_up(
     chroot: str, replies: int, zookeeper: ZooKeeperEnsemble
 ) -> None:
-    async def main() -> None:
-        root = f"{fresh()}{chroot}"
-        async with proxied(zookeeper) as proxy:
-            proxy.cut_after = replies  # the first says that there is a session
-            store = await ZooKeeperStore.connect(proxy.address, chroot=root)
-            assert proxy.cut_after == 0
-            assert await store.get("/") == Versioned(b"", 0)
-            await store.close()
-
-    run(main())
+    root = f"{fresh()}{chroot}"
+    async with proxied(zookeeper) as proxy:
+        proxy.cut_after = replies  # the first says that there is a session
+        store = await ZooKeeperStore.connect(proxy.address, chroot=root)
+        assert proxy.cut_after == 0
+        assert await store.get("/") == Versioned(b"", 0)
+        await store.close()
 
 
-def test_a_root_that_is_refused_is_said_at_once(zookeeper: ZooKeeperEnsemble) -> None:
-    async def main() -> None:
-        with pytest.raises(Unavailable, match="NoAuth"):
-            await ZooKeeperStore.connect(zookeeper.hosts, chroot="/zookeeper/config/magnetar")
-
-    run(main())
+async def test_a_root_that_is_refused_is_said_at_once(zookeeper: ZooKeeperEnsemble) -> None:
+    with pytest.raises(Unavailable, match="NoAuth"):
+        await ZooKeeperStore.connect(zookeeper.hosts, chroot="/zookeeper/config/magnetar")
 
 
-def test_a_root_that_is_taken_away_is_made_again_by_the_next_change(
+async def test_a_root_that_is_taken_away_is_made_again_by_the_next_change(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
-    async def main() -> None:
-        root = fresh()
-        store = await ZooKeeperStore.connect(zookeeper.hosts, chroot=root)
-        top = await ZooKeeperStore.connect(zookeeper.hosts, chroot="/")
-        stored = await top.get(root)
-        assert stored is not None
-        await top.delete(root, expected=stored.version)
-        await store.sync("/")
-        assert await store.get("/a") is None
-        await store.put("/a", b"", expected=ABSENT)
-        assert await top.children(root) == ["a"]
-        await store.close()
-        await top.close()
-
-    run(main())
+    root = fresh()
+    store = await ZooKeeperStore.connect(zookeeper.hosts, chroot=root)
+    top = await ZooKeeperStore.connect(zookeeper.hosts, chroot="/")
+    stored = await top.get(root)
+    assert stored is not None
+    await top.delete(root, expected=stored.version)
+    await store.sync("/")
+    assert await store.get("/a") is None
+    await store.put("/a", b"", expected=ABSENT)
+    assert await top.children(root) == ["a"]
+    await store.close()
+    await top.close()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from support import ManualClock, run
+from support import ManualClock
 
 from magnetar.bookie.admission import Admission
 from magnetar.bookie.contract import LastConfirmedRequest, ReadRequest
@@ -306,14 +306,6 @@ async def _run(service: BookieService) -> None:
         await service.run()
     except StorageFailed:
         return  # `deaths` has it
-
-
-def with_bookie(test: Callable[[Bookie], Awaitable[None]], **options: object) -> None:
-    async def main() -> None:
-        async with running_bookie(**options) as bookie:  # type: ignore[arg-type]
-            await test(bookie)
-
-    run(main())
 
 
 def read_request(

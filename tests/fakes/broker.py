@@ -18,6 +18,7 @@ from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.pulsar_tcp import PulsarServer
 from magnetar.broker.topic.topic import ProducerNames
@@ -98,16 +99,17 @@ async def running_broker(
             clock=SystemClock(),
             random=random.Random(number),
         )
+        endpoint = Endpoint(broker)
 
         async def serve_pulsar(stream: FrameStream) -> None:
-            await Connection(stream, broker, Transport.PULSAR).run()
+            await Connection(stream, endpoint, Transport.PULSAR).run()
 
         pulsar = PulsarServer(serve_pulsar)
         path = paths.broker_available(me.broker)
         await store.create_ephemeral(path, codec.encode_broker_registration(me))
         serving = group.create_task(broker.run(stop))
         await broker.started.wait()
-        service.serve(broker)
+        service.serve(endpoint)
         await pulsar.start(listener)
         ports.push_async_callback(service.close_sessions)
         ports.push_async_callback(pulsar.stop)

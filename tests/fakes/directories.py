@@ -8,7 +8,6 @@ import shutil
 from typing import TYPE_CHECKING
 
 from fakes.bookies import KEY, crash_image, envelope
-from support import run
 
 from magnetar.bookie.damaged_store import DamagedStore
 from magnetar.bookie.storage.directory import DataDirectory, open_directory
@@ -39,13 +38,13 @@ ENTRIES = 20  # of ledger 1 in a directory that `fill` made
 
 
 class Cluster:
-    """A cluster's metadata, and starts on directories against it. One test, several loops."""
+    """A cluster's metadata, and starts on directories against it."""
 
     def __init__(self, seed: int = 1) -> None:
         self.tree = MemoryTree()
         self.chance = random.Random(seed)
 
-    def start(
+    async def start(
         self,
         path: Path,
         *,
@@ -53,43 +52,34 @@ class Cluster:
         open_deadline_s: float = 20.0,
         new_incarnation: bool = False,
     ) -> DataDirectory:
-        async def main() -> DataDirectory:
-            store = MemoryStore(self.tree)
-            try:
-                return await open_directory(
-                    path,
-                    bookie=bookie,
-                    metadata=store,
-                    chance=self.chance,
-                    open_deadline_s=open_deadline_s,
-                    new_incarnation=new_incarnation,
-                )
-            finally:
-                await store.close()
-
-        return run(main())
-
-    def cookie(self) -> BookieCookie | None:
-        async def main() -> BookieCookie | None:
-            store = MemoryStore(self.tree)
-            stored = await store.get(COOKIE)
-            await store.close()
-            return None if stored is None else decode_bookie_cookie(stored.value)
-
-        return run(main())
-
-    def set_cookie(self, cookie: BookieCookie | None) -> None:
-        async def main() -> None:
-            store = MemoryStore(self.tree)
-            stored = await store.get(COOKIE)
-            assert stored is not None
-            if cookie is None:
-                await store.delete(COOKIE, expected=stored.version)
-            else:
-                await store.put(COOKIE, encode_bookie_cookie(cookie), expected=stored.version)
+        store = MemoryStore(self.tree)
+        try:
+            return await open_directory(
+                path,
+                bookie=bookie,
+                metadata=store,
+                chance=self.chance,
+                open_deadline_s=open_deadline_s,
+                new_incarnation=new_incarnation,
+            )
+        finally:
             await store.close()
 
-        run(main())
+    async def cookie(self) -> BookieCookie | None:
+        store = MemoryStore(self.tree)
+        stored = await store.get(COOKIE)
+        await store.close()
+        return None if stored is None else decode_bookie_cookie(stored.value)
+
+    async def set_cookie(self, cookie: BookieCookie | None) -> None:
+        store = MemoryStore(self.tree)
+        stored = await store.get(COOKIE)
+        assert stored is not None
+        if cookie is None:
+            await store.delete(COOKIE, expected=stored.version)
+        else:
+            await store.put(COOKIE, encode_bookie_cookie(cookie), expected=stored.version)
+        await store.close()
 
 
 def fill(directory: DataDirectory, *, ledger: int = 1) -> None:
@@ -104,10 +94,10 @@ def fill(directory: DataDirectory, *, ledger: int = 1) -> None:
         directory.watermark.advance(directory.storage.sequence())
 
 
-def killed_directory(cluster: Cluster, path: Path) -> None:
+async def killed_directory(cluster: Cluster, path: Path) -> None:
     """A filled directory as a killed process leaves it, in its first boot epoch."""
     live = path.with_name(path.name + ".live")
-    directory = cluster.start(live)
+    directory = await cluster.start(live)
     fill(directory)
     crash_image(live, path)
     directory.close()

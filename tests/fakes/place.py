@@ -15,6 +15,7 @@ from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore
@@ -34,6 +35,7 @@ class Place:
 
     def __init__(self, broker: Broker, cluster: Cluster, tasks: asyncio.TaskGroup) -> None:
         self.broker = broker
+        self.endpoint = Endpoint(broker)
         self.world = cluster.world
         self.connections: list[Connection] = []
         self.serving: list[asyncio.Task[None]] = []
@@ -45,7 +47,7 @@ class Place:
         async def break_off() -> None:
             here.abort("the client died")
 
-        connection = Connection(there, self.broker, Transport.GRPC)
+        connection = Connection(there, self.endpoint, Transport.GRPC)
         self.connections.append(connection)
         self.serving.append(self._tasks.create_task(connection.run()))
         client = WireClient(StreamWire(here, break_off))

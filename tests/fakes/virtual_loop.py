@@ -1,17 +1,19 @@
 """An event loop whose clock jumps to the next timer: minutes of pauses pass in no time.
 
-Real sockets and threads have no place on it. Task order is asyncio's own; the simulated world
-shuffles.
+The loop refuses real sockets, and a test fails in which a thread calls the loop: their time is not
+the loop's. Task order is asyncio's own; the simulated world shuffles.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import TYPE_CHECKING, Any, TypeVar
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
+    from contextvars import Context
 
 T = TypeVar("T")
 
@@ -23,6 +25,11 @@ class _Selector(selectors.SelectSelector):
         super().__init__()
         self.now_s = 0.0
 
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        own = not self.get_map()  # the loop's own pipe comes first
+        assert own, "a socket or a pipe on the virtual loop: mark the test real_loop"
+        return super().register(fileobj, events, data)
+
     def select(self, timeout: float | None = None) -> list[Any]:
         assert timeout is not None, "every task is blocked and no timer is pending"
         self.now_s += max(timeout, 0.0)
@@ -32,10 +39,21 @@ class _Selector(selectors.SelectSelector):
 class _Loop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Selector()
+        self._thread = threading.get_ident()
+        self.called_by_thread = False
         super().__init__(self._virtual)
 
     def time(self) -> float:
         return self._virtual.now_s
+
+    def call_soon_threadsafe(  # type: ignore[override]  # typeshed's has a TypeVarTuple
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        self.called_by_thread |= threading.get_ident() != self._thread
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+    def run_in_executor(self, *_: Any) -> NoReturn:  # type: ignore[override]
+        raise AssertionError("a thread on the virtual loop: mark the test real_loop")
 
 
 def stand_still(seconds: float) -> None:
@@ -56,6 +74,11 @@ def run_virtual(main: Coroutine[Any, Any, T], *, deadline_s: float = 3600.0) -> 
             return await main
 
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        result = runner.run(guarded())
+        loop = runner.get_loop()
+        assert isinstance(loop, _Loop)
+        try:
+            result = runner.run(guarded())
+        finally:
+            assert not loop.called_by_thread, "a thread called the virtual loop: use real_loop"
     assert not stray, stray
     return result

@@ -13,7 +13,7 @@ import pytest
 from fakes.broker import Cluster, running_broker
 from fakes.entries import entry_of
 from fakes.wire import TRANSPORTS, WireClient, wire_to
-from support import run, settle, wait_until
+from support import settle, wait_until
 
 from magnetar.broker.session.grpc import SERVICE
 from magnetar.protos import framing
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TOPIC = "persistent://public/default/t"
 Kind = pb.BaseCommand
 
-pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+pytestmark = [pytest.mark.parametrize("transport", TRANSPORTS), pytest.mark.real_loop]
 
 
 @asynccontextmanager
@@ -106,46 +106,40 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "first"])
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_what_cannot_be_read_ends_the_connection(
+async def test_what_cannot_be_read_ends_the_connection(
     transport: str, what: str, connected: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING):
         async with worlds(transport, connected=connected) as (client, _):
             await client.wire.send(UNREADABLE[what])
             assert await client.ended() == []
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
     assert "closing a connection" in caplog.text
 
 
-def test_commands_before_the_broken_one_count(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, broker):
-            await client.produce(TOPIC)
-            sends = b"".join(
-                b"".join(
-                    framing.encode_payload_command(
-                        pb.CommandSend(producer_id=1, sequence_id=number),
-                        [bytes(entry_of(str(number)).data)],
-                    )
+async def test_commands_before_the_broken_one_count(transport: str) -> None:
+    async with worlds(transport) as (client, broker):
+        await client.produce(TOPIC)
+        sends = b"".join(
+            b"".join(
+                framing.encode_payload_command(
+                    pb.CommandSend(producer_id=1, sequence_id=number),
+                    [bytes(entry_of(str(number)).data)],
                 )
-                for number in range(3)
             )
-            await client.wire.send(sends + raw(b"\xff" * 30))
-            await client.ended()
-            async with wire_to(broker, transport) as other:
-                await other.subscribe(TOPIC)
-                await other.flow(10)
-                assert [(await other.message())[1] for _ in range(3)] == [["0"], ["1"], ["2"]]
+            for number in range(3)
+        )
+        await client.wire.send(sends + raw(b"\xff" * 30))
+        await client.ended()
+        async with wire_to(broker, transport) as other:
+            await other.subscribe(TOPIC)
+            await other.flow(10)
+            assert [(await other.message())[1] for _ in range(3)] == [["0"], ["1"], ["2"]]
 
-    run(main())
 
-
-def test_a_client_that_ends_inside_a_frame_is_only_gone(
+async def test_a_client_that_ends_inside_a_frame_is_only_gone(
     transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
+    with caplog.at_level(logging.INFO):
         async with worlds(transport) as (client, _):
             await client.wire.send(struct.pack(">I", 1_000) + b"\0" * 500)
             await client.wire.break_off()
@@ -155,24 +149,18 @@ def test_a_client_that_ends_inside_a_frame_is_only_gone(
                 what="the broker's word on the lost connection",
             )
 
-    with caplog.at_level(logging.INFO):
-        run(main())
 
-
-def test_a_frame_may_come_in_single_bytes(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport, connected=False) as (client, _):
-            for data in CONNECT, PING:
-                if transport == "grpc":  # whose frames are whole commands
-                    await client.wire.send(data)
-                else:
-                    for number in range(len(data)):
-                        await client.wire.send(data[number : number + 1])
-                        await settle(2)
-            await client.expect(pb.CommandConnected)
-            await client.expect(pb.CommandPong)
-
-    run(main())
+async def test_a_frame_may_come_in_single_bytes(transport: str) -> None:
+    async with worlds(transport, connected=False) as (client, _):
+        for data in CONNECT, PING:
+            if transport == "grpc":  # whose frames are whole commands
+                await client.wire.send(data)
+            else:
+                for number in range(len(data)):
+                    await client.wire.send(data[number : number + 1])
+                    await settle(2)
+        await client.expect(pb.CommandConnected)
+        await client.expect(pb.CommandPong)
 
 
 @pytest.mark.parametrize(
@@ -185,16 +173,13 @@ def test_a_frame_may_come_in_single_bytes(transport: str) -> None:
     ],
     ids=lambda it: type(it).__name__,
 )
-def test_nothing_is_served_before_connect(transport: str, command: Any) -> None:
-    async def main() -> None:
-        async with worlds(transport, connected=False) as (client, broker):
-            await client.send(command)
-            assert await client.ended() == []
-            assert [str(topic.name) for topic in broker.broker.topics] == [
-                "persistent://public/default/witness"
-            ]
-
-    run(main())
+async def test_nothing_is_served_before_connect(transport: str, command: Any) -> None:
+    async with worlds(transport, connected=False) as (client, broker):
+        await client.send(command)
+        assert await client.ended() == []
+        assert [str(topic.name) for topic in broker.broker.topics] == [
+            "persistent://public/default/witness"
+        ]
 
 
 # ---- commands that can be read, but not carried out ----------------------------------------------
@@ -223,41 +208,32 @@ def without(body: Any, field: str) -> bytes:
     ],
     ids=lambda it: it if isinstance(it, str) else type(it).__name__,
 )
-def test_a_missing_field_is_named(transport: str, body: Any, field: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.wire.send(without(body, field))
-            error = await client.expect(pb.CommandError)
-            assert (error.request_id, error.error) == (9, pb.NotAllowedError)
-            assert field in error.message
-            await client.produce(TOPIC)  # the connection is still good
-
-    run(main())
+async def test_a_missing_field_is_named(transport: str, body: Any, field: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.wire.send(without(body, field))
+        error = await client.expect(pb.CommandError)
+        assert (error.request_id, error.error) == (9, pb.NotAllowedError)
+        assert field in error.message
+        await client.produce(TOPIC)  # the connection is still good
 
 
-def test_a_missing_request_id_ends_the_connection(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.wire.send(
-                without(pb.CommandProducer(topic="t", producer_id=1, request_id=9), "request_id")
-            )
-            assert await client.ended() == []
-
-    run(main())
+async def test_a_missing_request_id_ends_the_connection(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.wire.send(
+            without(pb.CommandProducer(topic="t", producer_id=1, request_id=9), "request_id")
+        )
+        assert await client.ended() == []
 
 
-def test_text_that_is_not_utf8_is_refused(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            body = pb.CommandProducer(topic="XXXX", producer_id=1, request_id=9)
-            field = body.SerializeToString().replace(b"XXXX", b"a\xff\xfeb")
-            await client.wire.send(raw(command_of(Kind.PRODUCER, field)))
-            error = await client.expect(pb.CommandError)
-            assert error.request_id == 9
-            assert "UTF-8" in error.message
-            assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
-
-    run(main())
+async def test_text_that_is_not_utf8_is_refused(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        body = pb.CommandProducer(topic="XXXX", producer_id=1, request_id=9)
+        field = body.SerializeToString().replace(b"XXXX", b"a\xff\xfeb")
+        await client.wire.send(raw(command_of(Kind.PRODUCER, field)))
+        error = await client.expect(pb.CommandError)
+        assert error.request_id == 9
+        assert "UTF-8" in error.message
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
 
 
 @pytest.mark.parametrize(
@@ -272,57 +248,50 @@ def test_text_that_is_not_utf8_is_refused(transport: str) -> None:
         "//public/default/t",
     ],
 )
-def test_an_impossible_topic_is_refused_wherever_it_is_named(transport: str, name: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            for body in (
-                pb.CommandLookupTopic(topic=name, request_id=0),
-                pb.CommandPartitionedTopicMetadata(topic=name, request_id=0),
-                pb.CommandProducer(topic=name, producer_id=1, request_id=0),
-                pb.CommandSubscribe(
-                    topic=name,
-                    subscription="s",
-                    subType=pb.CommandSubscribe.Shared,
-                    consumer_id=1,
-                    request_id=0,
-                ),
-            ):
-                answer = await client.ask(body)
-                assert answer.error == pb.InvalidTopicName, body
-                assert "topic name" in answer.message
+async def test_an_impossible_topic_is_refused_wherever_it_is_named(
+    transport: str, name: str
+) -> None:
+    async with worlds(transport) as (client, _):
+        for body in (
+            pb.CommandLookupTopic(topic=name, request_id=0),
+            pb.CommandPartitionedTopicMetadata(topic=name, request_id=0),
+            pb.CommandProducer(topic=name, producer_id=1, request_id=0),
+            pb.CommandSubscribe(
+                topic=name,
+                subscription="s",
+                subType=pb.CommandSubscribe.Shared,
+                consumer_id=1,
+                request_id=0,
+            ),
+        ):
+            answer = await client.ask(body)
+            assert answer.error == pb.InvalidTopicName, body
+            assert "topic name" in answer.message
 
-    run(main())
 
-
-def test_an_unknown_listener_is_refused_at_once_and_costs_nothing_else(transport: str) -> None:
+async def test_an_unknown_listener_is_refused_at_once_and_costs_nothing_else(
+    transport: str,
+) -> None:
     """With Pulsar's ServiceNotReady Apache's client closes the connection, again and again until
     its operation times out."""
 
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.produce(TOPIC)
-            body = pb.CommandLookupTopic(
-                topic=TOPIC, request_id=0, advertised_listener_name="external"
-            )
-            answer = await client.ask(body)
-            assert answer.response == pb.CommandLookupTopicResponse.Failed
-            assert answer.error == pb.NotAllowedError
-            assert "the broker do not have external listener" in answer.message
-            body.advertised_listener_name = ""  # as Apache's C++ client always says
-            answer = await client.ask(body)
-            assert answer.response == pb.CommandLookupTopicResponse.Connect
-
-    run(main())
+    async with worlds(transport) as (client, _):
+        await client.produce(TOPIC)
+        body = pb.CommandLookupTopic(topic=TOPIC, request_id=0, advertised_listener_name="external")
+        answer = await client.ask(body)
+        assert answer.response == pb.CommandLookupTopicResponse.Failed
+        assert answer.error == pb.NotAllowedError
+        assert "the broker do not have external listener" in answer.message
+        body.advertised_listener_name = ""  # as Apache's C++ client always says
+        answer = await client.ask(body)
+        assert answer.response == pb.CommandLookupTopicResponse.Connect
 
 
-def test_a_subscription_needs_a_name(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            answer = await client.subscribe(TOPIC, "")
-            assert isinstance(answer, pb.CommandError), answer
-            assert answer.error == pb.NotAllowedError
-
-    run(main())
+async def test_a_subscription_needs_a_name(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        answer = await client.subscribe(TOPIC, "")
+        assert isinstance(answer, pb.CommandError), answer
+        assert answer.error == pb.NotAllowedError
 
 
 NOT_SERVED: list[tuple[Any, str]] = [
@@ -346,17 +315,14 @@ NOT_SERVED: list[tuple[Any, str]] = [
 ]
 
 
-def test_what_is_not_served_is_named(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            for body, name in NOT_SERVED:
-                answer = await client.ask(body)
-                code = getattr(answer, "error_code", None) or answer.error
-                assert code == pb.NotAllowedError
-                text = getattr(answer, "error_message", "") or answer.message
-                assert name in text
-
-    run(main())
+async def test_what_is_not_served_is_named(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        for body, name in NOT_SERVED:
+            answer = await client.ask(body)
+            code = getattr(answer, "error_code", None) or answer.error
+            assert code == pb.NotAllowedError
+            text = getattr(answer, "error_message", "") or answer.message
+            assert name in text
 
 
 # ---- entries -------------------------------------------------------------------------------------
@@ -411,12 +377,12 @@ BAD_ENTRIES = {
 
 
 @pytest.mark.parametrize("what", BAD_ENTRIES)
-def test_a_bad_entry_costs_itself_only(
+async def test_a_bad_entry_costs_itself_only(
     transport: str, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry, code, text = BAD_ENTRIES[what]
 
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING):
         async with worlds(transport) as (client, _):
             await client.produce(TOPIC)
             await client.publish("before", sequence_id=1)
@@ -430,36 +396,27 @@ def test_a_bad_entry_costs_itself_only(
             await client.subscribe(TOPIC)
             await client.flow(10)
             assert [(await client.message())[1] for _ in range(2)] == [["before"], ["behind"]]
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
     assert "entry refused" in caplog.text
 
 
-def test_the_largest_payload_passes(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.produce(TOPIC)
-            await client.publish(sequence_id=1, entry=padded(MESSAGE_BYTES_MAX))
-            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 1
-            await client.subscribe(TOPIC)
-            await client.flow(1)
-            message = await client.receive()
-            assert bytes(message.entry) == padded(MESSAGE_BYTES_MAX)
-
-    run(main())
+async def test_the_largest_payload_passes(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.produce(TOPIC)
+        await client.publish(sequence_id=1, entry=padded(MESSAGE_BYTES_MAX))
+        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 1
+        await client.subscribe(TOPIC)
+        await client.flow(1)
+        message = await client.receive()
+        assert bytes(message.entry) == padded(MESSAGE_BYTES_MAX)
 
 
-def test_an_entry_over_its_limit_is_refused_by_name(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.produce(TOPIC)
-            await client.publish(sequence_id=1, entry=bytes(ENTRY_SENT_BYTES_MAX + 1))
-            error = await client.expect(pb.CommandSendError)
-            assert error.error == pb.NotAllowedError
-            assert str(ENTRY_SENT_BYTES_MAX) in error.message
-
-    run(main())
+async def test_an_entry_over_its_limit_is_refused_by_name(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.produce(TOPIC)
+        await client.publish(sequence_id=1, entry=bytes(ENTRY_SENT_BYTES_MAX + 1))
+        error = await client.expect(pb.CommandSendError)
+        assert error.error == pb.NotAllowedError
+        assert str(ENTRY_SENT_BYTES_MAX) in error.message
 
 
 # ---- consumers -----------------------------------------------------------------------------------
@@ -482,125 +439,103 @@ STRANGE_IDS = {
 
 @pytest.mark.parametrize("kind", ["Individual", "Cumulative"])
 @pytest.mark.parametrize("what", STRANGE_IDS)
-def test_acknowledging_what_is_not_there_loses_nothing(
+async def test_acknowledging_what_is_not_there_loses_nothing(
     transport: str, what: str, kind: str
 ) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, broker):
-            await client.subscribe(TOPIC)
-            await client.flow(10)
+    async with worlds(transport) as (client, broker):
+        await client.subscribe(TOPIC)
+        await client.flow(10)
+        await client.send(
+            pb.CommandAck(
+                consumer_id=1,
+                ack_type=pb.CommandAck.AckType.Value(kind),
+                message_id=[STRANGE_IDS[what]],
+                request_id=7,
+            )
+        )
+        answer = await client.expect(pb.CommandAckResponse)
+        assert (answer.consumer_id, answer.request_id) == (1, 7)
+        await client.produce(TOPIC, producer_id=2)
+        await client.publish("after", producer_id=2)
+        bodies = {type(it.body): it for it in [await client.receive() for _ in range(2)]}
+        assert bytes(bodies[pb.CommandMessage].entry) == bytes(entry_of("after").data)
+        await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
+        async with wire_to(broker, transport) as other:
+            await other.subscribe(TOPIC)
+            await other.flow(10)
+            assert (await other.message())[1] == ["after"]
+
+
+async def test_an_acknowledgement_of_nothing_is_answered(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.subscribe(TOPIC)
+        for kind, failed in (
+            (pb.CommandAck.Individual, False),
+            (pb.CommandAck.Cumulative, True),
+        ):
             await client.send(
-                pb.CommandAck(
-                    consumer_id=1,
-                    ack_type=pb.CommandAck.AckType.Value(kind),
-                    message_id=[STRANGE_IDS[what]],
-                    request_id=7,
-                )
+                pb.CommandAck(consumer_id=1, ack_type=kind, message_id=[], request_id=7)
             )
             answer = await client.expect(pb.CommandAckResponse)
-            assert (answer.consumer_id, answer.request_id) == (1, 7)
-            await client.produce(TOPIC, producer_id=2)
-            await client.publish("after", producer_id=2)
-            bodies = {type(it.body): it for it in [await client.receive() for _ in range(2)]}
-            assert bytes(bodies[pb.CommandMessage].entry) == bytes(entry_of("after").data)
-            await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
-            async with wire_to(broker, transport) as other:
-                await other.subscribe(TOPIC)
-                await other.flow(10)
-                assert (await other.message())[1] == ["after"]
-
-    run(main())
+            assert answer.request_id == 7
+            assert answer.HasField("error") == failed
 
 
-def test_an_acknowledgement_of_nothing_is_answered(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.subscribe(TOPIC)
-            for kind, failed in (
-                (pb.CommandAck.Individual, False),
-                (pb.CommandAck.Cumulative, True),
-            ):
-                await client.send(
-                    pb.CommandAck(consumer_id=1, ack_type=kind, message_id=[], request_id=7)
-                )
-                answer = await client.expect(pb.CommandAckResponse)
-                assert answer.request_id == 7
-                assert answer.HasField("error") == failed
-
-    run(main())
-
-
-def test_a_transactional_acknowledgement_is_refused(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.subscribe(TOPIC)
-            await client.send(
-                pb.CommandAck(
-                    consumer_id=1,
-                    ack_type=pb.CommandAck.Individual,
-                    message_id=[message_id(1, 0)],
-                    txnid_most_bits=1,
-                    request_id=3,
-                )
+async def test_a_transactional_acknowledgement_is_refused(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.subscribe(TOPIC)
+        await client.send(
+            pb.CommandAck(
+                consumer_id=1,
+                ack_type=pb.CommandAck.Individual,
+                message_id=[message_id(1, 0)],
+                txnid_most_bits=1,
+                request_id=3,
             )
-            answer = await client.expect(pb.CommandAckResponse)
-            assert (answer.request_id, answer.error) == (3, pb.NotAllowedError)
-
-    run(main())
+        )
+        answer = await client.expect(pb.CommandAckResponse)
+        assert (answer.request_id, answer.error) == (3, pb.NotAllowedError)
 
 
 @pytest.mark.parametrize("what", STRANGE_IDS)
-def test_seeking_anywhere_is_answered(transport: str, what: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.subscribe(TOPIC)
-            await client.send(
-                pb.CommandSeek(consumer_id=1, request_id=7, message_id=STRANGE_IDS[what])
+async def test_seeking_anywhere_is_answered(transport: str, what: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.subscribe(TOPIC)
+        await client.send(pb.CommandSeek(consumer_id=1, request_id=7, message_id=STRANGE_IDS[what]))
+        kinds = {type((await client.receive()).body) for _ in range(2)}
+        assert kinds == {pb.CommandCloseConsumer, pb.CommandSuccess}
+        assert isinstance(await client.subscribe(TOPIC), pb.CommandSuccess)
+
+
+async def test_no_permits_and_unknown_consumers_are_ignored(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        await client.subscribe(TOPIC)
+        await client.flow(0)
+        await client.flow(10, consumer_id=99)
+        await client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=99))
+        answer = await client.ask(pb.CommandUnsubscribe(consumer_id=99, request_id=0))
+        assert answer.error == pb.ConsumerNotFound
+        answer = await client.ask(pb.CommandSeek(consumer_id=1, request_id=0))
+        assert answer.error == pb.NotAllowedError
+        await client.flow(2**32 - 1)
+        await client.produce(TOPIC)
+        await client.publish()
+        kinds = {type((await client.receive()).body) for _ in range(2)}
+        assert kinds == {pb.CommandSendReceipt, pb.CommandMessage}
+
+
+async def test_thousands_of_requests_at_once_are_all_answered(transport: str) -> None:
+    async with worlds(transport) as (client, _):
+        count = 3_000
+        await client.wire.send(
+            b"".join(
+                framing.encode_command(pb.CommandLookupTopic(topic=f"t{number}", request_id=number))
+                for number in range(count)
             )
-            kinds = {type((await client.receive()).body) for _ in range(2)}
-            assert kinds == {pb.CommandCloseConsumer, pb.CommandSuccess}
-            assert isinstance(await client.subscribe(TOPIC), pb.CommandSuccess)
-
-    run(main())
-
-
-def test_no_permits_and_unknown_consumers_are_ignored(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            await client.subscribe(TOPIC)
-            await client.flow(0)
-            await client.flow(10, consumer_id=99)
-            await client.send(pb.CommandRedeliverUnacknowledgedMessages(consumer_id=99))
-            answer = await client.ask(pb.CommandUnsubscribe(consumer_id=99, request_id=0))
-            assert answer.error == pb.ConsumerNotFound
-            answer = await client.ask(pb.CommandSeek(consumer_id=1, request_id=0))
-            assert answer.error == pb.NotAllowedError
-            await client.flow(2**32 - 1)
-            await client.produce(TOPIC)
-            await client.publish()
-            kinds = {type((await client.receive()).body) for _ in range(2)}
-            assert kinds == {pb.CommandSendReceipt, pb.CommandMessage}
-
-    run(main())
-
-
-def test_thousands_of_requests_at_once_are_all_answered(transport: str) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (client, _):
-            count = 3_000
-            await client.wire.send(
-                b"".join(
-                    framing.encode_command(
-                        pb.CommandLookupTopic(topic=f"t{number}", request_id=number)
-                    )
-                    for number in range(count)
-                )
-            )
-            answers = [await client.expect(pb.CommandLookupTopicResponse) for _ in range(count)]
-            assert {it.request_id for it in answers} == set(range(count))
-            assert {it.response for it in answers} == {pb.CommandLookupTopicResponse.Connect}
-
-    run(main())
+        )
+        answers = [await client.expect(pb.CommandLookupTopicResponse) for _ in range(count)]
+        assert {it.request_id for it in answers} == set(range(count))
+        assert {it.response for it in answers} == {pb.CommandLookupTopicResponse.Connect}
 
 
 # ---- range reads ------------------------------------------------------------------------------
@@ -621,19 +556,16 @@ async def frames_of(channel: Any, request: bytes) -> list[bytes]:
     ],
     ids=["not protobuf", "not UTF-8", "an impossible name", "nothing"],
 )
-def test_a_range_that_cannot_be_read_is_refused(
+async def test_a_range_that_cannot_be_read_is_refused(
     transport: str, request_bytes: bytes, text: str
 ) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (_, broker):
-            channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
-            with pytest.raises(CallFailed, match=text):
-                await call_unary(channel, f"/{SERVICE}/PlanRange", request_bytes)
-            with pytest.raises(StreamClosed, match=text):
-                await frames_of(channel, request_bytes)
-            await channel.close()
-
-    run(main())
+    async with worlds(transport) as (_, broker):
+        channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
+        with pytest.raises(CallFailed, match=text):
+            await call_unary(channel, f"/{SERVICE}/PlanRange", request_bytes)
+        with pytest.raises(StreamClosed, match=text):
+            await frames_of(channel, request_bytes)
+        await channel.close()
 
 
 @pytest.mark.parametrize(
@@ -645,15 +577,12 @@ def test_a_range_that_cannot_be_read_is_refused(
         ("witness", -1, 0, "RangeNotConfirmed"),
     ],
 )
-def test_a_range_that_is_not_there_is_refused(
+async def test_a_range_that_is_not_there_is_refused(
     transport: str, topic: str, ledger: int, last: int, text: str
 ) -> None:
-    async def main() -> None:
-        async with worlds(transport) as (_, broker):
-            channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
-            request = ReadRangeRequest(topic=topic, ledger=ledger, first_entry=0, last_entry=last)
-            with pytest.raises(StreamClosed, match=text):
-                await frames_of(channel, request.SerializeToString())
-            await channel.close()
-
-    run(main())
+    async with worlds(transport) as (_, broker):
+        channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
+        request = ReadRangeRequest(topic=topic, ledger=ledger, first_entry=0, last_entry=last)
+        with pytest.raises(StreamClosed, match=text):
+            await frames_of(channel, request.SerializeToString())
+        await channel.close()

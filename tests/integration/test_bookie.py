@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 OK = BookieCode.OK
 
@@ -138,84 +138,82 @@ async def read_all(
     return found
 
 
-def test_every_acknowledged_entry_survives_kill_minus_9(bookie: BookieProcess) -> None:
-    async def main() -> None:
-        acked: dict[int, set[int]] = {}
-        for ledger, kill_after in enumerate((1, 60, 700, 1500)):
-            bookie.start()
-            assert bookie.ready["boot_epoch"] == ledger + 1
-            acked[ledger], sent = await add_until_killed(bookie, ledger, kill_after=kill_after)
-            assert kill_after <= len(acked[ledger]) <= sent
+@pytest.mark.real_loop(deadline_s=240)
+async def test_every_acknowledged_entry_survives_kill_minus_9(bookie: BookieProcess) -> None:
+    acked: dict[int, set[int]] = {}
+    for ledger, kill_after in enumerate((1, 60, 700, 1500)):
         bookie.start()
-        for ledger, entries in acked.items():
-            found = await read_all(bookie, ledger)
-            assert entries <= found.keys()
-            for entry, stored in found.items():
-                assert stored == envelope(ledger, entry, payload_of(ledger, entry))
+        assert bookie.ready["boot_epoch"] == ledger + 1
+        acked[ledger], sent = await add_until_killed(bookie, ledger, kill_after=kill_after)
+        assert kill_after <= len(acked[ledger]) <= sent
+    bookie.start()
+    for ledger, entries in acked.items():
+        found = await read_all(bookie, ledger)
+        assert entries <= found.keys()
+        for entry, stored in found.items():
+            assert stored == envelope(ledger, entry, payload_of(ledger, entry))
 
-    run(main(), deadline_s=240)
 
-
-def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(bookie: BookieProcess) -> None:
-    async def main() -> None:
-        bookie.start()
-        channel = channel_to(bookie)
-        writer = await connect(channel, bookie.incarnation)
-        assert await writer.add(add(1, 0)) == [OK]
-        for ledger in (1, 2):
-            request = pb.ReadRequest(
-                incarnation=bookie.incarnation,
-                ledger=ledger,
-                master_key=KEY,
-                first=1,
-                last=1,
-                fence=True,
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(
+    bookie: BookieProcess,
+) -> None:
+    bookie.start()
+    channel = channel_to(bookie)
+    writer = await connect(channel, bookie.incarnation)
+    assert await writer.add(add(1, 0)) == [OK]
+    for ledger in (1, 2):
+        request = pb.ReadRequest(
+            incarnation=bookie.incarnation,
+            ledger=ledger,
+            master_key=KEY,
+            first=1,
+            last=1,
+            fence=True,
+        )
+        answers = [
+            answer
+            async for frame in read_frames(
+                channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
             )
-            answers = [
-                answer
-                async for frame in read_frames(
-                    channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
-                )
-                for answer in decode_read_answers(frame)
-            ]
-            assert answers == [(1, BookieCode.NO_SUCH_ENTRY, b"")]
-        bookie.kill()
-        await channel.close()
+            for answer in decode_read_answers(frame)
+        ]
+        assert answers == [(1, BookieCode.NO_SUCH_ENTRY, b"")]
+    bookie.kill()
+    await channel.close()
 
-        bookie.start()
-        channel = channel_to(bookie)
-        writer = await connect(channel, bookie.incarnation)
-        for ledger in (1, 2):
-            assert await writer.add(add(ledger, 1)) == [BookieCode.FENCED]
-            assert await writer.add(add(ledger, 1, master_key=KEY + 1)) == [BookieCode.UNAUTHORIZED]
-        await channel.close()
-
-    run(main(), deadline_s=240)
+    bookie.start()
+    channel = channel_to(bookie)
+    writer = await connect(channel, bookie.incarnation)
+    for ledger in (1, 2):
+        assert await writer.add(add(ledger, 1)) == [BookieCode.FENCED]
+        assert await writer.add(add(ledger, 1, master_key=KEY + 1)) == [BookieCode.UNAUTHORIZED]
+    await channel.close()
 
 
-def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(bookie: BookieProcess) -> None:
-    async def main() -> None:
-        bookie.start()
-        channel = channel_to(bookie)
-        writer = await connect(channel, bookie.incarnation)
-        for entry in range(50):
-            await writer.send(add(1, entry))
-        assert bookie.terminate() == 0
-        acks: list[BookieCode] = []
-        with suppress(StreamClosed):
-            while True:
-                acks += [code for *_, code in decode_acks(await writer.stream.receive())]
-        assert set(acks) <= {OK, BookieCode.STOPPING}
-        await channel.close()
-        mark = read_watermark(bookie.data_dir / WATERMARK)
-        assert mark is not None
-        assert mark.closed
-        bookie.start()
-        assert "replaying its log" not in bookie.log
-        found = await read_all(bookie, 1)
-        assert acks.count(OK) <= len(found)
-
-    run(main(), deadline_s=240)
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(
+    bookie: BookieProcess,
+) -> None:
+    bookie.start()
+    channel = channel_to(bookie)
+    writer = await connect(channel, bookie.incarnation)
+    for entry in range(50):
+        await writer.send(add(1, entry))
+    assert bookie.terminate() == 0
+    acks: list[BookieCode] = []
+    with suppress(StreamClosed):
+        while True:
+            acks += [code for *_, code in decode_acks(await writer.stream.receive())]
+    assert set(acks) <= {OK, BookieCode.STOPPING}
+    await channel.close()
+    mark = read_watermark(bookie.data_dir / WATERMARK)
+    assert mark is not None
+    assert mark.closed
+    bookie.start()
+    assert "replaying its log" not in bookie.log
+    found = await read_all(bookie, 1)
+    assert acks.count(OK) <= len(found)
 
 
 def get(bookie: BookieProcess, path: str) -> str:
@@ -224,20 +222,17 @@ def get(bookie: BookieProcess, path: str) -> str:
         return str(response.read().decode())
 
 
-def test_health_metrics_and_info(bookie: BookieProcess) -> None:
+async def test_health_metrics_and_info(bookie: BookieProcess) -> None:
     bookie.start()
 
-    async def main() -> None:
-        channel = channel_to(bookie)
-        writer = await connect(channel, bookie.incarnation)
-        assert await writer.add(add(1, 0), add(1, 1)) == [OK, OK]
-        data = await call_unary(channel, "/magnetar.bookie.Bookie/Info", b"")
-        info = pb.InfoReply.FromString(data)
-        assert (info.bookie, info.state, info.boot_epoch) == ("b1", "serving", 1)
-        assert 0 < info.disk_free_bytes < info.disk_total_bytes
-        await channel.close()
-
-    run(main())
+    channel = channel_to(bookie)
+    writer = await connect(channel, bookie.incarnation)
+    assert await writer.add(add(1, 0), add(1, 1)) == [OK, OK]
+    data = await call_unary(channel, "/magnetar.bookie.Bookie/Info", b"")
+    info = pb.InfoReply.FromString(data)
+    assert (info.bookie, info.state, info.boot_epoch) == ("b1", "serving", 1)
+    assert 0 < info.disk_free_bytes < info.disk_total_bytes
+    await channel.close()
     health = json.loads(get(bookie, "/health"))
     assert (health["role"], health["id"], health["state"]) == ("bookie", "b1", "serving")
     assert health["incarnation"] == bookie.incarnation
@@ -271,44 +266,40 @@ def test_a_port_in_use_is_refused_by_number(tmp_path: Path, key: str) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in bookie.log
 
 
-def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnations(
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnations(
     bookie: BookieProcess,
 ) -> None:
     """The process starts as a new incarnation, gives what the old one still has, says "unknown" of
     the rest, and stays so over a restart."""
 
-    async def main() -> None:
+    bookie.start()
+    former = bookie.incarnation
+    acked, _ = await add_until_killed(bookie, 1, kill_after=300)
+    log = max((bookie.data_dir / "store").glob("*.log"))
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    for _ in range(2):
         bookie.start()
-        former = bookie.incarnation
-        acked, _ = await add_until_killed(bookie, 1, kill_after=300)
-        log = max((bookie.data_dir / "store").glob("*.log"))
-        log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
-        for _ in range(2):
-            bookie.start()
-            assert bookie.incarnation != former
-            assert "the log has lost what was on disk" in bookie.log
-            found = await read_all(bookie, 1, former, ends={BookieCode.LIMBO})
-            assert 0 < len(found) < len(acked)
-            for entry, stored in found.items():
-                assert stored == envelope(1, entry, payload_of(1, entry))
-            assert await read_all(bookie, 1, "e" * 32, ends={BookieCode.WRONG_INCARNATION}) == {}
-            channel = channel_to(bookie)
-            refused = await connect(channel, former)
-            assert refused.reply is not None
-            assert refused.reply.code is BookieCode.LIMBO
-            fence = pb.LastConfirmedRequest(
-                incarnation=former, ledger=1, master_key=KEY, fence=True
-            )
-            data = await call_unary(
-                channel, "/magnetar.bookie.Bookie/LastConfirmed", fence.SerializeToString()
-            )
-            assert pb.LastConfirmedReply.FromString(data).code == BookieCode.LIMBO
-            writer = await connect(channel, bookie.incarnation)
-            assert await writer.add(add(2, 0)) == [OK]
-            await channel.close()
-            bookie.kill()
-
-    run(main(), deadline_s=240)
+        assert bookie.incarnation != former
+        assert "the log has lost what was on disk" in bookie.log
+        found = await read_all(bookie, 1, former, ends={BookieCode.LIMBO})
+        assert 0 < len(found) < len(acked)
+        for entry, stored in found.items():
+            assert stored == envelope(1, entry, payload_of(1, entry))
+        assert await read_all(bookie, 1, "e" * 32, ends={BookieCode.WRONG_INCARNATION}) == {}
+        channel = channel_to(bookie)
+        refused = await connect(channel, former)
+        assert refused.reply is not None
+        assert refused.reply.code is BookieCode.LIMBO
+        fence = pb.LastConfirmedRequest(incarnation=former, ledger=1, master_key=KEY, fence=True)
+        data = await call_unary(
+            channel, "/magnetar.bookie.Bookie/LastConfirmed", fence.SerializeToString()
+        )
+        assert pb.LastConfirmedReply.FromString(data).code == BookieCode.LIMBO
+        writer = await connect(channel, bookie.incarnation)
+        assert await writer.add(add(2, 0)) == [OK]
+        await channel.close()
+        bookie.kill()
 
 
 # -- The program -------------------------------------------------------------------------------
@@ -346,7 +337,8 @@ def test_an_unreachable_zookeeper_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.zookeeper
-def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
     """Starts, registers, is killed, and registers again before its former session has expired."""
     skip_without_zookeeper()
     ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", force_sync=False)
@@ -387,7 +379,7 @@ def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
             for epoch in (1, 2):
                 process = subprocess.Popen(command, stderr=log)
                 try:
-                    run(registered(epoch), deadline_s=240)
+                    await registered(epoch)
                     process.send_signal(signal.SIGKILL if epoch == 1 else signal.SIGTERM)
                     assert process.wait(30) == (-signal.SIGKILL if epoch == 1 else 0)
                 finally:
@@ -410,12 +402,13 @@ def small_disk(path: Path, option: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_disk_that_fills_up_ends_the_process_and_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_disk_that_fills_up_ends_the_process_and_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "size=12m") as disk:
         never_read_only = {"disk_full": 1.0, "disk_resume": 1.0, "disk_reserve_bytes": 0}
         bookie = BookieProcess(tmp_path / "b1", data_dir=str(disk / "data"), **never_read_only)
 
-        async def main() -> None:
+        try:
             bookie.start()
             acked, sent = await add_until_killed(bookie, 1, kill_after=10**9)
             assert bookie.wait() == EXIT_STORAGE_FAILED
@@ -428,9 +421,6 @@ def test_a_disk_that_fills_up_ends_the_process_and_loses_nothing(tmp_path: Path)
             assert acked <= found.keys()
             for entry, stored in found.items():
                 assert decode_envelope(stored).payload == payload_of(1, entry)
-
-        try:
-            run(main(), deadline_s=240)
         finally:
             bookie.end()
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chaos.run import Setting, run_chaos
-from support import run
 
 from magnetar import ConsumerType
 from magnetar.zookeeper_server import JavaMissing, find_java
@@ -27,7 +26,8 @@ def _java() -> None:
         pytest.skip(str(missing))
 
 
-def test_nothing_acknowledged_is_lost_when_the_owner_and_a_bookie_die(tmp_path: Path) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_nothing_acknowledged_is_lost_when_the_owner_and_a_bookie_die(tmp_path: Path) -> None:
     setting = Setting(
         bookies=3,
         subscription=ConsumerType.Exclusive,
@@ -36,5 +36,5 @@ def test_nothing_acknowledged_is_lost_when_the_owner_and_a_bookie_die(tmp_path: 
         kills=1,
         zookeepers=1,
     )
-    result = run(run_chaos(setting, SEED, tmp_path), deadline_s=240)
+    result = await run_chaos(setting, SEED, tmp_path)
     assert result.passed, result.text()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.broker import Cluster, running_broker
 from fakes.standalone_process import StandaloneProcess
-from support import free_port, run, wait_until
+from support import free_port, wait_until
 
 import magnetar
 import magnetar.asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 EARLIEST = magnetar.InitialPosition.Earliest
 SHARED = magnetar.ConsumerType.Shared
@@ -283,61 +283,57 @@ with magnetar.Client({server.service_url!r}) as client:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_owner_that_stops_hands_over_at_once() -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_an_owner_that_stops_hands_over_at_once() -> None:
     """Two brokers; the one that owns the topic is stopped while a producer and a consumer work."""
 
-    async def main() -> None:
-        cluster = Cluster()
-        async with AsyncExitStack() as first, AsyncExitStack() as second:
-            one = await first.enter_async_context(running_broker(cluster, 0))
-            other = await second.enter_async_context(running_broker(cluster, 1))
-            urls = f"{one.grpc_url},{other.grpc_url.removeprefix('grpc://')}"
-            async with magnetar.asyncio.Client(urls) as client:
-                topics = [f"t{number}" for number in range(8)]
-                producers = [await client.create_producer(topic) for topic in topics]
-                consumers = [await client.subscribe(topic, "s") for topic in topics]
-                for producer, consumer in zip(producers, consumers, strict=True):
-                    await producer.send(b"before")
-                    await consumer.acknowledge(await consumer.receive(TIMEOUT_MS))
-                loop = asyncio.get_running_loop()
-                await first.aclose()
-                began = loop.time()
-                for producer, consumer in zip(producers, consumers, strict=True):
-                    await producer.send(b"after")
-                    message = await consumer.receive(TIMEOUT_MS)
-                    assert message.data() == b"after"
-                    await consumer.acknowledge(message)
-                assert loop.time() - began < HANDOVER_S
-
-    run(main(), deadline_s=240)
+    cluster = Cluster()
+    async with AsyncExitStack() as first, AsyncExitStack() as second:
+        one = await first.enter_async_context(running_broker(cluster, 0))
+        other = await second.enter_async_context(running_broker(cluster, 1))
+        urls = f"{one.grpc_url},{other.grpc_url.removeprefix('grpc://')}"
+        async with magnetar.asyncio.Client(urls) as client:
+            topics = [f"t{number}" for number in range(8)]
+            producers = [await client.create_producer(topic) for topic in topics]
+            consumers = [await client.subscribe(topic, "s") for topic in topics]
+            for producer, consumer in zip(producers, consumers, strict=True):
+                await producer.send(b"before")
+                await consumer.acknowledge(await consumer.receive(TIMEOUT_MS))
+            loop = asyncio.get_running_loop()
+            await first.aclose()
+            began = loop.time()
+            for producer, consumer in zip(producers, consumers, strict=True):
+                await producer.send(b"after")
+                message = await consumer.receive(TIMEOUT_MS)
+                assert message.data() == b"after"
+                await consumer.acknowledge(message)
+            assert loop.time() - began < HANDOVER_S
 
 
-def test_many_tasks_share_batches_and_connections(server: StandaloneProcess) -> None:
-    async def main() -> None:
-        async with magnetar.asyncio.Client(server.service_url) as client:
-            producer = await client.create_producer("t", max_pending_messages=0)
-            consumer = await client.subscribe("t", "s", SHARED, initial_position=EARLIEST)
-            got: list[bytes] = []
+@pytest.mark.real_loop(deadline_s=240)
+async def test_many_tasks_share_batches_and_connections(server: StandaloneProcess) -> None:
+    async with magnetar.asyncio.Client(server.service_url) as client:
+        producer = await client.create_producer("t", max_pending_messages=0)
+        consumer = await client.subscribe("t", "s", SHARED, initial_position=EARLIEST)
+        got: list[bytes] = []
 
-            async def work(number: int) -> None:
-                for index in range(20):
-                    await producer.send(b"%d-%d" % (number, index))
+        async def work(number: int) -> None:
+            for index in range(20):
+                await producer.send(b"%d-%d" % (number, index))
 
-            async def listen() -> None:
-                while True:
-                    message = await consumer.receive(TIMEOUT_MS)
-                    got.append(message.data())
-                    await consumer.acknowledge(message)
+        async def listen() -> None:
+            while True:
+                message = await consumer.receive(TIMEOUT_MS)
+                got.append(message.data())
+                await consumer.acknowledge(message)
 
-            async with asyncio.TaskGroup() as group:
-                listeners = [group.create_task(listen()) for _ in range(3)]
-                for number in range(100):
-                    group.create_task(work(number))
-                await wait_until(lambda: len(got) >= 2000)
-                for listener in listeners:
-                    listener.cancel()
-            assert len(set(got)) == 2000
-            last = await consumer.get_last_message_id()
-            assert last.entry_id() < 500  # far fewer entries than messages
-
-    run(main(), deadline_s=240)
+        async with asyncio.TaskGroup() as group:
+            listeners = [group.create_task(listen()) for _ in range(3)]
+            for number in range(100):
+                group.create_task(work(number))
+            await wait_until(lambda: len(got) >= 2000)
+            for listener in listeners:
+                listener.cancel()
+        assert len(set(got)) == 2000
+        last = await consumer.get_last_message_id()
+        assert last.entry_id() < 500  # far fewer entries than messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,7 +61,8 @@ def contents(said: str) -> list[str]:
 def test_produce_and_consume(magnetar, tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\xff\x00picture")
     said = magnetar(
-        *("produce", "greetings", "-m", "hello,world", "-m", "third", "-f", tmp_path / "picture"),
+        *("produce", "greetings", "-m", "hello", "-m", "world", "-m", "third"),
+        *("-f", tmp_path / "picture"),
         *("-k", "k1", "-p", "a=b,c=d", "-p", "e=f"),
     )
     assert said == "4 messages successfully produced\n"
@@ -73,7 +75,7 @@ def test_produce_and_consume(magnetar, tmp_path: Path) -> None:
 
 
 def test_what_was_consumed_does_not_come_again(magnetar) -> None:
-    magnetar("produce", "queue", "-m", "a,b,c,d")
+    magnetar("produce", "queue", "-m", "a,b,c,d", "--separator", ",")
     first = magnetar("consume", "queue", "-s", "me", "-t", "shared", "-p", "earliest")
     assert contents(first) == ["a"]
     rest = magnetar("consume", "queue", "-s", "me", "-t", "shared", "-n", "3")
@@ -84,6 +86,62 @@ def test_the_separator_and_repeating(magnetar) -> None:
     magnetar("produce", "repeated", "-m", "a,b|c", "-s", "|", "-n", "2", "--disable-batching")
     said = magnetar("consume", "repeated", "-s", "me", "-n", "4", "-p", "earliest")
     assert contents(said) == ["a,b", "c", "a,b", "c"]
+
+
+def test_a_comma_in_a_message_does_not_split_it(magnetar) -> None:
+    magnetar("produce", "commas", "-m", "a,b")
+    assert contents(magnetar("consume", "commas", "-s", "me", "-p", "earliest")) == ["a,b"]
+
+
+def test_lines_of_a_file_and_of_standard_input(
+    magnetar, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_text("first\nsecond\r\n\nlast")
+    assert magnetar("produce", "lined", "--lines", tmp_path / "lines").startswith("4 messages")
+    for option in (("-m", "-"), ("--lines", "-")):
+        command = [*MAGNETAR, "produce", "lined", *option]
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.communicate("one\ntwo\n", timeout=60)[0].startswith("2 messages")
+    said = magnetar("consume", "lined", "-s", "me", "-n", "8", "-p", "earliest", "--quiet")
+    assert said.splitlines() == ["first", "second", "", "last", "one", "two", "one", "two"]
+
+
+def test_a_line_of_standard_input_is_sent_before_the_next_one_comes(
+    magnetar, environment: dict[str, str]
+) -> None:
+    magnetar("produce", "typed", "-m", "first")
+    command = [*MAGNETAR, "produce", "typed", "-m", "-"]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write("second\n")
+        process.stdin.flush()
+        said = magnetar("consume", "typed", "-s", "me", "-n", "2", "-p", "earliest", "--quiet")
+        assert said == "first\nsecond\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "1 messages successfully produced\n"
+        assert process.returncode == 130
+
+
+def test_consumed_messages_as_json(magnetar) -> None:
+    magnetar("produce", "described", "-m", "text", "-k", "k1", "-p", "a=b")
+    said = magnetar("consume", "described", "-s", "me", "-p", "earliest", "--json")
+    [line] = said.splitlines()
+    found = json.loads(line)
+    assert found["publishTime"] > 1_600_000_000_000
+    assert re.fullmatch(r"\(\d+,\d+,-1,-?\d+\)", found["id"])
+    del found["publishTime"], found["id"]
+    assert found == {
+        "topic": "persistent://public/default/described",
+        "key": "k1",
+        "eventTime": 0,
+        "redeliveryCount": 0,
+        "properties": {"a": "b"},
+        "content": "text",
+    }
 
 
 def test_many_messages_hidden(magnetar) -> None:
@@ -104,7 +162,7 @@ def test_a_rate(magnetar) -> None:
 
 
 def test_consuming_until_interrupted(magnetar, environment: dict[str, str]) -> None:
-    magnetar("produce", "endless", "-m", "a,b")
+    magnetar("produce", "endless", "-m", "a", "-m", "b")
     command = [*MAGNETAR, "consume", "endless", "-s", "me", "-n", "0", "-p", "earliest"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
@@ -122,7 +180,7 @@ def test_consuming_until_interrupted(magnetar, environment: dict[str, str]) -> N
 
 
 def test_statistics(magnetar) -> None:
-    magnetar("produce", "public/default/counted", "-m", "a,b,c")
+    magnetar("produce", "public/default/counted", "-m", "a,b,c", "-s", ",")
     magnetar("consume", "counted", "-s", "me", "-n", "2", "-p", "earliest")
     found = json.loads(magnetar("topics", "stats", "counted"))
     assert found["msgInCounter"] == 3

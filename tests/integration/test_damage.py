@@ -27,6 +27,7 @@ from fakes.directories import (
     killed_directory,
     later_watermark,
 )
+from support import run
 
 from magnetar.bookie import errors
 from magnetar.bookie.damaged_store import DamagedStore
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Storage
     from magnetar.metadata.model import BookieCookie
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def used(cluster: Cluster, tmp_path: Path) -> Path:
-    killed_directory(cluster, tmp_path / "used")
+    run(killed_directory(cluster, tmp_path / "used"))
     return tmp_path / "used"
 
 
@@ -77,16 +78,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_store_is_kept_for_a_former_incarnation(
+async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     cluster: Cluster, used: Path, name: str
 ) -> None:
     damage, entries = DAMAGES[name]
     former = identity_of(used).incarnation
     damage(used)
     found = content(used / STORE) if (used / STORE).exists() else {}
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
 
-    identity, cookie = directory.identity, cluster.cookie()
+    identity, cookie = directory.identity, await cluster.cookie()
     assert identity_of(used) == identity
     assert (identity.state, identity.former) == (DirectoryState.READY, former)
     assert identity.incarnation != former
@@ -110,7 +111,7 @@ def test_a_damaged_store_is_kept_for_a_former_incarnation(
         assert {key: kept[f"{former}/{STORE}/{key}"] for key in found if key.endswith("log")} == {
             key: value for key, value in found.items() if key.endswith("log")
         }
-    again = cluster.start(used)
+    again = await cluster.start(used)
     assert again.identity.incarnation == identity.incarnation
     assert list(again.formers) == [former]
     assert len(again.storage.entry_ids(2, 0, entries_max=100)) == ENTRIES
@@ -118,27 +119,27 @@ def test_a_damaged_store_is_kept_for_a_former_incarnation(
     assert content(used / FORMER) == kept
 
 
-def test_formers_gather_up_to_their_limit(cluster: Cluster, used: Path) -> None:
+async def test_formers_gather_up_to_their_limit(cluster: Cluster, used: Path) -> None:
     incarnations = []
     for turn in range(FORMERS_MAX):
         incarnations.append(identity_of(used).incarnation)
         (used / WATERMARK).unlink()
-        directory = cluster.start(used)
+        directory = await cluster.start(used)
         assert sorted(directory.formers) == sorted(incarnations)
         fill(directory, ledger=10 + turn)
         directory.close()
     assert len(set(incarnations)) == FORMERS_MAX
 
-    cookie = cluster.cookie()
+    cookie = await cluster.cookie()
     mark = (used / WATERMARK).read_bytes()
     (used / WATERMARK).unlink()
     for _ in range(2):
         with pytest.raises(errors.TooManyFormers, match=r"watermark is gone.*those of 4 former"):
-            cluster.start(used)
-    assert cluster.cookie() == cookie
+            await cluster.start(used)
+    assert await cluster.cookie() == cookie
     (used / WATERMARK).write_bytes(mark)
 
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
     directory.remove_former(incarnations[0])
     assert incarnations[0] not in directory.formers
     assert former_incarnations(used) == sorted(incarnations[1:])
@@ -146,7 +147,7 @@ def test_formers_gather_up_to_their_limit(cluster: Cluster, used: Path) -> None:
     directory.remove_former(incarnations[0])  # again, as after a crash in the midst
     directory.close()
     (used / WATERMARK).unlink()
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
     assert len(directory.formers) == FORMERS_MAX
     directory.close()
 
@@ -169,7 +170,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cluster, Path, Path]
     """A cluster, and a directory with tables, blobs and a log: as a kill left it, and closed."""
     path = tmp_path_factory.mktemp("base")
     cluster = Cluster()
-    directory = cluster.start(path / "live")
+    directory = run(cluster.start(path / "live"))
     storage = directory.storage
     record = encode_ledger_record(LedgerRecord(KEY, fenced=False, created_ms=0))
     storage.write([(ledger_key(1), record)])
@@ -260,8 +261,8 @@ PLACES: dict[str, dict[str, Callable[[bytes], int]]] = {
 def state_after(cluster: Cluster, path: Path, cookie: BookieCookie) -> str:
     """Start on it and read everything: "whole", "unknown" (of some entries), or "limbo". Fails on a
     wrong entry and on a false "no"."""
-    cluster.set_cookie(cookie)
-    directory = cluster.start(path)
+    run(cluster.set_cookie(cookie))
+    directory = run(cluster.start(path))
     try:
         if directory.identity.incarnation != cookie.incarnation:
             assert list(directory.formers) == [cookie.incarnation]
@@ -336,7 +337,7 @@ def test_every_field_of_every_file(
 
 
 def cookie_of(cluster: Cluster, path: Path) -> BookieCookie:
-    cookie = cluster.cookie()
+    cookie = run(cluster.cookie())
     assert cookie is not None
     identity = identity_of(path)
     return replace(
@@ -370,7 +371,7 @@ def test_bytes_at_random(base: tuple[Cluster, Path, Path], tmp_path: Path, seed:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_identity_file_is_refused_by_name(
+async def test_the_identity_file_is_refused_by_name(
     base: tuple[Cluster, Path, Path], tmp_path: Path, cut: bool
 ) -> None:
     cluster, killed, _ = base
@@ -379,4 +380,4 @@ def test_the_identity_file_is_refused_by_name(
     for at in range(0, len(data), 9):
         (tmp_path / "damaged" / "identity").write_bytes(changed(data, at, cut=cut, bit=2))
         with pytest.raises(errors.IdentityDamaged):
-            cluster.start(tmp_path / "damaged")
+            await cluster.start(tmp_path / "damaged")

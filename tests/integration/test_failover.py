@@ -14,7 +14,7 @@ import pulsar
 import pytest
 from fakes.broker import Cluster, RunningBroker, running_broker
 from fakes.wire import TRANSPORTS, wire_to
-from support import run, wait_until
+from support import wait_until
 
 import magnetar.asyncio as magnetar
 from magnetar.broker.ownership.bundle import bundle_of, by_preference
@@ -25,6 +25,8 @@ from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+pytestmark = pytest.mark.real_loop
 
 # On an idle machine a tenth of it. Whoever waits for a timeout waits for 10 s or 30 s.
 HANDOVER_S = 6.0
@@ -120,139 +122,120 @@ async def after(workload: Workload, count: int) -> None:
     await wait_until(lambda: len(workload.acknowledged) >= goal)
 
 
-def test_a_stop_hands_over_at_once() -> None:
-    async def main() -> None:
-        async with pair() as (first, second):
-            topic = topic_of(first, [first, second])
-            async with magnetar.Client(both(first, second)) as client:
-                workload = Workload(client, topic)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(workload.run())
-                    await after(workload, 100)
-                    assert serves(first, topic)
-                    started = asyncio.get_running_loop().time()
-                    first.stop.set()
-                    await asyncio.wait([first.serving])
-                    assert asyncio.get_running_loop().time() - started < HANDOVER_S
-                    await first.ports.aclose()
-                    await after(workload, 100)
-                    workload.done.set()
-                assert serves(second, topic)
-                numbers = await stored(client, topic)
-                check(workload, numbers)
-                assert len(numbers) == len(set(numbers)), "a clean handover sends nothing twice"
-                assert workload.gap_s < HANDOVER_S
-
-    run(main())
+async def test_a_stop_hands_over_at_once() -> None:
+    async with pair() as (first, second):
+        topic = topic_of(first, [first, second])
+        async with magnetar.Client(both(first, second)) as client:
+            workload = Workload(client, topic)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(workload.run())
+                await after(workload, 100)
+                assert serves(first, topic)
+                started = asyncio.get_running_loop().time()
+                first.stop.set()
+                await asyncio.wait([first.serving])
+                assert asyncio.get_running_loop().time() - started < HANDOVER_S
+                await first.ports.aclose()
+                await after(workload, 100)
+                workload.done.set()
+            assert serves(second, topic)
+            numbers = await stored(client, topic)
+            check(workload, numbers)
+            assert len(numbers) == len(set(numbers)), "a clean handover sends nothing twice"
+            assert workload.gap_s < HANDOVER_S
 
 
 @pytest.mark.parametrize("registered", [True, False], ids=["port refuses", "session gone"])
-def test_a_dead_owner_is_replaced(registered: bool) -> None:
-    async def main() -> None:
-        async with pair() as (first, second):
-            topic = topic_of(first, [first, second])
-            async with magnetar.Client(both(first, second)) as client:
-                consumer = await client.subscribe(
-                    topic, "s", initial_position=InitialPosition.Earliest
-                )
-                workload = Workload(client, topic)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(workload.run())
-                    await after(workload, 100)
-                    assert serves(first, topic)
-                    if not registered:
-                        first.store.expire()
-                    await first.kill()
-                    await after(workload, 100)
-                    workload.done.set()
-                assert serves(second, topic)
-                check(workload, await stored(client, topic))
-                assert workload.gap_s < TAKEOVER_S
-                wanted = set(workload.acknowledged)
-                while wanted:
-                    message = await consumer.receive(timeout_millis=20_000)
-                    wanted.discard(int(message.data()))
-                    await consumer.acknowledge(message)
-
-    run(main())
+async def test_a_dead_owner_is_replaced(registered: bool) -> None:
+    async with pair() as (first, second):
+        topic = topic_of(first, [first, second])
+        async with magnetar.Client(both(first, second)) as client:
+            consumer = await client.subscribe(topic, "s", initial_position=InitialPosition.Earliest)
+            workload = Workload(client, topic)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(workload.run())
+                await after(workload, 100)
+                assert serves(first, topic)
+                if not registered:
+                    first.store.expire()
+                await first.kill()
+                await after(workload, 100)
+                workload.done.set()
+            assert serves(second, topic)
+            check(workload, await stored(client, topic))
+            assert workload.gap_s < TAKEOVER_S
+            wanted = set(workload.acknowledged)
+            while wanted:
+                message = await consumer.receive(timeout_millis=20_000)
+                wanted.discard(int(message.data()))
+                await consumer.acknowledge(message)
 
 
-def test_an_owner_that_lost_its_session_gives_way() -> None:
+async def test_an_owner_that_lost_its_session_gives_way() -> None:
     """It lives on, cut off from the metadata, and its clients are still with it."""
 
-    async def main() -> None:
-        async with pair() as (first, second), wire_to(second, "pulsar") as other:
-            topic = topic_of(first, [first, second])
-            async with magnetar.Client(both(first, second)) as client:
-                workload = Workload(client, topic)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(workload.run())
-                    await after(workload, 100)
-                    first.store.expire()
-                    found = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
-                    assert found.brokerServiceUrl == second.pulsar_url
-                    await other.subscribe(topic)  # opens the topic: fences the other one
-                    await after(workload, 100)
-                    workload.done.set()
-                assert serves(second, topic)
-                check(workload, await stored(client, topic))
-
-    run(main())
+    async with pair() as (first, second), wire_to(second, "pulsar") as other:
+        topic = topic_of(first, [first, second])
+        async with magnetar.Client(both(first, second)) as client:
+            workload = Workload(client, topic)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(workload.run())
+                await after(workload, 100)
+                first.store.expire()
+                found = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+                assert found.brokerServiceUrl == second.pulsar_url
+                await other.subscribe(topic)  # opens the topic: fences the other one
+                await after(workload, 100)
+                workload.done.set()
+            assert serves(second, topic)
+            check(workload, await stored(client, topic))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_client_is_told_where_its_topic_went(transport: str) -> None:
-    async def main() -> None:
-        async with pair() as (first, second), wire_to(first, transport) as client:
-            topic = topic_of(first, [first, second])
-            url = second.pulsar_url if transport == "pulsar" else second.grpc_url
-            await client.produce(topic)
-            await client.subscribe(topic)
-            first.stop.set()
-            bodies: list[Any] = [(await client.receive()).body for _ in range(2)]
-            assert {type(it) for it in bodies} == {pb.CommandCloseProducer, pb.CommandCloseConsumer}
-            assert {it.assignedBrokerServiceUrl for it in bodies} == {url}
-            await asyncio.wait([first.serving])
-            async with wire_to(second, transport) as moved:
-                found = await moved.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
-                assert found.response == pb.CommandLookupTopicResponse.Connect
-                assert found.brokerServiceUrl == url
-                await moved.produce(topic)
-                await moved.publish("there")
-                assert (await moved.expect(pb.CommandSendReceipt)).sequence_id == 0
-
-    run(main())
+async def test_a_client_is_told_where_its_topic_went(transport: str) -> None:
+    async with pair() as (first, second), wire_to(first, transport) as client:
+        topic = topic_of(first, [first, second])
+        url = second.pulsar_url if transport == "pulsar" else second.grpc_url
+        await client.produce(topic)
+        await client.subscribe(topic)
+        first.stop.set()
+        bodies: list[Any] = [(await client.receive()).body for _ in range(2)]
+        assert {type(it) for it in bodies} == {pb.CommandCloseProducer, pb.CommandCloseConsumer}
+        assert {it.assignedBrokerServiceUrl for it in bodies} == {url}
+        await asyncio.wait([first.serving])
+        async with wire_to(second, transport) as moved:
+            found = await moved.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+            assert found.response == pb.CommandLookupTopicResponse.Connect
+            assert found.brokerServiceUrl == url
+            await moved.produce(topic)
+            await moved.publish("there")
+            assert (await moved.expect(pb.CommandSendReceipt)).sequence_id == 0
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_lookup_is_answered_alike_by_both(transport: str) -> None:
-    async def main() -> None:
-        kinds = pb.CommandLookupTopicResponse
-        async with (
-            pair() as (first, second),
-            wire_to(first, transport) as one,
-            wire_to(second, transport) as other,
-        ):
-            topic = topic_of(first, [first, second])
-            url = first.pulsar_url if transport == "pulsar" else first.grpc_url
-            asked = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
-            assert (asked.response, asked.brokerServiceUrl) == (kinds.Redirect, url)
-            assert asked.authoritative
-            found = await one.ask(
-                pb.CommandLookupTopic(topic=topic, request_id=0, authoritative=True)
-            )
-            assert (found.response, found.brokerServiceUrl) == (kinds.Connect, url)
-            assert not found.authoritative
-            again = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
-            assert (again.response, again.brokerServiceUrl) == (kinds.Connect, url)
-            refused = await other.produce(topic)
-            assert refused.error == pb.ServiceNotReady
-            assert "look it up again" in refused.message
-
-    run(main())
+async def test_a_lookup_is_answered_alike_by_both(transport: str) -> None:
+    kinds = pb.CommandLookupTopicResponse
+    async with (
+        pair() as (first, second),
+        wire_to(first, transport) as one,
+        wire_to(second, transport) as other,
+    ):
+        topic = topic_of(first, [first, second])
+        url = first.pulsar_url if transport == "pulsar" else first.grpc_url
+        asked = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+        assert (asked.response, asked.brokerServiceUrl) == (kinds.Redirect, url)
+        assert asked.authoritative
+        found = await one.ask(pb.CommandLookupTopic(topic=topic, request_id=0, authoritative=True))
+        assert (found.response, found.brokerServiceUrl) == (kinds.Connect, url)
+        assert not found.authoritative
+        again = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
+        assert (again.response, again.brokerServiceUrl) == (kinds.Connect, url)
+        refused = await other.produce(topic)
+        assert refused.error == pb.ServiceNotReady
+        assert "look it up again" in refused.message
 
 
-def test_an_unmodified_apache_client_follows_its_topic() -> None:
+async def test_an_unmodified_apache_client_follows_its_topic() -> None:
     """It knows both brokers; the owner stops while it publishes and consumes."""
 
     def work(urls: str, topic: str, stop_owner: Callable[[], None]) -> None:
@@ -278,37 +261,31 @@ def test_an_unmodified_apache_client_follows_its_topic() -> None:
         assert list(dict.fromkeys(read)) == read
         client.close()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with pair() as (first, second):
-            topic = topic_of(first, [first, second])
+    loop = asyncio.get_running_loop()
+    async with pair() as (first, second):
+        topic = topic_of(first, [first, second])
 
-            async def retire() -> None:
-                first.stop.set()
-                await asyncio.wait([first.serving])
-                await first.ports.aclose()
-
-            def stop_owner() -> None:
-                asyncio.run_coroutine_threadsafe(retire(), loop)
-
-            urls = f"{first.pulsar_url},{second.pulsar_url.removeprefix('pulsar://')}"
-            await asyncio.to_thread(work, urls, topic, stop_owner)
-            assert serves(second, topic)
-
-    run(main())
-
-
-def test_both_stop_together() -> None:
-    async def main() -> None:
-        async with pair() as (first, second), wire_to(first, "pulsar") as client:
-            topic = topic_of(first, [first, second])
-            await client.produce(topic)
-            await client.publish("kept")
-            await client.expect(pb.CommandSendReceipt)
+        async def retire() -> None:
             first.stop.set()
-            second.stop.set()
-            async with asyncio.timeout(HANDOVER_S):
-                await asyncio.wait([first.serving, second.serving])
-            assert not first.serving.cancelled()
+            await asyncio.wait([first.serving])
+            await first.ports.aclose()
 
-    run(main())
+        def stop_owner() -> None:
+            asyncio.run_coroutine_threadsafe(retire(), loop)
+
+        urls = f"{first.pulsar_url},{second.pulsar_url.removeprefix('pulsar://')}"
+        await asyncio.to_thread(work, urls, topic, stop_owner)
+        assert serves(second, topic)
+
+
+async def test_both_stop_together() -> None:
+    async with pair() as (first, second), wire_to(first, "pulsar") as client:
+        topic = topic_of(first, [first, second])
+        await client.produce(topic)
+        await client.publish("kept")
+        await client.expect(pb.CommandSendReceipt)
+        first.stop.set()
+        second.stop.set()
+        async with asyncio.timeout(HANDOVER_S):
+            await asyncio.wait([first.serving, second.serving])
+        assert not first.serving.cancelled()

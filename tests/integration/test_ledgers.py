@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookie_process import BookieProcess
-from support import run, wait_until
+from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.appender import LedgerAppender
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 
 @pytest.fixture
@@ -181,108 +181,99 @@ async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
     return at - 1
 
 
+@pytest.mark.real_loop(deadline_s=240)
 @pytest.mark.parametrize("count", [3, 4])
-def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count: int) -> None:
+async def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count: int) -> None:
     """With a spare it is replaced, without one the ledger goes on: in either case nobody waits for
     a timeout, and every confirmed entry is read back."""
 
-    async def main() -> None:
-        async with cluster(bookies[:count]) as (tree, _), broker(tree, 1) as ledgers:
-            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
-            work = Workload(appender)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(work.run())
-                await wait_until(lambda: appender.confirmed > 500)
-                victim = of(bookies, appender.metadata.last_segment.members[1])
-                now = asyncio.get_running_loop().time()
-                victim.kill()
+    async with cluster(bookies[:count]) as (tree, _), broker(tree, 1) as ledgers:
+        appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+        work = Workload(appender)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work.run())
+            await wait_until(lambda: appender.confirmed > 500)
+            victim = of(bookies, appender.metadata.last_segment.members[1])
+            now = asyncio.get_running_loop().time()
+            victim.kill()
 
-                def replaced() -> bool:
-                    return member(victim) not in appender.metadata.last_segment.members
+            def replaced() -> bool:
+                return member(victim) not in appender.metadata.last_segment.members
 
-                # Two of three acks confirm: thousands of entries may pass before the kernel has
-                # taken the dead process apart, closed its sockets, and anybody can know.
-                await work.until_of_good(lambda: appender.degraded if count == 3 else replaced())
-                before = appender.confirmed
-                await work.until_of_good(lambda: appender.confirmed > before + 2000)
-                pause = work.longest_pause(now)
-                print(f"\n{count} bookies: longest pause after kill -9 {pause * 1000:.0f} ms")
-                assert pause < LedgerConfig().add_timeout_s - 1
-                work.stopped = True
-            assert replaced() == (count == 4)
-            assert appender.degraded == (count == 3)
-            metadata = await appender.close()
-            assert metadata.last_entry == appender.appended
-            assert await check_content(ledgers, appender.ledger) == metadata.last_entry
-
-    run(main(), deadline_s=240)
+            # Two of three acks confirm: thousands of entries may pass before the kernel has
+            # taken the dead process apart, closed its sockets, and anybody can know.
+            await work.until_of_good(lambda: appender.degraded if count == 3 else replaced())
+            before = appender.confirmed
+            await work.until_of_good(lambda: appender.confirmed > before + 2000)
+            pause = work.longest_pause(now)
+            print(f"\n{count} bookies: longest pause after kill -9 {pause * 1000:.0f} ms")
+            assert pause < LedgerConfig().add_timeout_s - 1
+            work.stopped = True
+        assert replaced() == (count == 4)
+        assert appender.degraded == (count == 3)
+        metadata = await appender.close()
+        assert metadata.last_entry == appender.appended
+        assert await check_content(ledgers, appender.ledger) == metadata.last_entry
 
 
-def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
     """Nothing confirmed is lost, the first one is told that it is fenced, with a bookie dead."""
 
-    async def main() -> None:
-        async with (
-            cluster(bookies) as (tree, _),
-            broker(tree, 1) as first,
-            broker(tree, 2) as second,
-        ):
-            appender = await first.create(newer_than=LedgerId(-1), custom={})
-            work = Workload(appender)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(work.run())
-                await wait_until(lambda: appender.confirmed > 500)
-                of(bookies, appender.metadata.last_segment.members[0]).kill()
-                began = asyncio.get_running_loop().time()
-                metadata = await second.recover(appender.ledger)
-                took = asyncio.get_running_loop().time() - began
-                print(f"\nrecovered to entry {metadata.last_entry} in {took * 1000:.0f} ms")
-                await wait_until(lambda: appender.failure)
-            assert isinstance(appender.failure, LedgerFenced)
-            assert metadata.last_entry is not None
-            assert appender.confirmed <= metadata.last_entry
-            assert await check_content(second, appender.ledger) == metadata.last_entry
-            with pytest.raises(LedgerFenced):
-                await appender.close()
-            assert await first.recover(appender.ledger) == metadata
-
-    run(main(), deadline_s=240)
-
-
-def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> None:
-    async def main() -> None:
-        three = bookies[:3]
-        async with cluster(three) as (tree, store), broker(tree, 1) as ledgers:
-            appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
-            work = Workload(appender)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(work.run())
-                await work.until_of_good(lambda: appender.confirmed > 200)
-                assert not appender.degraded, appender.metadata  # else it always would be
-                three[0].kill()
-                await work.until_of_good(lambda: appender.degraded)
-                await asyncio.to_thread(three[0].start)  # on another port
-                await register(store, three[0])
-                await work.until_of_good(lambda: not appender.degraded)
-                # Now another one may die.
-                three[1].kill()
-                before = appender.confirmed
-                await work.until_of_good(lambda: appender.confirmed > before + 500)
-                work.stopped = True
+    async with (
+        cluster(bookies) as (tree, _),
+        broker(tree, 1) as first,
+        broker(tree, 2) as second,
+    ):
+        appender = await first.create(newer_than=LedgerId(-1), custom={})
+        work = Workload(appender)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work.run())
+            await wait_until(lambda: appender.confirmed > 500)
+            of(bookies, appender.metadata.last_segment.members[0]).kill()
+            began = asyncio.get_running_loop().time()
+            metadata = await second.recover(appender.ledger)
+            took = asyncio.get_running_loop().time() - began
+            print(f"\nrecovered to entry {metadata.last_entry} in {took * 1000:.0f} ms")
+            await wait_until(lambda: appender.failure)
+        assert isinstance(appender.failure, LedgerFenced)
+        assert metadata.last_entry is not None
+        assert appender.confirmed <= metadata.last_entry
+        assert await check_content(second, appender.ledger) == metadata.last_entry
+        with pytest.raises(LedgerFenced):
             await appender.close()
-            await check_content(ledgers, appender.ledger)
-
-    run(main(), deadline_s=240)
+        assert await first.recover(appender.ledger) == metadata
 
 
-def test_another_incarnation_is_refused_by_name(bookies: list[BookieProcess]) -> None:
-    async def main() -> None:
-        peer = GrpcBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
-        with pytest.raises(BookieUnavailable) as caught:
-            await peer.open_write("test")
-        assert caught.value.code is BookieCode.WRONG_INCARNATION
-        info = await peer.info()
-        assert info.incarnation == bookies[0].incarnation
-        await peer.close()
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> None:
+    three = bookies[:3]
+    async with cluster(three) as (tree, store), broker(tree, 1) as ledgers:
+        appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
+        work = Workload(appender)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work.run())
+            await work.until_of_good(lambda: appender.confirmed > 200)
+            assert not appender.degraded, appender.metadata  # else it always would be
+            three[0].kill()
+            await work.until_of_good(lambda: appender.degraded)
+            await asyncio.to_thread(three[0].start)  # on another port
+            await register(store, three[0])
+            await work.until_of_good(lambda: not appender.degraded)
+            # Now another one may die.
+            three[1].kill()
+            before = appender.confirmed
+            await work.until_of_good(lambda: appender.confirmed > before + 500)
+            work.stopped = True
+        await appender.close()
+        await check_content(ledgers, appender.ledger)
 
-    run(main())
+
+async def test_another_incarnation_is_refused_by_name(bookies: list[BookieProcess]) -> None:
+    peer = GrpcBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
+    with pytest.raises(BookieUnavailable) as caught:
+        await peer.open_write("test")
+    assert caught.value.code is BookieCode.WRONG_INCARNATION
+    info = await peer.info()
+    assert info.incarnation == bookies[0].incarnation
+    await peer.close()

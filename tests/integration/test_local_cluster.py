@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import run, skip_without_zookeeper, wait_for
+from support import skip_without_zookeeper, wait_for
 
 import magnetar
 import magnetar.asyncio
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 EARLIEST = magnetar.MessageId.earliest
 READY_S = 90.0
@@ -185,91 +185,81 @@ def test_a_killed_process_stays_dead_or_is_started_again(launcher: Launcher) -> 
         client.create_producer("greetings").send(b"hello")
 
 
-def test_processes_are_killed_and_restarted_from_python(tmp_path: Path) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_processes_are_killed_and_restarted_from_python(tmp_path: Path) -> None:
     """Three bookies: a dead one does not stop the writer, nor does each broker's death in turn;
     whatever was sent is read in the end, also after all of it has been stopped."""
 
-    async def main() -> None:
-        sent = []
-        async with (
-            LocalCluster(tmp_path / "c", zookeepers=3, bookies=3, brokers=2) as cluster,
-            magnetar.asyncio.Client(cluster.service_url) as client,
-        ):
-            producer = await client.create_producer("numbers")
+    sent = []
+    async with (
+        LocalCluster(tmp_path / "c", zookeepers=3, bookies=3, brokers=2) as cluster,
+        magnetar.asyncio.Client(cluster.service_url) as client,
+    ):
+        producer = await client.create_producer("numbers")
 
-            async def send(count: int) -> None:
-                for _ in range(count):
-                    content = b"%d" % len(sent)
-                    await producer.send(content)
-                    sent.append(content)
+        async def send(count: int) -> None:
+            for _ in range(count):
+                content = b"%d" % len(sent)
+                await producer.send(content)
+                sent.append(content)
 
+        await send(20)
+        await cluster.kill("bookie", "bookie-2")
+        assert not cluster.process("bookie", "bookie-2").running
+        await send(20)
+        for broker in ("broker-1", "broker-2"):
+            pid = cluster.process("broker", broker).pid
+            await cluster.kill("broker", broker)
             await send(20)
-            await cluster.kill("bookie", "bookie-2")
-            assert not cluster.process("bookie", "bookie-2").running
-            await send(20)
-            for broker in ("broker-1", "broker-2"):
-                pid = cluster.process("broker", broker).pid
-                await cluster.kill("broker", broker)
-                await send(20)
-                await cluster.restart("broker", broker)
-                assert cluster.process("broker", broker).pid != pid
-            await cluster.kill("zookeeper", "zookeeper-1")
-            await send(20)
-            await cluster.restart("bookie", "bookie-2")
-            await cluster.restart("zookeeper", "zookeeper-1")
-        async with (
-            LocalCluster(tmp_path / "c", zookeepers=3, bookies=3, brokers=2) as cluster,
-            magnetar.asyncio.Client(cluster.service_url) as client,
-        ):
-            reader = await client.create_reader("numbers", EARLIEST)
-            found = []
-            while len(set(found)) < len(sent):
-                found.append((await reader.read_next(timeout_millis=20_000)).data())
-            assert list(dict.fromkeys(found)) == sent
-
-    run(main(), deadline_s=240)
+            await cluster.restart("broker", broker)
+            assert cluster.process("broker", broker).pid != pid
+        await cluster.kill("zookeeper", "zookeeper-1")
+        await send(20)
+        await cluster.restart("bookie", "bookie-2")
+        await cluster.restart("zookeeper", "zookeeper-1")
+    async with (
+        LocalCluster(tmp_path / "c", zookeepers=3, bookies=3, brokers=2) as cluster,
+        magnetar.asyncio.Client(cluster.service_url) as client,
+    ):
+        reader = await client.create_reader("numbers", EARLIEST)
+        found = []
+        while len(set(found)) < len(sent):
+            found.append((await reader.read_next(timeout_millis=20_000)).data())
+        assert list(dict.fromkeys(found)) == sent
 
 
 # -- Refusals ----------------------------------------------------------------------------------
 
 
-def test_a_foreign_directory(tmp_path: Path) -> None:
+async def test_a_foreign_directory(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
 
-    async def main() -> None:
-        with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"):
-            async with LocalCluster(tmp_path):
-                pass
-
-    run(main())
+    with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"):
+        async with LocalCluster(tmp_path):
+            pass
 
 
-def test_another_number_of_zookeepers(tmp_path: Path) -> None:
+async def test_another_number_of_zookeepers(tmp_path: Path) -> None:
     (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
     (tmp_path / "zookeeper-1").mkdir()
 
-    async def main() -> None:
-        with pytest.raises(DirectoryRefused, match="has 1 ZooKeepers, not 3"):
-            async with LocalCluster(tmp_path):
-                pass
-
-    run(main())
+    with pytest.raises(DirectoryRefused, match="has 1 ZooKeepers, not 3"):
+        async with LocalCluster(tmp_path):
+            pass
 
 
-def test_a_server_that_does_not_start_ends_all_of_it(tmp_path: Path) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_server_that_does_not_start_ends_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
     data = tmp_path / "bookie-1" / "data"
     data.mkdir(parents=True)
     (data / "thesis.tex").write_text("precious")
     cluster = LocalCluster(tmp_path, zookeepers=1, bookies=1, brokers=1)
 
-    async def main() -> None:
-        with pytest.raises(ProcessFailed, match=r"bookie-1 ended with status 1.*thesis\.tex"):
-            async with cluster:
-                pass
-        assert not any(process.running for process in cluster.processes)
-
-    run(main(), deadline_s=240)
+    with pytest.raises(ProcessFailed, match=r"bookie-1 ended with status 1.*thesis\.tex"):
+        async with cluster:
+            pass
+    assert not any(process.running for process in cluster.processes)
 
 
 def test_without_java_it_says_what_to_install(

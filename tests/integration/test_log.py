@@ -15,8 +15,7 @@ from fakes.bookie_process import BookieProcess
 from fakes.entries import entry_of
 from fakes.ledger_bookies import cluster
 from fakes.topic_log import SMALL, World, opened, opened_cursors
-from fakes.virtual_loop import run_virtual
-from support import run, wait_until
+from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -79,133 +78,122 @@ class Acked:
         self.positions.add(position)
 
 
-def test_bookies_die_and_come_back_under_a_writer() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            acked = Acked()
-            names = [f"m{number}" for number in range(300)]
-            async with (
-                nodes.process(LEDGERS) as ledgers,
-                owner(nodes.tree, ledgers, close=False) as broker,
-            ):
-                for start in range(0, 300, 50):
-                    victim = nodes.bookies[start // 50 % 3]
-                    broker.topic.append(*names[start : start + 20])
-                    victim.kill()
-                    await broker.topic.append_and_wait(*names[start + 20 : start + 50])
-                    await wait_until(lambda end=start + 50: len(broker.topic.appended) == end)
-                    await acked.acknowledge(broker, broker.topic.appended[start + 7][1])
-                    victim.restart()
-                assert [name for name, _ in broker.topic.appended] == names
-                assert broker.topic.error is None
-                assert await broker.topic.contents() == names
-            async with (
-                nodes.process(LEDGERS, seed=2) as ledgers,
-                owner(nodes.tree, ledgers) as broker,
-            ):
-                assert await broker.topic.contents() == names
-                cursor = broker.cursors.get("s")
-                assert cursor is not None
-                assert all(cursor.is_acked(position) for position in acked.positions)
-                assert cursor.backlog_entries == len(names) - len(acked.positions)
-
-    run_virtual(main())
-
-
-def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
-    async def main() -> None:
+async def test_bookies_die_and_come_back_under_a_writer() -> None:
+    async with cluster(3) as nodes:
+        acked = Acked()
+        names = [f"m{number}" for number in range(300)]
         async with (
-            cluster(3) as nodes,
             nodes.process(LEDGERS) as ledgers,
-            owner(nodes.tree, ledgers, config=PATIENT) as broker,
+            owner(nodes.tree, ledgers, close=False) as broker,
         ):
-            topic = broker.topic
-            await topic.append_and_wait("a", "b")
-            for bookie in nodes.bookies[:2]:
-                bookie.kill()
-            before = len(topic.log.chain.records)
-            topic.append("c", "d", "e")
-            late = 0
-            while topic.log.describe()["queued"] == 0:  # until the ledger has given up
-                topic.append(f"late{late}")
-                late += 1
-                await asyncio.sleep(0.05)
-            assert 5 + late < CONFIG.ledger_entries_max, "the ledger was full, it did not fail"
-            await asyncio.sleep(0.1)
-            assert len(topic.appended) == 2
-            for bookie in nodes.bookies[:2]:
-                bookie.restart()
-            count = 5 + late
-            await wait_until(lambda: len(topic.appended) == count)
-            names = [*"abcde", *(f"late{number}" for number in range(late))]
-            assert await topic.contents() == names
-            assert [name for name, _ in topic.appended] == names
-            assert len(topic.log.chain.records) > before
-
-    run_virtual(main())
-
-
-def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> None:
-    async def main() -> None:
+            for start in range(0, 300, 50):
+                victim = nodes.bookies[start // 50 % 3]
+                broker.topic.append(*names[start : start + 20])
+                victim.kill()
+                await broker.topic.append_and_wait(*names[start + 20 : start + 50])
+                await wait_until(lambda end=start + 50: len(broker.topic.appended) == end)
+                await acked.acknowledge(broker, broker.topic.appended[start + 7][1])
+                victim.restart()
+            assert [name for name, _ in broker.topic.appended] == names
+            assert broker.topic.error is None
+            assert await broker.topic.contents() == names
         async with (
-            cluster(2) as nodes,
-            nodes.process(LEDGERS) as ledgers,
+            nodes.process(LEDGERS, seed=2) as ledgers,
             owner(nodes.tree, ledgers) as broker,
         ):
-            await broker.topic.append_and_wait("a")
-            assert broker.topic.log.describe()["degraded"] is True
-            await asyncio.sleep(5 * CONFIG.check_interval_s)
-            await broker.topic.append_and_wait("b")
-            assert len(broker.topic.log.chain.records) == 1
-            await nodes.add_bookie()
-            await wait_until(lambda: broker.topic.log.describe()["open_ledger"] is None)
-            await broker.topic.append_and_wait("c")
-            assert broker.topic.log.describe()["degraded"] is False
-            assert await broker.topic.contents() == ["a", "b", "c"]
-
-    run_virtual(main())
+            assert await broker.topic.contents() == names
+            cursor = broker.cursors.get("s")
+            assert cursor is not None
+            assert all(cursor.is_acked(position) for position in acked.positions)
+            assert cursor.backlog_entries == len(names) - len(acked.positions)
 
 
-def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            acked = Acked()
-            async with (
-                nodes.process() as old_ledgers,
-                nodes.process(seed=2) as new_ledgers,
-                owner(nodes.tree, old_ledgers, close=False) as old,
-            ):
-                names: list[str] = []
-                await old.topic.append_and_wait("start")
-                await acked.acknowledge(old, old.topic.appended[0][1])
+async def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
+    async with (
+        cluster(3) as nodes,
+        nodes.process(LEDGERS) as ledgers,
+        owner(nodes.tree, ledgers, config=PATIENT) as broker,
+    ):
+        topic = broker.topic
+        await topic.append_and_wait("a", "b")
+        for bookie in nodes.bookies[:2]:
+            bookie.kill()
+        before = len(topic.log.chain.records)
+        topic.append("c", "d", "e")
+        late = 0
+        while topic.log.describe()["queued"] == 0:  # until the ledger has given up
+            topic.append(f"late{late}")
+            late += 1
+            await asyncio.sleep(0.05)
+        assert 5 + late < CONFIG.ledger_entries_max, "the ledger was full, it did not fail"
+        await asyncio.sleep(0.1)
+        assert len(topic.appended) == 2
+        for bookie in nodes.bookies[:2]:
+            bookie.restart()
+        count = 5 + late
+        await wait_until(lambda: len(topic.appended) == count)
+        names = [*"abcde", *(f"late{number}" for number in range(late))]
+        assert await topic.contents() == names
+        assert [name for name, _ in topic.appended] == names
+        assert len(topic.log.chain.records) > before
 
-                async def write() -> None:
-                    while old.topic.error is None:
-                        names.append(f"m{len(names)}")
-                        try:
-                            old.topic.append_view(entry_of(names[-1]), names[-1])
-                        except LogFenced:
-                            names.pop()
-                            return
-                        await asyncio.sleep(0)
 
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(write())
-                    await wait_until(lambda: len(old.topic.appended) > 100)
-                    async with owner(nodes.tree, new_ledgers) as new:
-                        await wait_until(lambda: old.topic.error is not None)
-                        assert isinstance(old.topic.error, LogFenced)
-                        contents = await new.topic.contents()
-                        answered = [name for name, _ in old.topic.appended]
-                        assert contents[: len(answered)] == answered
-                        assert contents == ["start", *names][: len(contents)]
-                        assert [name for name in names if name not in answered] == old.topic.failed
-                        cursor = new.cursors.get("s")
-                        assert cursor is not None
-                        assert all(cursor.is_acked(position) for position in acked.positions)
-                        await new.topic.append_and_wait("moved")
+async def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> None:
+    async with (
+        cluster(2) as nodes,
+        nodes.process(LEDGERS) as ledgers,
+        owner(nodes.tree, ledgers) as broker,
+    ):
+        await broker.topic.append_and_wait("a")
+        assert broker.topic.log.describe()["degraded"] is True
+        await asyncio.sleep(5 * CONFIG.check_interval_s)
+        await broker.topic.append_and_wait("b")
+        assert len(broker.topic.log.chain.records) == 1
+        await nodes.add_bookie()
+        await wait_until(lambda: broker.topic.log.describe()["open_ledger"] is None)
+        await broker.topic.append_and_wait("c")
+        assert broker.topic.log.describe()["degraded"] is False
+        assert await broker.topic.contents() == ["a", "b", "c"]
 
-    run(main())  # the writer never sleeps, so virtual time would stand still
+
+@pytest.mark.real_loop
+async def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
+    async with cluster(3) as nodes:
+        acked = Acked()
+        async with (
+            nodes.process() as old_ledgers,
+            nodes.process(seed=2) as new_ledgers,
+            owner(nodes.tree, old_ledgers, close=False) as old,
+        ):
+            names: list[str] = []
+            await old.topic.append_and_wait("start")
+            await acked.acknowledge(old, old.topic.appended[0][1])
+
+            async def write() -> None:
+                while old.topic.error is None:
+                    names.append(f"m{len(names)}")
+                    try:
+                        old.topic.append_view(entry_of(names[-1]), names[-1])
+                    except LogFenced:
+                        names.pop()
+                        return
+                    await asyncio.sleep(0)
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(write())
+                await wait_until(lambda: len(old.topic.appended) > 100)
+                async with owner(nodes.tree, new_ledgers) as new:
+                    await wait_until(lambda: old.topic.error is not None)
+                    assert isinstance(old.topic.error, LogFenced)
+                    contents = await new.topic.contents()
+                    answered = [name for name, _ in old.topic.appended]
+                    assert contents[: len(answered)] == answered
+                    assert contents == ["start", *names][: len(contents)]
+                    assert [name for name in names if name not in answered] == old.topic.failed
+                    cursor = new.cursors.get("s")
+                    assert cursor is not None
+                    assert all(cursor.is_acked(position) for position in acked.positions)
+                    await new.topic.append_and_wait("moved")
 
 
 # ---- real processes ------------------------------------------------------------------------------
@@ -262,33 +250,31 @@ async def real_ledgers(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
         running.cancel()
 
 
+@pytest.mark.real_loop(deadline_s=240)
 @pytest.mark.cluster
-def test_bookies_on_disk_keep_a_log_over_the_death_of_one_and_of_the_owner(
+async def test_bookies_on_disk_keep_a_log_over_the_death_of_one_and_of_the_owner(
     bookies: list[BookieProcess],
 ) -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        registry = MemoryStore(tree)
-        for process in bookies:
-            await register(registry, process)
-        names = [f"m{number}" for number in range(500)]
-        acked = Acked()
-        async with real_ledgers(tree, 1) as ledgers, owner(tree, ledgers, close=False) as broker:
-            topic = broker.topic
-            await topic.append_and_wait(*names[:200])
-            await acked.acknowledge(broker, topic.appended[3][1])
-            topic.append(*names[200:300])
-            bookies[0].kill()
-            await topic.append_and_wait(*names[300:])
-            await wait_until(lambda: len(topic.appended) == 500)
-            await acked.acknowledge(broker, topic.appended[450][1])
-            assert [name for name, _ in topic.appended] == names
-        async with real_ledgers(tree, 2) as ledgers, owner(tree, ledgers) as broker:
-            assert await broker.topic.contents() == names
-            cursor = broker.cursors.get("s")
-            assert cursor is not None
-            assert all(cursor.is_acked(position) for position in acked.positions)
-            assert cursor.backlog_entries == 498
-            await broker.topic.append_and_wait("after")
-
-    run(main(), deadline_s=240)
+    tree = MemoryTree()
+    registry = MemoryStore(tree)
+    for process in bookies:
+        await register(registry, process)
+    names = [f"m{number}" for number in range(500)]
+    acked = Acked()
+    async with real_ledgers(tree, 1) as ledgers, owner(tree, ledgers, close=False) as broker:
+        topic = broker.topic
+        await topic.append_and_wait(*names[:200])
+        await acked.acknowledge(broker, topic.appended[3][1])
+        topic.append(*names[200:300])
+        bookies[0].kill()
+        await topic.append_and_wait(*names[300:])
+        await wait_until(lambda: len(topic.appended) == 500)
+        await acked.acknowledge(broker, topic.appended[450][1])
+        assert [name for name, _ in topic.appended] == names
+    async with real_ledgers(tree, 2) as ledgers, owner(tree, ledgers) as broker:
+        assert await broker.topic.contents() == names
+        cursor = broker.cursors.get("s")
+        assert cursor is not None
+        assert all(cursor.is_acked(position) for position in acked.positions)
+        assert cursor.backlog_entries == 498
+        await broker.topic.append_and_wait("after")

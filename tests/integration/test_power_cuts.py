@@ -8,33 +8,30 @@ from typing import TYPE_CHECKING
 import pytest
 from power.disk import DiskUnusable
 from power.run import Tally, run_turns
-from support import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop(deadline_s=240)]
 
 
-def turns_of(path: Path, seed: int, *, turns: int, cuts: bool, lying: bool = False) -> Tally:
+async def turns_of(path: Path, seed: int, *, turns: int, cuts: bool, lying: bool = False) -> Tally:
     try:
-        return run(
-            run_turns(path, Random(seed), turns=turns, cuts=cuts, lying=lying), deadline_s=240
-        )
+        return await run_turns(path, Random(seed), turns=turns, cuts=cuts, lying=lying)
     except DiskUnusable as unusable:
         pytest.skip(str(unusable))
 
 
-def test_power_cuts_lose_nothing_acknowledged(tmp_path: Path) -> None:
-    tally = turns_of(tmp_path, 2, turns=3, cuts=True)
+async def test_power_cuts_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    tally = await turns_of(tmp_path, 2, turns=3, cuts=True)
     assert (tally.turns, tally.lost, tally.renewed) == (3, 0, 0)
     assert tally.acked
 
 
-def test_kills_lose_nothing_acknowledged(tmp_path: Path) -> None:
-    tally = turns_of(tmp_path, 3, turns=3, cuts=False)
+async def test_kills_lose_nothing_acknowledged(tmp_path: Path) -> None:
+    tally = await turns_of(tmp_path, 3, turns=3, cuts=False)
     assert (tally.turns, tally.lost, tally.renewed) == (3, 0, 0)
 
 
-def test_the_same_cuts_do_lose_entries_that_were_not_synced(tmp_path: Path) -> None:
-    assert turns_of(tmp_path, 4, turns=3, cuts=True, lying=True).lost > 0
+async def test_the_same_cuts_do_lose_entries_that_were_not_synced(tmp_path: Path) -> None:
+    assert (await turns_of(tmp_path, 4, turns=3, cuts=True, lying=True)).lost > 0

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import run, skip_without_zookeeper
+from support import skip_without_zookeeper
 
 import magnetar
 import magnetar.asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 EARLIEST = magnetar.InitialPosition.Earliest
 SESSION_S = 10.0  # after which a dead bookie is no longer listed
@@ -217,88 +217,84 @@ async def check_topics(client: magnetar.asyncio.Client) -> None:
         await producer.close()
 
 
+@pytest.mark.real_loop(deadline_s=380)
 @pytest.mark.timeout(400)
-def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            LocalCluster(
-                tmp_path / "c", zookeepers=1, bookies=4, brokers=1, autorecoveries=0
-            ) as cluster,
-            metadata(cluster) as store,
-            magnetar.asyncio.Client(cluster.service_url) as client,
-            repairing(cluster),
-        ):
-            await fill(client, cluster)
-            dead = await member_of(store, "bookie-2")
-            traffic = Traffic(client, "live")
-            async with asyncio.TaskGroup() as group:
-                group.create_task(traffic.run())
-                await cluster.kill("bookie", "bookie-2")
-                await wait_left(store, dead)
-                assert await wait_whole(store) >= 3
-                await check_topics(client)
-                await cluster.restart("bookie", "bookie-2")
-                await decommission(cluster, "bookie-3")
-                assert "bookie-3" not in [row["bookie"] for row in await ask(cluster, "list")]
-                assert await wait_whole(store) >= 3
-                traffic.stop()
-            assert traffic.received == list(range(traffic.sent))
-            assert traffic.sent > 100
-            assert traffic.slowest_s < 8, "a send waited for longer than a dead bookie explains"
-            await check_topics_again(client)
-            await wait_unmarked(cluster)
-            await check_tables(cluster)
-            view = await ask(cluster, "ledger", "0")
-            assert [row["held"] for row in view["copies"]] == [20, 20, 20]
-
-    run(main(), deadline_s=380)
+async def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_path: Path) -> None:
+    async with (
+        LocalCluster(
+            tmp_path / "c", zookeepers=1, bookies=4, brokers=1, autorecoveries=0
+        ) as cluster,
+        metadata(cluster) as store,
+        magnetar.asyncio.Client(cluster.service_url) as client,
+        repairing(cluster),
+    ):
+        await fill(client, cluster)
+        dead = await member_of(store, "bookie-2")
+        traffic = Traffic(client, "live")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(traffic.run())
+            await cluster.kill("bookie", "bookie-2")
+            await wait_left(store, dead)
+            assert await wait_whole(store) >= 3
+            await check_topics(client)
+            await cluster.restart("bookie", "bookie-2")
+            await decommission(cluster, "bookie-3")
+            assert "bookie-3" not in [row["bookie"] for row in await ask(cluster, "list")]
+            assert await wait_whole(store) >= 3
+            traffic.stop()
+        assert traffic.received == list(range(traffic.sent))
+        assert traffic.sent > 100
+        assert traffic.slowest_s < 8, "a send waited for longer than a dead bookie explains"
+        await check_topics_again(client)
+        await wait_unmarked(cluster)
+        await check_tables(cluster)
+        view = await ask(cluster, "ledger", "0")
+        assert [row["held"] for row in view["copies"]] == [20, 20, 20]
 
 
+@pytest.mark.real_loop(deadline_s=380)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("damaged", [False, True], ids=["wiped", "damaged"])
-def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
+async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
     tmp_path: Path, damaged: bool
 ) -> None:
     """Three bookies, so nobody else could take its seats; ledgers that are made meanwhile have two
     copies, and get their third. A wiped bookie is refused under its old identity; one whose log
     lost its end goes on as a new incarnation by itself."""
 
-    async def main() -> None:
-        async with (
-            LocalCluster(
-                tmp_path / "c", zookeepers=1, bookies=3, brokers=1, autorecoveries=0
-            ) as cluster,
-            metadata(cluster) as store,
-            magnetar.asyncio.Client(cluster.service_url) as client,
-            repairing(cluster),
-        ):
-            await fill(client, cluster)
-            wiped = cluster.process("bookie", "bookie-2")
-            former = await member_of(store, "bookie-2")
-            traffic = Traffic(client, "live")
-            async with asyncio.TaskGroup() as group:
-                group.create_task(traffic.run())
-                await cluster.kill("bookie", "bookie-2")
-                if damaged:
-                    log = max((wiped.directory / "data" / "store").glob("*.log"))
-                    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
-                else:
-                    shutil.rmtree(wiped.directory / "data")
-                    with pytest.raises(ProcessFailed, match="new-incarnation"):
-                        await cluster.restart("bookie", "bookie-2")
-                    wiped.command = [*wiped.command, "--new-incarnation"]
-                await cluster.restart("broker", "broker-1")
-                await cluster.restart("bookie", "bookie-2")
-                await wait_left(store, former)
-                assert await wait_whole(store) >= 3
-                traffic.stop()
-            assert traffic.received == list(range(traffic.sent))
-            await check_topics(client)
-            rows = {row["bookie"]: row for row in await ask(cluster, "list")}
-            assert rows["bookie-2"]["incarnation"] != former.incarnation
-            assert rows["bookie-2"]["ledgers"] >= 3
-
-    run(main(), deadline_s=380)
+    async with (
+        LocalCluster(
+            tmp_path / "c", zookeepers=1, bookies=3, brokers=1, autorecoveries=0
+        ) as cluster,
+        metadata(cluster) as store,
+        magnetar.asyncio.Client(cluster.service_url) as client,
+        repairing(cluster),
+    ):
+        await fill(client, cluster)
+        wiped = cluster.process("bookie", "bookie-2")
+        former = await member_of(store, "bookie-2")
+        traffic = Traffic(client, "live")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(traffic.run())
+            await cluster.kill("bookie", "bookie-2")
+            if damaged:
+                log = max((wiped.directory / "data" / "store").glob("*.log"))
+                log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+            else:
+                shutil.rmtree(wiped.directory / "data")
+                with pytest.raises(ProcessFailed, match="new-incarnation"):
+                    await cluster.restart("bookie", "bookie-2")
+                wiped.command = [*wiped.command, "--new-incarnation"]
+            await cluster.restart("broker", "broker-1")
+            await cluster.restart("bookie", "bookie-2")
+            await wait_left(store, former)
+            assert await wait_whole(store) >= 3
+            traffic.stop()
+        assert traffic.received == list(range(traffic.sent))
+        await check_topics(client)
+        rows = {row["bookie"]: row for row in await ask(cluster, "list")}
+        assert rows["bookie-2"]["incarnation"] != former.incarnation
+        assert rows["bookie-2"]["ledgers"] >= 3
 
 
 async def check_tables(cluster: LocalCluster) -> None:

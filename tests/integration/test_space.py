@@ -13,7 +13,7 @@ import pytest
 from fakes.bookie_process import BookieProcess, channel_to, connect, open_ledger
 from fakes.bookies import KEY, Writer, add
 from prometheus_client import CollectorRegistry
-from support import run, wait_until
+from support import wait_until
 
 from magnetar.bookie.bookie import open_bookie
 from magnetar.bookie.collector import CollectorConfig
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from magnetar.bookie.service import BookieService
+
+pytestmark = pytest.mark.real_loop
 
 OK, READ_ONLY = BookieCode.OK, BookieCode.READ_ONLY
 LEDGERS, ENTRIES, ENTRY_BYTES = 200, 20, 50_000  # 200 MB
@@ -85,67 +87,65 @@ def compactions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     return spans
 
 
-def test_space_comes_back_while_adds_go_on(
+@pytest.mark.real_loop(deadline_s=240)
+async def test_space_comes_back_while_adds_go_on(
     tmp_path: Path, compactions: list[tuple[float, float]]
 ) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        counter = encode_ledger_counter(LedgerId(1000))
-        await store.put(paths.NEXT_LEDGER_ID, counter, expected=ABSENT)
-        chance = random.Random(1)
-        async with (
-            open_bookie(
-                tmp_path,
-                bookie="b1",
-                metadata=store,
-                clock=SystemClock(),
-                chance=chance,
-                registry=CollectorRegistry(),
-                upkeep_config=UpkeepConfig(collector=CollectorConfig(interval_s=1.0)),
-            ) as service,
-            asyncio.TaskGroup() as group,
-        ):
-            writer = await open_writer(service, group)
-            for ledger in range(LEDGERS + 1):
-                await begin_ledger(store, service, ledger)
-            for entry in range(ENTRIES):
-                for ledger in range(LEDGERS):
-                    await writer.send(add(ledger, entry, chance.randbytes(ENTRY_BYTES)))
-                assert all(code is OK for *_, code in await writer.acks(LEDGERS))
-            before = size_of(tmp_path)
-            assert before >= LEDGERS * ENTRIES * ENTRY_BYTES
-            dead = [ledger for ledger in range(LEDGERS) if ledger % KEPT_EACH]
-            for ledger in dead:
-                await store.delete(paths.ledger(LedgerId(ledger)), expected=0)
-            begun_s = time.monotonic()
-            adds: list[tuple[float, float]] = []  # when each was sent and answered
-            goal = before - 0.9 * len(dead) * ENTRIES * ENTRY_BYTES
-            while not compactions or size_of(tmp_path) - len(adds) * 1_000 > goal:
-                added_s = time.monotonic()
-                assert added_s - begun_s < GIVEN_BACK_S, size_of(tmp_path)
-                assert await writer.add(add(LEDGERS, len(adds), bytes(1_000))) == [OK]
-                adds.append((added_s, time.monotonic()))
-            took_s, slowest_s = time.monotonic() - begun_s, max(end - sent for sent, end in adds)
-            meanwhile = sum(
-                begun <= sent and answered <= ended
-                for begun, ended in compactions
-                for sent, answered in adds
+    store = MemoryStore()
+    counter = encode_ledger_counter(LedgerId(1000))
+    await store.put(paths.NEXT_LEDGER_ID, counter, expected=ABSENT)
+    chance = random.Random(1)
+    async with (
+        open_bookie(
+            tmp_path,
+            bookie="b1",
+            metadata=store,
+            clock=SystemClock(),
+            chance=chance,
+            registry=CollectorRegistry(),
+            upkeep_config=UpkeepConfig(collector=CollectorConfig(interval_s=1.0)),
+        ) as service,
+        asyncio.TaskGroup() as group,
+    ):
+        writer = await open_writer(service, group)
+        for ledger in range(LEDGERS + 1):
+            await begin_ledger(store, service, ledger)
+        for entry in range(ENTRIES):
+            for ledger in range(LEDGERS):
+                await writer.send(add(ledger, entry, chance.randbytes(ENTRY_BYTES)))
+            assert all(code is OK for *_, code in await writer.acks(LEDGERS))
+        before = size_of(tmp_path)
+        assert before >= LEDGERS * ENTRIES * ENTRY_BYTES
+        dead = [ledger for ledger in range(LEDGERS) if ledger % KEPT_EACH]
+        for ledger in dead:
+            await store.delete(paths.ledger(LedgerId(ledger)), expected=0)
+        begun_s = time.monotonic()
+        adds: list[tuple[float, float]] = []  # when each was sent and answered
+        goal = before - 0.9 * len(dead) * ENTRIES * ENTRY_BYTES
+        while not compactions or size_of(tmp_path) - len(adds) * 1_000 > goal:
+            added_s = time.monotonic()
+            assert added_s - begun_s < GIVEN_BACK_S, size_of(tmp_path)
+            assert await writer.add(add(LEDGERS, len(adds), bytes(1_000))) == [OK]
+            adds.append((added_s, time.monotonic()))
+        took_s, slowest_s = time.monotonic() - begun_s, max(end - sent for sent, end in adds)
+        meanwhile = sum(
+            begun <= sent and answered <= ended
+            for begun, ended in compactions
+            for sent, answered in adds
+        )
+        print(
+            f"{before >> 20} MiB -> {size_of(tmp_path) >> 20} MiB in {took_s:.1f} s; slowest of"
+            f" {len(adds)} adds {slowest_s * 1000:.0f} ms, {meanwhile} while a compaction ran"
+        )
+        assert meanwhile >= ADDS_MEANWHILE_MIN
+        kept = await service.list_ledgers(service.identity.incarnation, after=-1, ledgers_max=0)
+        assert kept.ledgers == (*range(0, LEDGERS, KEPT_EACH), LEDGERS)
+        for ledger in kept.ledgers[:-1]:
+            page = await service.list_entries(
+                service.identity.incarnation, ledger=ledger, first=0, entries_max=0
             )
-            print(
-                f"{before >> 20} MiB -> {size_of(tmp_path) >> 20} MiB in {took_s:.1f} s; slowest of"
-                f" {len(adds)} adds {slowest_s * 1000:.0f} ms, {meanwhile} while a compaction ran"
-            )
-            assert meanwhile >= ADDS_MEANWHILE_MIN
-            kept = await service.list_ledgers(service.identity.incarnation, after=-1, ledgers_max=0)
-            assert kept.ledgers == (*range(0, LEDGERS, KEPT_EACH), LEDGERS)
-            for ledger in kept.ledgers[:-1]:
-                page = await service.list_entries(
-                    service.identity.incarnation, ledger=ledger, first=0, entries_max=0
-                )
-                assert [(each.first, each.count) for each in page.runs] == [(0, ENTRIES)]
-            await writer.stream.close()
-
-    run(main(), deadline_s=240)
+            assert [(each.first, each.count) for each in page.runs] == [(0, ENTRIES)]
+        await writer.stream.close()
 
 
 # -- A full disk ---------------------------------------------------------------------------------
@@ -185,10 +185,11 @@ async def fence(channel: aio.Channel, incarnation: str, ledger: int) -> BookieCo
     return BookieCode(pb.LastConfirmedReply.FromString(reply).code)
 
 
-def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) -> None:
+@pytest.mark.real_loop(deadline_s=240)
+async def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) -> None:
     bookie = BookieProcess(tmp_path / "b1", data_dir=str(disk / "data"))
 
-    async def main() -> None:
+    try:
         entry = 0
 
         async def answers(code: BookieCode, flags: int = 0) -> None:
@@ -227,8 +228,5 @@ def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) -> Non
         await answers(OK)
         await channel.close()
         assert bookie.terminate() == 0
-
-    try:
-        run(main(), deadline_s=240)
     finally:
         bookie.end()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes import bookies
 from fakes.bookies import Bookie, add, running_bookie
-from fakes.virtual_loop import run_virtual, stand_still
-from support import run
+from fakes.virtual_loop import stand_still
 
 from magnetar.bookie import collector
 from magnetar.bookie.collector import Collector, CollectorConfig
@@ -145,16 +144,16 @@ class World:
         return [at for at, _ in self.bookie.storage.tombstones(-1, ledgers_max=1000)]
 
 
-def with_world(test: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with running_bookie() as bookie:
-            await test(World(bookie))
+@asynccontextmanager
+async def open_world(*, inline: bool = False) -> AsyncIterator[World]:
+    """With `inline`, work on threads is done at once: for the virtual loop."""
+    async with running_bookie(inline=inline) as bookie:
+        yield World(bookie)
 
-    run(main())
 
-
-def test_deleted_ledgers_go_and_leave_tombstones() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_deleted_ledgers_go_and_leave_tombstones() -> None:
+    async with open_world() as world:
         await world.begin(1, 2, 3, 7)
         assert await world.collector.maybe_round()
         assert world.stored == [1, 2, 3, 7]
@@ -167,12 +166,11 @@ def test_deleted_ledgers_go_and_leave_tombstones() -> None:
         assert await writer.add(add(2, 2)) == [BookieCode.DELETED]
         assert world.collector.counts.ledgers_deleted == 2
 
-    with_world(test)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("away_at", [paths.CLUSTER, paths.LEDGERS, paths.ledger(LedgerId(2))])
-def test_a_store_that_is_away_deletes_nothing(away_at: str) -> None:
-    async def test(world: World) -> None:
+async def test_a_store_that_is_away_deletes_nothing(away_at: str) -> None:
+    async with open_world() as world:
         await world.begin(1, 2, 3)
         await world.drop(2)
         world.store.away_at = away_at
@@ -182,23 +180,21 @@ def test_a_store_that_is_away_deletes_nothing(away_at: str) -> None:
         assert await world.collector.maybe_round()
         assert world.stored == [1, 3]
 
-    with_world(test)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("hidden", [("2",), ("0000",)])
-def test_a_listing_that_lacks_ledgers_deletes_none_of_them(hidden: tuple[str, ...]) -> None:
-    async def test(world: World) -> None:
+async def test_a_listing_that_lacks_ledgers_deletes_none_of_them(hidden: tuple[str, ...]) -> None:
+    async with open_world() as world:
         await world.begin(1, 2, 3)
         await world.drop(3)
         world.store.hidden.update(hidden)
         await world.collector.maybe_round()
         assert world.stored == [1, 2]
 
-    with_world(test)
 
-
-def test_another_clusters_metadata_deletes_nothing() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_another_clusters_metadata_deletes_nothing() -> None:
+    async with open_world() as world:
         await world.begin(1)
         await world.drop(1)
         stored = await world.elsewhere.get(paths.CLUSTER)
@@ -207,22 +203,22 @@ def test_another_clusters_metadata_deletes_nothing() -> None:
         assert not await world.collector.maybe_round()
         assert world.stored == [1]
 
-    with_world(test)
 
-
-def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None:
+    async with open_world() as world:
         await world.begin(1, 2, handed_out=2)
         await world.drop(1, 2)
         assert not await world.collector.maybe_round()
         assert world.stored == [1, 2]
 
-    with_world(test)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("flags", [0, COPY])
-def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(flags: int) -> None:
-    async def test(world: World) -> None:
+async def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(
+    flags: int,
+) -> None:
+    async with open_world() as world:
         await world.begin(1, handed_out=2)
         await world.drop(1)
         writer = await world.bookie.connect()
@@ -230,13 +226,12 @@ def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(fl
         assert not await world.collector.maybe_round()
         assert world.stored == [1, 5]
 
-    with_world(test)
 
-
-def test_a_record_of_no_ledger_at_all_is_kept_and_keeps_nothing_else(
+@pytest.mark.real_loop
+async def test_a_record_of_no_ledger_at_all_is_kept_and_keeps_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(world: World) -> None:
+    async with open_world() as world:
         await world.begin(1, 2, handed_out=3)
         await world.drop(1)
         world.bookie.service._admission.fence(7_000_000, 1)
@@ -245,22 +240,20 @@ def test_a_record_of_no_ledger_at_all_is_kept_and_keeps_nothing_else(
         assert world.collector.counts.never_handed_out == 1
         assert "never handed out" in caplog.text
 
-    with_world(test)
 
-
-def test_metadata_without_any_trace_of_ledgers_deletes_nothing() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_metadata_without_any_trace_of_ledgers_deletes_nothing() -> None:
+    async with open_world() as world:
         await world.begin()
         writer = await world.bookie.connect()
         await writer.add(add(1, 0))
         assert not await world.collector.maybe_round()
         assert world.stored == [1]
 
-    with_world(test)
 
-
-def test_a_ledger_that_begins_during_the_round_stays() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_ledger_that_begins_during_the_round_stays() -> None:
+    async with open_world() as world:
         await world.begin(1)
         writer = await world.bookie.connect()
 
@@ -274,11 +267,9 @@ def test_a_ledger_that_begins_during_the_round_stays() -> None:
         assert await world.collector.maybe_round()
         assert world.stored == [1, 5]
 
-    with_world(test)
 
-
-def test_left_over_copies_go_at_the_second_look_without_tombstone() -> None:
-    async def test(world: World) -> None:
+async def test_left_over_copies_go_at_the_second_look_without_tombstone() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1, 2, 3, 4)
         await world.keep(1, THERE, closed=True)
         await world.keep(2, THERE, HERE, closed=True)
@@ -294,11 +285,9 @@ def test_left_over_copies_go_at_the_second_look_without_tombstone() -> None:
         assert world.tombstones == []
         assert not await Marks(world.store, world.clock).locked(LedgerId(1))
 
-    virtual(test)
 
-
-def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
-    async def test(world: World) -> None:
+async def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1, 2)
         for ledger in (1, 2):
             await world.keep(ledger, THERE, closed=True)
@@ -313,11 +302,10 @@ def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
         assert await world.collector.maybe_round()
         assert world.stored == [2]
 
-    virtual(test)
 
-
-def test_tombstones_go_when_they_are_old() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_tombstones_go_when_they_are_old() -> None:
+    async with open_world() as world:
         await world.begin(1, 2)
         await world.drop(1)
         assert await world.collector.maybe_round()
@@ -330,11 +318,12 @@ def test_tombstones_go_when_they_are_old() -> None:
         assert world.tombstones == [2]
         assert world.collector.counts.tombstones_deleted == 1
 
-    with_world(test)
 
-
-def test_tombstones_are_looked_through_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_tombstones_are_looked_through_a_page_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_world() as world:
         monkeypatch.setattr(collector, "PAGE", 3)
         await world.begin()
         for ledger in range(20):
@@ -344,11 +333,10 @@ def test_tombstones_are_looked_through_a_page_at_a_time(monkeypatch: pytest.Monk
         assert world.tombstones == list(range(9, 20))
         assert world.collector.counts.tombstones_deleted == 9
 
-    with_world(test)
 
-
-def test_a_former_store_goes_when_nobody_names_it() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_former_store_goes_when_nobody_names_it() -> None:
+    async with open_world() as world:
         await world.begin(1)
         await world.keep(8, FORMER, THERE, closed=True)
         await world.collector.maybe_round()
@@ -359,11 +347,9 @@ def test_a_former_store_goes_when_nobody_names_it() -> None:
         assert world.formers == {}
         assert world.collector.counts.formers_removed == 1
 
-    with_world(test)
 
-
-def test_rounds_come_by_themselves_and_survive_trouble() -> None:
-    async def test(world: World) -> None:
+async def test_rounds_come_by_themselves_and_survive_trouble() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1, 2)
         await world.drop(1)
         world.store.away_at = paths.LEDGERS
@@ -376,14 +362,13 @@ def test_rounds_come_by_themselves_and_survive_trouble() -> None:
             assert world.stored == [2]
             running.cancel()
 
-    virtual(test)
-
 
 # -- Space ---------------------------------------------------------------------------------------
 
 
-def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
+    async with open_world() as world:
         await world.begin(*range(10))
         asked: list[tuple[int, int]] = []
         world.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
@@ -398,14 +383,12 @@ def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
         await world.collector.maybe_round()
         assert asked == [(0, 9)]
 
-    with_world(test)
-
 
 # -- Trouble -------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None:
-    async def test(world: World) -> None:
+async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1)
         await world.keep(1, THERE, closed=True)
         assert await world.collector.maybe_round()
@@ -427,13 +410,11 @@ def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None
         await world.keep(1, HERE, closed=True)  # the replicator holds its lock
         assert world.stored == [1]
 
-    virtual(test)
 
-
-def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
+async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
     """Its session may have ended meanwhile without its knowing, and its copy been made anew."""
 
-    async def test(world: World) -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1)
         await world.keep(1, THERE, closed=True)
         assert await world.collector.maybe_round()
@@ -453,11 +434,9 @@ def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
         assert await world.collector.maybe_round()
         assert world.stored == []
 
-    virtual(test)
 
-
-def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_away() -> None:
-    async def test(world: World) -> None:
+async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_away() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1)
         await world.keep(1, THERE, closed=True)
         assert await world.collector.maybe_round()
@@ -480,11 +459,10 @@ def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_away()
             await asyncio.wait({running}, timeout=5.0)
             assert running.cancelled(), "the cancellation was forgotten"
 
-    virtual(test)
 
-
-def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None:
+    async with open_world() as world:
         await world.begin(1, 2, 3)
         assert await world.collector.maybe_round()
         await world.drop(2)
@@ -497,11 +475,9 @@ def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None
         assert await world.collector.maybe_round()
         assert asked == [(1, 3)]
 
-    with_world(test)
 
-
-def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None:
-    async def test(world: World) -> None:
+async def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1, 2, 3)
         await world.keep(3, THERE, closed=True)
         path = paths.ledger(LedgerId(1))
@@ -515,11 +491,9 @@ def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None
         assert world.stored == [1]
         assert FORMER.incarnation in world.formers  # that ledger may name it
 
-    virtual(test)
 
-
-def test_metadata_that_becomes_unreadable_between_two_looks_stops_nothing_else() -> None:
-    async def test(world: World) -> None:
+async def test_metadata_that_becomes_unreadable_between_two_looks_stops_nothing_else() -> None:
+    async with open_world(inline=True) as world:
         await world.begin(1, 2)
         for ledger in (1, 2):
             await world.keep(ledger, THERE, closed=True)
@@ -532,11 +506,10 @@ def test_metadata_that_becomes_unreadable_between_two_looks_stops_nothing_else()
         assert await world.collector.maybe_round()
         assert world.stored == [1]
 
-    virtual(test)
 
-
-def test_a_hidden_ledger_whose_metadata_cannot_be_read_stops_nothing_else() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_hidden_ledger_whose_metadata_cannot_be_read_stops_nothing_else() -> None:
+    async with open_world() as world:
         await world.begin(1, 2, 3)
         await world.drop(3)
         path = paths.ledger(LedgerId(2))
@@ -547,11 +520,10 @@ def test_a_hidden_ledger_whose_metadata_cannot_be_read_stops_nothing_else() -> N
         assert await world.collector.maybe_round()
         assert world.stored == [1, 2]
 
-    with_world(test)
 
-
-def test_a_damaged_tombstone_does_not_end_the_bookie() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_damaged_tombstone_does_not_end_the_bookie() -> None:
+    async with open_world() as world:
         await world.begin(1, 2)
         assert await world.collector.maybe_round()
         await world.drop(1)
@@ -561,20 +533,3 @@ def test_a_damaged_tombstone_does_not_end_the_bookie() -> None:
 
         world.bookie.storage.reclaim = reclaim  # type: ignore[method-assign]
         assert await world.collector.maybe_round()
-
-    with_world(test)
-
-
-def virtual(test: Callable[[World], Awaitable[None]]) -> None:
-    """Minutes pass in no time; work on threads is done at once."""
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[World]:
-        async with running_bookie(inline=True) as bookie:
-            yield World(bookie)
-
-    async def main() -> None:
-        async with opened() as world:
-            await test(world)
-
-    run_virtual(main())

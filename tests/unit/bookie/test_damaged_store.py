@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from fakes.bookies import (
     KEY,
     OTHER,
-    Bookie,
     FaultyStorage,
     add,
     envelope,
     last_request,
     none,
     read_request,
+    running_bookie,
     some,
-    with_bookie,
 )
 
 from magnetar.bookie.errors import StorageFailed
@@ -25,6 +25,8 @@ from magnetar.protos.envelope import BookieCode
 
 if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Storage
+
+pytestmark = pytest.mark.real_loop
 
 DEAD = "d" * 32  # a former incarnation of which nothing can be read
 NOBODY = "e" * 32
@@ -46,8 +48,8 @@ def former_store() -> MemoryStorage:
 FORMERS: dict[str, Storage | None] = {OTHER: former_store(), DEAD: None}
 
 
-def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
+    async with running_bookie(formers=FORMERS) as bookie:
         limbo = BookieCode.LIMBO
         for first, last, answer in (
             (0, 9, [*some(0, 1, 2), none(3, limbo)]),
@@ -65,14 +67,12 @@ def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
         ):
             assert await bookie.read(request) == [none(0, limbo)]
 
-    with_bookie(test, formers=FORMERS)
 
-
-def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced() -> None:
+async def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced() -> None:
     """An entry that is there needs no fence to be true; without it a ledger whose other copies are
     gone could never be closed."""
 
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie(formers=FORMERS) as bookie:
         limbo = BookieCode.LIMBO
         for first, answer in ((0, [*some(0, 1, 2), none(3, limbo)]), (3, [none(3, limbo)])):
             request = read_request(first, 9, incarnation=OTHER, fence=True)
@@ -81,11 +81,9 @@ def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced()
         assert await bookie.read(unreadable) == [none(0, BookieCode.WRONG_INCARNATION)]
         assert bookie.service.counts.fences == 0
 
-    with_bookie(test, formers=FORMERS)
 
-
-def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
+    async with running_bookie(formers=FORMERS) as bookie:
         service = bookie.service
         for incarnation, code in (
             (OTHER, BookieCode.LIMBO),
@@ -111,8 +109,6 @@ def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
         writer = await bookie.connect()
         assert await writer.add(add(1, 0)) == [BookieCode.OK]
 
-    with_bookie(test, formers=FORMERS)
-
 
 class Spotted(FaultyStorage):
     """Entry 3 of ledger 1 cannot be read, and neither can a run that meets it."""
@@ -126,8 +122,8 @@ class Spotted(FaultyStorage):
         return found
 
 
-def test_an_entry_that_cannot_be_read_is_unknown_and_takes_no_other_with_it() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_an_entry_that_cannot_be_read_is_unknown_and_takes_no_other_with_it() -> None:
+    async with running_bookie(storage=Spotted()) as bookie:
         writer = await bookie.connect()
         await writer.add(*(add(1, entry) for entry in range(6)))
         bad = none(3, BookieCode.IO_ERROR)
@@ -136,5 +132,3 @@ def test_an_entry_that_cannot_be_read_is_unknown_and_takes_no_other_with_it() ->
         gap = none(6, BookieCode.NO_SUCH_ENTRY)
         assert await bookie.read(read_request(4, 9)) == [*some(4, 5), gap]
         assert await bookie.read(read_request(0, 9, entries_max=3)) == some(0, 1, 2)
-
-    with_bookie(test, storage=Spotted())

@@ -6,8 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookies import Bookie, InlineThread, add, last_request, with_bookie
-from fakes.virtual_loop import run_virtual
+from fakes.bookies import InlineThread, add, last_request, running_bookie
 
 from magnetar.bookie.admission import Intake
 from magnetar.bookie.disk import DiskLimits, DiskMonitor, Reserve, Usage, judge
@@ -48,61 +47,55 @@ def test_a_small_disk_has_a_small_reserve() -> None:
     assert LIMITS.reserve_of(1 << 40) == 10
 
 
-def test_the_way_into_read_only_and_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        usage = Usage(100_000, 50_000)
-        seen: list[Intake] = []
-        reserve = Reserve(tmp_path)
-        monitor = DiskMonitor(
-            usage=lambda: usage,
-            reserve=reserve,
-            thread=InlineThread(),
-            set_intake=seen.append,
-            limits=DiskLimits(reserve_bytes=1000, interval_s=5),
-        )
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(monitor.run())
-            await asyncio.sleep(6)
-            assert seen == [ALL]
-            assert (tmp_path / "reserve").stat().st_size == 1000
-            usage = Usage(100_000, 4_000)
-            await asyncio.sleep(5)
-            assert seen.pop() is REPAIRS
-            assert reserve.held
-            usage = Usage(100_000, 500)
-            await asyncio.sleep(5)
-            assert seen.pop() is NONE
-            assert not reserve.held
-            usage = Usage(100_000, 9_000)
-            await asyncio.sleep(5)
-            assert seen.pop() is REPAIRS
-            assert not reserve.held
-            usage = Usage(100_000, 10_000)
-            await asyncio.sleep(5)
-            assert seen.pop() is ALL
-            assert reserve.held
-            running.cancel()
-
-    run_virtual(main())
+async def test_the_way_into_read_only_and_back(tmp_path: Path) -> None:
+    usage = Usage(100_000, 50_000)
+    seen: list[Intake] = []
+    reserve = Reserve(tmp_path)
+    monitor = DiskMonitor(
+        usage=lambda: usage,
+        reserve=reserve,
+        thread=InlineThread(),
+        set_intake=seen.append,
+        limits=DiskLimits(reserve_bytes=1000, interval_s=5),
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(monitor.run())
+        await asyncio.sleep(6)
+        assert seen == [ALL]
+        assert (tmp_path / "reserve").stat().st_size == 1000
+        usage = Usage(100_000, 4_000)
+        await asyncio.sleep(5)
+        assert seen.pop() is REPAIRS
+        assert reserve.held
+        usage = Usage(100_000, 500)
+        await asyncio.sleep(5)
+        assert seen.pop() is NONE
+        assert not reserve.held
+        usage = Usage(100_000, 9_000)
+        await asyncio.sleep(5)
+        assert seen.pop() is REPAIRS
+        assert not reserve.held
+        usage = Usage(100_000, 10_000)
+        await asyncio.sleep(5)
+        assert seen.pop() is ALL
+        assert reserve.held
+        running.cancel()
 
 
-def test_a_disk_that_cannot_be_asked_changes_nothing(tmp_path: Path) -> None:
+async def test_a_disk_that_cannot_be_asked_changes_nothing(tmp_path: Path) -> None:
     def fail() -> Usage:
         raise OSError(5, "Input/output error")
 
-    async def main() -> None:
-        seen: list[Intake] = []
-        monitor = DiskMonitor(
-            usage=fail,
-            reserve=Reserve(tmp_path),
-            thread=InlineThread(),
-            set_intake=seen.append,
-            limits=LIMITS,
-        )
-        await monitor.check()
-        assert seen == []
-
-    run_virtual(main())
+    seen: list[Intake] = []
+    monitor = DiskMonitor(
+        usage=fail,
+        reserve=Reserve(tmp_path),
+        thread=InlineThread(),
+        set_intake=seen.append,
+        limits=LIMITS,
+    )
+    await monitor.check()
+    assert seen == []
 
 
 def test_a_reserve_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
@@ -112,8 +105,9 @@ def test_a_reserve_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     reserve.release()
 
 
-def test_a_read_only_bookie_takes_fences_and_repairs_and_tells_so() -> None:
-    async def test(bookie: Bookie) -> None:
+@pytest.mark.real_loop
+async def test_a_read_only_bookie_takes_fences_and_repairs_and_tells_so() -> None:
+    async with running_bookie() as bookie:
         told: list[bool] = []
         service = bookie.service
         service.watch_read_only(told.append)
@@ -134,5 +128,3 @@ def test_a_read_only_bookie_takes_fences_and_repairs_and_tells_so() -> None:
         service.set_intake(ALL)
         assert await writer.add(add(2, 0), add(1, 2)) == [BookieCode.FENCED, BookieCode.OK]
         assert told == [False, True, False]
-
-    with_bookie(test)

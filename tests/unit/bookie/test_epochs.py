@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+import pytest
 from prometheus_client import CollectorRegistry
-from support import ManualClock, run, wait_until
+from support import ManualClock, wait_until
 
 from magnetar.bookie.bookie import open_bookie
 from magnetar.bookie.storage.layout import IDENTITY_NEW, find
@@ -15,10 +16,9 @@ from magnetar.metadata.memory import MemoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
-
-def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
+@pytest.mark.real_loop
+async def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def epoch() -> int:
@@ -32,21 +32,18 @@ def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
             return False
         return True
 
-    async def main() -> None:
-        async with open_bookie(
-            tmp_path,
-            bookie="b1",
-            metadata=MemoryStore(),
-            clock=ManualClock(),
-            chance=Random(1),
-            registry=CollectorRegistry(),
-            epoch_s=0.02,
-        ):
-            await wait_until(lambda: epoch() > 2)
-            await wait_until(in_the_way)
-            await wait_until(lambda: "not counted up" in caplog.text)
-            reached = epoch()
-            (tmp_path / IDENTITY_NEW).rmdir()
-            await wait_until(lambda: epoch() > reached)
-
-    run(main())
+    async with open_bookie(
+        tmp_path,
+        bookie="b1",
+        metadata=MemoryStore(),
+        clock=ManualClock(),
+        chance=Random(1),
+        registry=CollectorRegistry(),
+        epoch_s=0.02,
+    ):
+        await wait_until(lambda: epoch() > 2)
+        await wait_until(in_the_way)
+        await wait_until(lambda: "not counted up" in caplog.text)
+        reached = epoch()
+        (tmp_path / IDENTITY_NEW).rmdir()
+        await wait_until(lambda: epoch() > reached)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookies import Bookie, add, last_request, read_request, some, with_bookie
-from fakes.virtual_loop import run_virtual as run
+from fakes.bookies import Bookie, add, last_request, read_request, running_bookie, some
 from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
@@ -35,6 +36,9 @@ from magnetar.protos.envelope import ACK, COPY, ENVELOPE, RECOVERY, BookieCode, 
 from magnetar.runtime.frames import FRAME_BYTES_MAX, Outbox
 from magnetar.runtime.grpc_frames import FRAME_LIMIT_BYTES
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 OK, FENCED, OVERLOADED = BookieCode.OK, BookieCode.FENCED, BookieCode.OVERLOADED
 NO_SUCH_LEDGER, DELETED = BookieCode.NO_SUCH_LEDGER, BookieCode.DELETED
 HERE = Member(BookieId("b1"), "a" * 32)
@@ -56,13 +60,16 @@ class Gate:
         self.answers.setdefault(ledger, asyncio.Future()).set_result(code)
 
 
-def with_gate(test) -> None:  # type: ignore[no-untyped-def]
+@asynccontextmanager
+async def gated_bookie() -> AsyncIterator[tuple[Bookie, Gate]]:
     gate = Gate()
-    with_bookie(lambda bookie: test(bookie, gate), check_first_add=gate)
+    async with running_bookie(check_first_add=gate) as bookie:
+        yield bookie, gate
 
 
-def test_first_adds_wait_in_order_and_other_ledgers_do_not() -> None:
-    async def test(bookie: Bookie, gate: Gate) -> None:
+@pytest.mark.real_loop
+async def test_first_adds_wait_in_order_and_other_ledgers_do_not() -> None:
+    async with gated_bookie() as (bookie, gate):
         gate.answer(2, OK)
         writer = await bookie.connect()
         await writer.send(add(1, 0), add(2, 0), add(1, 1))
@@ -75,27 +82,22 @@ def test_first_adds_wait_in_order_and_other_ledgers_do_not() -> None:
         assert await writer.add(add(1, 3)) == [OK]
         assert gate.asked == [1, 2]
 
-    with_gate(test)
 
-
-def test_who_was_verified_is_so_after_a_restart() -> None:
-    async def first(bookie: Bookie) -> None:
-        assert await (await bookie.connect()).add(add(1, 0)) == [OK]
-        disk.append(bookie.storage.crash())
-
+@pytest.mark.real_loop
+async def test_who_was_verified_is_so_after_a_restart() -> None:
     async def never(_: int) -> BookieCode:
         raise AssertionError("asked again")
 
-    async def second(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
+        assert await (await bookie.connect()).add(add(1, 0)) == [OK]
+        disk = bookie.storage.crash()
+    async with running_bookie(storage=disk, check_first_add=never) as bookie:
         assert await (await bookie.connect()).add(add(1, 1)) == [OK]
 
-    disk: list[object] = []
-    with_bookie(first)
-    with_bookie(second, storage=disk[0], check_first_add=never)
 
-
-def test_a_fence_that_comes_meanwhile_wins() -> None:
-    async def test(bookie: Bookie, gate: Gate) -> None:
+@pytest.mark.real_loop
+async def test_a_fence_that_comes_meanwhile_wins() -> None:
+    async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         await writer.send(add(1, 0))
         await wait_until(lambda: gate.asked)
@@ -104,12 +106,11 @@ def test_a_fence_that_comes_meanwhile_wins() -> None:
         assert await writer.acks(1) == [(1, 0, FENCED)]
         assert bookie.storage.entry(1, 0) is None
 
-    with_gate(test)
 
-
+@pytest.mark.real_loop
 @pytest.mark.parametrize("code", [NO_SUCH_LEDGER, FENCED, OVERLOADED])
-def test_a_refused_ledger_leaves_nothing_and_is_asked_for_again(code: BookieCode) -> None:
-    async def test(bookie: Bookie, gate: Gate) -> None:
+async def test_a_refused_ledger_leaves_nothing_and_is_asked_for_again(code: BookieCode) -> None:
+    async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         gate.answer(1, code)
         assert await writer.add(add(1, 0), add(1, 1)) == [code, code]
@@ -118,11 +119,10 @@ def test_a_refused_ledger_leaves_nothing_and_is_asked_for_again(code: BookieCode
         gate.answer(1, OK)
         assert await writer.add(add(1, 0)) == [OK]
 
-    with_gate(test)
 
-
-def test_repairs_need_no_leave_and_give_none() -> None:
-    async def test(bookie: Bookie, gate: Gate) -> None:
+@pytest.mark.real_loop
+async def test_repairs_need_no_leave_and_give_none() -> None:
+    async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         assert await writer.add(add(1, 0, flags=COPY), add(2, 0, flags=RECOVERY)) == [OK, OK]
         assert gate.asked == []
@@ -130,11 +130,10 @@ def test_repairs_need_no_leave_and_give_none() -> None:
         assert await writer.add(add(1, 1), add(2, 1)) == [NO_SUCH_LEDGER, FENCED]
         assert await bookie.read(read_request(0, 0)) == some(0)
 
-    with_gate(test)
 
-
-def test_a_deleted_ledger_stays_deleted() -> None:
-    async def test(bookie: Bookie) -> None:
+@pytest.mark.real_loop
+async def test_a_deleted_ledger_stays_deleted() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         assert await writer.add(add(1, 0), add(2, 0)) == [OK, OK]
         bookie.service._admission.delete(1, for_good=True)
@@ -147,11 +146,10 @@ def test_a_deleted_ledger_stays_deleted() -> None:
         assert (await bookie.service.last_confirmed(last_request(2))).code is NO_SUCH_LEDGER
         assert await writer.add(add(2, 5, flags=COPY)) == [OK]
 
-    with_bookie(test)
 
-
-def test_a_write_that_fails_later_ends_the_bookie() -> None:
-    async def test(bookie: Bookie, gate: Gate) -> None:
+@pytest.mark.real_loop
+async def test_a_write_that_fails_later_ends_the_bookie() -> None:
+    async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         await writer.send(add(1, 0))
         await wait_until(lambda: gate.asked)
@@ -159,34 +157,29 @@ def test_a_write_that_fails_later_ends_the_bookie() -> None:
         gate.answer(1, OK)
         await wait_until(lambda: bookie.deaths)
 
-    with_gate(test)
 
-
-def test_what_waits_is_bounded() -> None:
-    async def main() -> None:
-        gate = Gate()
-        settled: list[int] = []
-        size = len(decode_adds(add(1, 0))[0].envelope) + ADD_OVERHEAD_BYTES
-        newcomers = FirstAdds(
-            gate,
-            lambda _code, adds, _outbox: settled.extend(each.entry for each in adds),
-            waiting_bytes_max=3 * size,
-            waiting_ledgers_max=2,
-        )
-        outbox = Outbox(_never, pending_bytes_max=1)
-        adds = list(decode_adds(b"".join(add(ledger, 0) for ledger in (1, 2, 3))))
-        assert [each.ledger for each in newcomers.take(adds, outbox)] == [3]
-        more = list(decode_adds(add(1, 1) + add(1, 2)))
-        assert [each.entry for each in newcomers.take(more, outbox)] == [2]
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(newcomers.run())
-            gate.answer(1, OK)
-            await settle()
-            assert settled == [0, 1]
-            assert newcomers.waiting_bytes == size
-            running.cancel()
-
-    run(main())
+async def test_what_waits_is_bounded() -> None:
+    gate = Gate()
+    settled: list[int] = []
+    size = len(decode_adds(add(1, 0))[0].envelope) + ADD_OVERHEAD_BYTES
+    newcomers = FirstAdds(
+        gate,
+        lambda _code, adds, _outbox: settled.extend(each.entry for each in adds),
+        waiting_bytes_max=3 * size,
+        waiting_ledgers_max=2,
+    )
+    outbox = Outbox(_never, pending_bytes_max=1)
+    adds = list(decode_adds(b"".join(add(ledger, 0) for ledger in (1, 2, 3))))
+    assert [each.ledger for each in newcomers.take(adds, outbox)] == [3]
+    more = list(decode_adds(add(1, 1) + add(1, 2)))
+    assert [each.entry for each in newcomers.take(more, outbox)] == [2]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(newcomers.run())
+        gate.answer(1, OK)
+        await settle()
+        assert settled == [0, 1]
+        assert newcomers.waiting_bytes == size
+        running.cancel()
 
 
 def test_the_acks_of_all_that_waits_fit_into_a_frame() -> None:
@@ -230,17 +223,14 @@ CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry=EntryId(-1), length=
         (b"nonsense", BookieCode.IO_ERROR),
     ],
 )
-def test_what_the_metadata_must_say(
+async def test_what_the_metadata_must_say(
     metadata: LedgerMetadata | bytes | None, code: BookieCode
 ) -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        if metadata is not None:
-            value = metadata if isinstance(metadata, bytes) else encode_ledger(metadata)
-            await store.put(paths.ledger(LedgerId(7)), value, expected=ABSENT)
-        assert await FirstAddCheck(store, HERE)(7) is code
-
-    run(main())
+    store = MemoryStore(MemoryTree())
+    if metadata is not None:
+        value = metadata if isinstance(metadata, bytes) else encode_ledger(metadata)
+        await store.put(paths.ledger(LedgerId(7)), value, expected=ABSENT)
+    assert await FirstAddCheck(store, HERE)(7) is code
 
 
 class Lagging(MemoryStore):
@@ -266,14 +256,11 @@ class _Value:
     ("past", "present", "code"),
     [(None, OPEN, OK), (ELSEWHERE, OPEN, OK), (OPEN, CLOSED, FENCED), (OPEN, MOVED, OVERLOADED)],
 )
-def test_the_past_counts_for_nothing(
+async def test_the_past_counts_for_nothing(
     past: LedgerMetadata | None, present: LedgerMetadata, code: BookieCode
 ) -> None:
-    async def main() -> None:
-        store = Lagging(None if past is None else encode_ledger(past), encode_ledger(present))
-        assert await FirstAddCheck(store, HERE)(7) is code
-
-    run(main())
+    store = Lagging(None if past is None else encode_ledger(past), encode_ledger(present))
+    assert await FirstAddCheck(store, HERE)(7) is code
 
 
 class Away(MemoryStore):
@@ -288,8 +275,5 @@ class Away(MemoryStore):
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_store_that_is_away_is_unknown(hangs: bool) -> None:
-    async def main() -> None:
-        assert await FirstAddCheck(Away(hangs=hangs), HERE, timeout_s=0.02)(7) is OVERLOADED
-
-    run(main())
+async def test_a_store_that_is_away_is_unknown(hangs: bool) -> None:
+    assert await FirstAddCheck(Away(hangs=hangs), HERE, timeout_s=0.02)(7) is OVERLOADED

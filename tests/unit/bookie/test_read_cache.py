@@ -13,8 +13,8 @@ from fakes.bookies import (
     envelope,
     none,
     read_request,
+    running_bookie,
     some,
-    with_bookie,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +23,8 @@ from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.read_cache import ENTRY_OVERHEAD_BYTES, RUN_OVERHEAD_BYTES, ReadCache, Run
 from magnetar.bookie.storage.format import entry_key
 from magnetar.protos.envelope import COPY, BookieCode, decode_read_answers
+
+pytestmark = pytest.mark.real_loop
 
 OK = BookieCode.OK
 BROKEN = StorageFailed("read", "Corruption: checksum mismatch")
@@ -179,8 +181,8 @@ async def with_five_read(bookie: Bookie) -> None:
     assert bookie.service.read_cache.bytes > 0
 
 
-def test_what_was_read_is_not_read_again_and_what_was_not_is() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_what_was_read_is_not_read_again_and_what_was_not_is() -> None:
+    async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.storage.failing["read"] = BROKEN
         assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
@@ -197,23 +199,19 @@ def test_what_was_read_is_not_read_again_and_what_was_not_is() -> None:
         await writer.add(add(1, 5))
         assert await bookie.read(read_request(3, 5)) == some(3, 4, 5)
 
-    with_bookie(test)
 
-
-def test_nothing_is_kept_by_a_cache_of_no_size() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_nothing_is_kept_by_a_cache_of_no_size() -> None:
+    async with running_bookie() as bookie:
         bookie.service.read_cache = ReadCache(0)
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         assert await bookie.read(read_request(0, 0)) == some(0)
         assert bookie.service.read_cache.bytes == 0
 
-    with_bookie(test)
-
 
 @pytest.mark.parametrize("for_good", [True, False])
-def test_a_deleted_ledger_is_forgotten(*, for_good: bool) -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_deleted_ledger_is_forgotten(*, for_good: bool) -> None:
+    async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.service._admission.delete(1, for_good=for_good)
         code = BookieCode.DELETED if for_good else BookieCode.NO_SUCH_LEDGER
@@ -225,11 +223,9 @@ def test_a_deleted_ledger_is_forgotten(*, for_good: bool) -> None:
             assert await bookie.read(read_request(0, 4)) == [none(0, missing)]
             assert await bookie.read(read_request(3, 4)) == [*some(3), none(4, missing)]
 
-    with_bookie(test)
 
-
-def test_what_was_read_while_its_ledger_was_deleted_is_not_kept() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_what_was_read_while_its_ledger_was_deleted_is_not_kept() -> None:
+    async with running_bookie(inline=True) as bookie:
         writer = await bookie.connect()
         await writer.add(*(add(1, entry) for entry in range(5)))
         async with asyncio.TaskGroup() as group:
@@ -240,13 +236,11 @@ def test_what_was_read_while_its_ledger_was_deleted_is_not_kept() -> None:
         assert bookie.service.read_cache.misses == 1
         assert bookie.service.read_cache.bytes == 0
 
-    with_bookie(test, inline=True)
 
-
-def test_an_entry_that_was_replaced_is_given_as_it_is_now() -> None:
+async def test_an_entry_that_was_replaced_is_given_as_it_is_now() -> None:
     """Another entry stood where it should stand."""
 
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.storage.write([(entry_key(1, 2), envelope(1, 9))])
         bookie.service.read_cache.forget(1)
@@ -255,27 +249,21 @@ def test_an_entry_that_was_replaced_is_given_as_it_is_now() -> None:
         assert await writer.add(add(1, 2, flags=COPY)) == [OK]
         assert await bookie.read(read_request(2, 2)) == some(2)
 
-    with_bookie(test)
 
-
-def test_a_read_that_fences_is_told_what_the_disk_holds() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_read_that_fences_is_told_what_the_disk_holds() -> None:
+    async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.storage.failing["read"] = BROKEN
         fencing = read_request(0, 4, fence=True)
         assert await bookie.read(fencing) == [none(0, BookieCode.IO_ERROR)]
         assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
 
-    with_bookie(test)
 
-
-def test_who_may_not_read_gets_nothing_out_of_it() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_who_may_not_read_gets_nothing_out_of_it() -> None:
+    async with running_bookie(formers={OTHER: FaultyStorage()}) as bookie:
         await with_five_read(bookie)
         wrong_key = read_request(0, 4, master_key=KEY + 1)
         assert await bookie.read(wrong_key) == [none(0, BookieCode.UNAUTHORIZED)]
         # Nor does what is read of another incarnation of the bookie mix with it, either way.
         former = read_request(0, 9, incarnation=OTHER)
         assert await bookie.read(former) == [none(0, BookieCode.LIMBO)]
-
-    with_bookie(test, formers={OTHER: FaultyStorage()})

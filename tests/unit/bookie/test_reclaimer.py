@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookies import InlineThread
-from fakes.virtual_loop import run_virtual
-from support import run, wait_until
+from support import wait_until
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.reclaimer import REGION_LEDGERS_MAX, Reclaimer, regions
@@ -42,7 +41,7 @@ def size_of(directory: Path) -> int:
     return total
 
 
-def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_clean(
+async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_clean(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, marker = tmp_path / "store", tmp_path / "reclaiming"
@@ -63,7 +62,7 @@ def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_clean(
         storage.delete_ledger(ledger, None)
     storage.sync()
     first = Reclaimer(storage, thread=InlineThread(), marker=marker)
-    run_virtual(first.reclaim(dead, alive))
+    await first.reclaim(dead, alive)
     assert (first.failures, first.dead, marker.exists()) == (1, 9, True)
     with pytest.raises(StorageFailed):
         storage.write([(entry_key(20, 0), b"x")])  # here the process ends
@@ -74,19 +73,19 @@ def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_clean(
     storage = RocksStorage(path, create=False)
     again = Reclaimer(storage, thread=InlineThread(), marker=marker)
     assert again.suspended
-    run_virtual(again.reclaim(dead, alive))
+    await again.reclaim(dead, alive)
     assert "no space is given back before a scrub" in caplog.text
     storage.write([(entry_key(0, 5), os.urandom(50_000))])  # a repair
     again.resume()
-    run_virtual(again.reclaim([], alive))
+    await again.reclaim([], alive)
     assert (again.failures, again.dead, marker.exists()) == (0, 0, False)
     # RocksDB removes files that nothing needs any more from a thread of its own.
-    run(wait_until(lambda: size_of(path) < 0.3 * full))
+    await wait_until(lambda: size_of(path) < 0.3 * full)
     assert len(storage.entry_ids(0, 0, entries_max=100)) == 10
     storage.close()
 
 
-def test_space_comes_back_though_another_compaction_came_first(tmp_path: Path) -> None:
+async def test_space_comes_back_though_another_compaction_came_first(tmp_path: Path) -> None:
     """It dropped the keys and the markers of the dead; their values lie in the file of the living,
     too few of them for RocksDB to care by itself."""
     storage = RocksStorage(tmp_path, create=True)
@@ -98,7 +97,7 @@ def test_space_comes_back_though_another_compaction_came_first(tmp_path: Path) -
         storage.delete_ledger(ledger, None)
     storage.drop_replaced()
     assert size_of(tmp_path) > 0.9 * full
-    run_virtual(Reclaimer(storage, thread=InlineThread()).reclaim(dead, alive))
-    run(wait_until(lambda: size_of(tmp_path) < 0.8 * full))
+    await Reclaimer(storage, thread=InlineThread()).reclaim(dead, alive)
+    await wait_until(lambda: size_of(tmp_path) < 0.8 * full)
     assert len(storage.run(9, 0, 9, bytes_max=1 << 20, entries_max=10)) == 10
     storage.close()

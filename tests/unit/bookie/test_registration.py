@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.registration import Registration
@@ -51,121 +50,100 @@ async def stored(store: MemoryStore) -> BookieRegistration | None:
     return decode_bookie_registration(found.value)
 
 
-def test_it_is_entered_and_goes_with_the_session() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store, other = MemoryStore(tree), MemoryStore(tree)
-        async with registered(store) as entry:
-            await entry.wait_held()
-            assert entry.held
-            assert await stored(other) == OURS
-        await store.close()
+async def test_it_is_entered_and_goes_with_the_session() -> None:
+    tree = MemoryTree()
+    store, other = MemoryStore(tree), MemoryStore(tree)
+    async with registered(store) as entry:
+        await entry.wait_held()
+        assert entry.held
+        assert await stored(other) == OURS
+    await store.close()
+    assert await stored(other) is None
+
+
+async def test_it_is_entered_again_after_the_session_was_lost() -> None:
+    tree = MemoryTree()
+    store, other = MemoryStore(tree), MemoryStore(tree)
+    async with registered(store) as entry:
+        await entry.wait_held()
+        store.expire()
+        await wait_until(lambda: not entry.held)
         assert await stored(other) is None
-
-    run(main())
-
-
-def test_it_is_entered_again_after_the_session_was_lost() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store, other = MemoryStore(tree), MemoryStore(tree)
-        async with registered(store) as entry:
-            await entry.wait_held()
-            store.expire()
-            await wait_until(lambda: not entry.held)
-            assert await stored(other) is None
-            store.reconnect()
-            await entry.wait_held()
-            assert await stored(other) == OURS
-
-    run(main())
+        store.reconnect()
+        await entry.wait_held()
+        assert await stored(other) == OURS
 
 
-def test_a_suspended_session_is_not_a_lost_one() -> None:
-    async def main() -> None:
-        store = MemoryStore(MemoryTree())
-        async with registered(store) as entry:
-            await entry.wait_held()
-            store.suspend()
-            await settle()
-            assert entry.held
-            store.reconnect()
-            await settle()
-            assert entry.held
-
-    run(main())
+async def test_a_suspended_session_is_not_a_lost_one() -> None:
+    store = MemoryStore(MemoryTree())
+    async with registered(store) as entry:
+        await entry.wait_held()
+        store.suspend()
+        await settle()
+        assert entry.held
+        store.reconnect()
+        await settle()
+        assert entry.held
 
 
 @pytest.mark.parametrize("former", [OURS.incarnation, "b" * 32])
-def test_what_an_earlier_start_left_behind_is_replaced(former: str) -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        before, now = MemoryStore(tree), MemoryStore(tree)
-        async with registered(before, replace(OURS, incarnation=former, boot_epoch=4)) as entry:
-            await entry.wait_held()
-        async with registered(now) as entry:
-            await entry.wait_held()
-            assert await stored(now) == OURS
-
-    run(main())
+async def test_what_an_earlier_start_left_behind_is_replaced(former: str) -> None:
+    tree = MemoryTree()
+    before, now = MemoryStore(tree), MemoryStore(tree)
+    async with registered(before, replace(OURS, incarnation=former, boot_epoch=4)) as entry:
+        await entry.wait_held()
+    async with registered(now) as entry:
+        await entry.wait_held()
+        assert await stored(now) == OURS
 
 
 @pytest.mark.parametrize("other", [{"incarnation": "b" * 32, "boot_epoch": 5}, {"boot_epoch": 6}])
-def test_somebody_elses_entry_is_waited_for(other: dict[str, object]) -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        before, now = MemoryStore(tree), MemoryStore(tree)
-        theirs = replace(OURS, **other)  # type: ignore[arg-type]
-        async with registered(before, theirs) as entry:
+async def test_somebody_elses_entry_is_waited_for(other: dict[str, object]) -> None:
+    tree = MemoryTree()
+    before, now = MemoryStore(tree), MemoryStore(tree)
+    theirs = replace(OURS, **other)  # type: ignore[arg-type]
+    async with registered(before, theirs) as entry:
+        await entry.wait_held()
+    async with registered(now) as entry:
+        await settle(100)
+        assert not entry.held
+        assert await stored(now) == theirs
+        await before.close()
+        await entry.wait_held()
+        assert await stored(now) == OURS
+
+
+async def test_a_later_start_of_the_same_directory_ends_this_one() -> None:
+    tree = MemoryTree()
+    ours, theirs = MemoryStore(tree), MemoryStore(tree)
+
+    async def both() -> None:
+        async with registered(ours) as entry:
             await entry.wait_held()
-        async with registered(now) as entry:
-            await settle(100)
-            assert not entry.held
-            assert await stored(now) == theirs
-            await before.close()
-            await entry.wait_held()
-            assert await stored(now) == OURS
+            async with registered(theirs, replace(OURS, boot_epoch=6)) as later:
+                await later.wait_held()
+                await asyncio.sleep(10)
 
-    run(main())
+    with pytest.raises(ExceptionGroup) as failed:
+        await both()
+    assert failed.group_contains(LeaseTaken)
 
 
-def test_a_later_start_of_the_same_directory_ends_this_one() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        ours, theirs = MemoryStore(tree), MemoryStore(tree)
-
-        async def both() -> None:
-            async with registered(ours) as entry:
-                await entry.wait_held()
-                async with registered(theirs, replace(OURS, boot_epoch=6)) as later:
-                    await later.wait_held()
-                    await asyncio.sleep(10)
-
-        with pytest.raises(ExceptionGroup) as failed:
-            await both()
-        assert failed.group_contains(LeaseTaken)
-
-    run(main())
-
-
-def test_read_only_is_told_by_the_same_node_and_survives_a_lost_session() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        store, other = MemoryStore(tree), MemoryStore(tree)
-        async with registered(store) as entry:
-            await entry.wait_held()
-            before = await other.get(PATH)
-            entry.set_read_only(True)
-            await until_told(other, read_only=True)
-            after = await other.get(PATH)
-            assert before is not None
-            assert after is not None
-            assert after.ephemeral_session == before.ephemeral_session
-            entry.set_read_only(False)
-            await until_told(other, read_only=False)
-            assert entry.held
-
-    run(main())
+async def test_read_only_is_told_by_the_same_node_and_survives_a_lost_session() -> None:
+    tree = MemoryTree()
+    store, other = MemoryStore(tree), MemoryStore(tree)
+    async with registered(store) as entry:
+        await entry.wait_held()
+        before = await other.get(PATH)
+        entry.set_read_only(True)
+        await until_told(other, read_only=True)
+        after = await other.get(PATH)
+        assert before is not None
+        assert after is not None
+        assert after.ephemeral_session == before.ephemeral_session
+        entry.set_read_only(False)
+        await until_told(other, read_only=False)
+        assert entry.held
 
 
 async def until_told(store: MemoryStore, *, read_only: bool) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.bookies import InlineThread, envelope
 from fakes.directories import flip
-from fakes.virtual_loop import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +83,7 @@ PLACES = st.sets(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=60)
 
 @given(entries=PLACES, unreadable=PLACES, flipped=PLACES, swapped=PLACES)
 @settings(max_examples=100, deadline=None)
-def test_all_damage_and_nothing_else_is_found(
+async def test_all_damage_and_nothing_else_is_found(
     entries: set[tuple[int, int]],
     unreadable: set[tuple[int, int]],
     flipped: set[tuple[int, int]],
@@ -99,14 +98,14 @@ def test_all_damage_and_nothing_else_is_found(
     found: list[tuple[int, int]] = []
     sound: list[bool] = []
     walk = scrub(storage, found, sound)
-    run_virtual(walk.round())
+    await walk.round()
     assert bool(sound) == (not found)
     assert sorted(found) == sorted((unreadable | flipped | swapped) & entries)
     assert walk.counts.entries == len(entries)
     assert walk.counts.bad == len(found)
 
 
-def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
+async def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
     storage = RocksStorage(tmp_path / "store", create=True)
     payload = bytes(50_000)
     storage.write([(ledger_key(1), b"r")])
@@ -122,13 +121,13 @@ def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
     storage = RocksStorage(tmp_path / "store", create=False)
     found: list[tuple[int, int]] = []
     walk = scrub(storage, found)
-    run_virtual(walk.round())
+    await walk.round()
     assert found == [(1, 5), (1, 12), (1, 30), (1, 35)]
     assert walk.counts.entries == 30
     storage.close()
 
 
-def test_a_table_that_hides_which_ledgers_there_are_ends_the_bookie(tmp_path: Path) -> None:
+async def test_a_table_that_hides_which_ledgers_there_are_ends_the_bookie(tmp_path: Path) -> None:
     """The scrub would never get beyond it, nor would a collection, and no copy could be repaired
     whose ledger's record lies there."""
     storage = RocksStorage(tmp_path / "store", create=True)
@@ -141,23 +140,23 @@ def test_a_table_that_hides_which_ledgers_there_are_ends_the_bookie(tmp_path: Pa
     ends: list[StorageFailed] = []
     walk = scrub(storage, [])
     walk._on_rot = ends.append
-    run_virtual(walk.round())
+    await walk.round()
     assert ends
     assert all(map(is_rot, ends))
     storage.close()
 
 
-def test_a_disk_that_does_not_list_the_ledgers_ends_nothing() -> None:
+async def test_a_disk_that_does_not_list_the_ledgers_ends_nothing() -> None:
     class Failing(MemoryStorage):
         def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
             raise StorageFailed("read", "IO error: Input/output error: /d/000013.sst")
 
     sound: list[bool] = []
-    run_virtual(scrub(Failing(), [], sound).round())  # and on_rot fails the test
+    await scrub(Failing(), [], sound).round()  # and on_rot fails the test
     assert not sound
 
 
-def test_neighbours_are_reported_as_one_range() -> None:
+async def test_neighbours_are_reported_as_one_range() -> None:
     storage = filled({(ledger, entry) for ledger in (1, 2) for entry in range(5000)})
     storage.unreadable = {(1, entry) for entry in [*range(998, 4000), 4001]} | {(2, 0)}
     told: list[tuple[int, int, int]] = []
@@ -167,69 +166,60 @@ def test_neighbours_are_reported_as_one_range() -> None:
 
     walk = scrub(storage, [])
     walk._report = report
-    run_virtual(walk.round())
+    await walk.round()
     assert sorted(told) == [(1, 998, 3999), (1, 4001, 4001), (2, 0, 0)]
     assert walk.counts.bad == 3004
 
 
 @pytest.mark.parametrize("ledgers", [[7], [0, 2**63 - 1], [3, 4, 5, 9_000_000]])
-def test_a_round_begins_anywhere_among_all_ledgers(ledgers: list[int]) -> None:
+async def test_a_round_begins_anywhere_among_all_ledgers(ledgers: list[int]) -> None:
     storage = filled({(ledger, 0) for ledger in ledgers})
     walk = scrub(storage, [])
     assert walk._span() == (ledgers[0], ledgers[-1])
     for number in range(1, 20):
-        run_virtual(walk.round())
+        await walk.round()
         assert walk.counts.entries == number * len(ledgers)
 
 
-def test_each_ledger_of_many_is_the_first_some_time() -> None:
-    async def main() -> None:
-        ledgers = range(0, 20_000, 5)
-        walk = scrub(filled({(ledger, 0) for ledger in ledgers}), [])
-        begun = [await walk._begin() for _ in range(200)]
-        assert min(begun) < 2000
-        assert max(begun) > 18_000
-
-    run_virtual(main())
+async def test_each_ledger_of_many_is_the_first_some_time() -> None:
+    ledgers = range(0, 20_000, 5)
+    walk = scrub(filled({(ledger, 0) for ledger in ledgers}), [])
+    begun = [await walk._begin() for _ in range(200)]
+    assert min(begun) < 2000
+    assert max(begun) > 18_000
 
 
-def test_it_takes_its_time() -> None:
-    async def main() -> None:
-        storage = filled({(1, entry) for entry in range(100)})
-        size = sum(len(envelope(1, entry)) for entry in range(100))
-        walk = scrub(storage, [], bytes_per_s=size / 50)
-        begun_s = asyncio.get_running_loop().time()
-        for _ in range(3):
-            await walk.round()
-        assert asyncio.get_running_loop().time() - begun_s >= 90
-
-    run_virtual(main())
+async def test_it_takes_its_time() -> None:
+    storage = filled({(1, entry) for entry in range(100)})
+    size = sum(len(envelope(1, entry)) for entry in range(100))
+    walk = scrub(storage, [], bytes_per_s=size / 50)
+    begun_s = asyncio.get_running_loop().time()
+    for _ in range(3):
+        await walk.round()
+    assert asyncio.get_running_loop().time() - begun_s >= 90
 
 
-def test_a_report_that_fails_is_made_again_in_the_next_round() -> None:
-    async def main() -> None:
-        storage = filled({(1, 0), (1, 1)})
-        storage.unreadable = {(1, 0)}
-        told = 0
+async def test_a_report_that_fails_is_made_again_in_the_next_round() -> None:
+    storage = filled({(1, 0), (1, 1)})
+    storage.unreadable = {(1, 0)}
+    told = 0
 
-        async def report(ledger: int, first: int, last: int) -> None:
-            nonlocal told
-            told += 1
-            raise Unavailable("away")
+    async def report(ledger: int, first: int, last: int) -> None:
+        nonlocal told
+        told += 1
+        raise Unavailable("away")
 
-        walk = Scrub(
-            storage,
-            report=report,
-            on_sound=pytest.fail,
-            on_rot=pytest.fail,
-            chance=Random(1),
-            read_thread=InlineThread(),
-            config=ScrubConfig(interval_s=100),
-        )
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(walk.run())
-            await asyncio.sleep(250)
-            running.cancel()
-        assert told == walk.counts.rounds >= 2
-
-    run_virtual(main())
+    walk = Scrub(
+        storage,
+        report=report,
+        on_sound=pytest.fail,
+        on_rot=pytest.fail,
+        chance=Random(1),
+        read_thread=InlineThread(),
+        config=ScrubConfig(interval_s=100),
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(walk.run())
+        await asyncio.sleep(250)
+        running.cancel()
+    assert told == walk.counts.rounds >= 2

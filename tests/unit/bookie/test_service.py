@@ -9,15 +9,14 @@ from fakes.bookies import (
     IDENTITY,
     INCARNATION,
     OTHER,
-    Bookie,
     FaultyStorage,
     add,
     envelope,
     last_request,
     none,
     read_request,
+    running_bookie,
     some,
-    with_bookie,
 )
 from support import settle, wait_until
 
@@ -34,14 +33,16 @@ from magnetar.runtime.errors import StreamClosed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.real_loop
+
 OK = BookieCode.OK
 
 
 # -- Write streams -----------------------------------------------------------------------------
 
 
-def test_an_add_is_acknowledged_when_it_is_durable_and_not_before() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_an_add_is_acknowledged_when_it_is_durable_and_not_before() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0), add(1, 1))
@@ -53,11 +54,9 @@ def test_an_add_is_acknowledged_when_it_is_durable_and_not_before() -> None:
             bookie.sync_thread.release()
         assert acks.result() == [(1, 0, OK), (1, 1, OK)]
 
-    with_bookie(test)
 
-
-def test_acks_of_one_group_come_in_one_frame() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_acks_of_one_group_come_in_one_frame() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0))
@@ -71,29 +70,23 @@ def test_acks_of_one_group_come_in_one_frame() -> None:
         bookie.sync_thread.release()
         assert len(await writer.acks(1)) == 49
 
-    with_bookie(test)
 
-
-def test_a_refusal_does_not_wait_for_a_sync() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_refusal_does_not_wait_for_a_sync() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await bookie.service.last_confirmed(last_request(fence=True))
         bookie.sync_thread.open = False
         assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
 
-    with_bookie(test)
 
-
-def test_the_hello_reply_says_who_answers() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_the_hello_reply_says_who_answers() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         assert writer.reply == (OK, INCARNATION, IDENTITY.boot_epoch)
 
-    with_bookie(test)
 
-
-def test_another_incarnation_is_refused_as_unknown() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_another_incarnation_is_refused_as_unknown() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect(incarnation=OTHER)
         assert writer.reply is not None
         assert writer.reply.code is BookieCode.WRONG_INCARNATION
@@ -101,11 +94,9 @@ def test_another_incarnation_is_refused_as_unknown() -> None:
         with pytest.raises(StreamClosed):
             await writer.stream.receive()
 
-    with_bookie(test)
 
-
-def test_more_streams_than_it_serves_are_turned_away_as_unknown() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_more_streams_than_it_serves_are_turned_away_as_unknown() -> None:
+    async with running_bookie() as bookie:
         first = await bookie.connect()
         for _ in range(STREAMS_MAX - 1):
             await bookie.connect()
@@ -116,12 +107,10 @@ def test_more_streams_than_it_serves_are_turned_away_as_unknown() -> None:
         await wait_until(lambda: len(bookie.service._streams) < STREAMS_MAX)
         assert await (await bookie.connect()).add(add(1, 0)) == [OK]
 
-    with_bookie(test)
-
 
 @pytest.mark.parametrize("hello", [b"x", b"\x02" + encode_hello(INCARNATION, "n")[1:], add(1, 0)])
-def test_a_first_frame_that_is_no_hello_is_refused(hello: bytes) -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_first_frame_that_is_no_hello_is_refused(hello: bytes) -> None:
+    async with running_bookie() as bookie:
         writer = bookie.raw_stream()
         await writer.stream.send([hello])
         reply = await writer.stream.receive()
@@ -129,8 +118,6 @@ def test_a_first_frame_that_is_no_hello_is_refused(hello: bytes) -> None:
         with pytest.raises(StreamClosed):
             await writer.stream.receive()
         assert bookie.storage.sequence() == 0
-
-    with_bookie(test)
 
 
 def corrupt(data: bytes, at: int) -> bytes:
@@ -150,8 +137,10 @@ def corrupt(data: bytes, at: int) -> bytes:
         (add(1, 1, bytes(ENTRY_BYTES_MAX + 1)), BookieCode.TOO_LARGE),
     ],
 )
-def test_a_bad_add_is_answered_alone_and_the_stream_goes_on(bad: bytes, code: BookieCode) -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_bad_add_is_answered_alone_and_the_stream_goes_on(
+    bad: bytes, code: BookieCode
+) -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         assert await writer.add(add(1, 0), bad, add(1, 2)) == [OK, code, OK]
         assert await writer.add(add(1, 3)) == [OK]
@@ -160,18 +149,14 @@ def test_a_bad_add_is_answered_alone_and_the_stream_goes_on(bad: bytes, code: Bo
             none(1, BookieCode.NO_SUCH_ENTRY),
         ]
 
-    with_bookie(test)
 
-
-def test_the_largest_entry_is_stored_and_read() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_the_largest_entry_is_stored_and_read() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         assert await writer.add(add(1, 0, bytes(ENTRY_BYTES_MAX))) == [OK]
         ((entry, code, stored),) = await bookie.read(read_request(0, 0, bytes_max=1))
         assert (entry, code) == (0, OK)
         assert stored == envelope(1, 0, bytes(ENTRY_BYTES_MAX))
-
-    with_bookie(test)
 
 
 def oversize(data: bytes) -> bytes:
@@ -184,10 +169,10 @@ def oversize(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "damage", [lambda a: a[:-1], lambda a: a[:20], oversize, lambda a: a[:1] + bytes(4) + a[5:]]
 )
-def test_a_damaged_frame_ends_its_stream_without_effect_and_no_other(
+async def test_a_damaged_frame_ends_its_stream_without_effect_and_no_other(
     damage: Callable[[bytes], bytes],
 ) -> None:
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
         victim, other = await bookie.connect(), await bookie.connect()
         assert await other.add(add(1, 0)) == [OK]
         await victim.send(add(1, 1), damage(add(1, 2)))
@@ -199,11 +184,9 @@ def test_a_damaged_frame_ends_its_stream_without_effect_and_no_other(
         assert await again.add(add(1, 2)) == [OK]
         assert await bookie.read(read_request(0, 2)) == some(0, 1, 2)
 
-    with_bookie(test)
 
-
-def test_a_damaged_frame_leaves_nothing_behind_of_a_ledger_that_was_new() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_damaged_frame_leaves_nothing_behind_of_a_ledger_that_was_new() -> None:
+    async with running_bookie() as bookie:
         victim = await bookie.connect()
         await victim.send(add(1, 0), add(1, 1)[:-1])
         with pytest.raises(StreamClosed):
@@ -212,11 +195,9 @@ def test_a_damaged_frame_leaves_nothing_behind_of_a_ledger_that_was_new() -> Non
         assert await (await bookie.connect()).add(add(1, 0)) == [OK]
         assert bookie.storage.ledger_record(1) is not None
 
-    with_bookie(test)
 
-
-def test_a_writer_that_leaves_is_forgotten_and_its_entries_are_not() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_writer_that_leaves_is_forgotten_and_its_entries_are_not() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0))
@@ -226,11 +207,9 @@ def test_a_writer_that_leaves_is_forgotten_and_its_entries_are_not() -> None:
         bookie.sync_thread.release()
         assert await bookie.read(read_request(0, 0)) == some(0)
 
-    with_bookie(test)
 
-
-def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
+    async with running_bookie(pending_bytes_max=10_000) as bookie:
         writer = await bookie.connect(frames_max=1)
         bookie.sync_thread.open = False
         payload = bytes(1000)
@@ -254,11 +233,9 @@ def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
             bookie.sync_thread.release()
         assert [code for *_, code in acks.result()] == [OK] * 60
 
-    with_bookie(test, pending_bytes_max=10_000)
 
-
-def test_a_failed_sync_acknowledges_nothing() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_failed_sync_acknowledges_nothing() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.storage.failing["sync"] = StorageFailed("sync", "Input/output error")
         await writer.send(add(1, 0))
@@ -269,11 +246,9 @@ def test_a_failed_sync_acknowledges_nothing() -> None:
             assert not acks.done()
             acks.cancel()
 
-    with_bookie(test)
 
-
-def test_a_failed_write_acknowledges_nothing_and_ends_the_stream() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_failed_write_acknowledges_nothing_and_ends_the_stream() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         bookie.storage.failing["write"] = StorageFailed("write", "No space left on device")
@@ -282,14 +257,12 @@ def test_a_failed_write_acknowledges_nothing_and_ends_the_stream() -> None:
             await writer.stream.receive()
         assert len(bookie.deaths) == 1
 
-    with_bookie(test)
-
 
 # -- The rest ----------------------------------------------------------------------------------
 
 
-def test_lists_come_in_pages() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_lists_come_in_pages() -> None:
+    async with running_bookie() as bookie:
         service = bookie.service
         writer = await bookie.connect()
         await writer.add(*(add(ledger, 0) for ledger in (1, 2, 7)))
@@ -313,11 +286,9 @@ def test_lists_come_in_pages() -> None:
         ):
             assert other.code is BookieCode.WRONG_INCARNATION
 
-    with_bookie(test)
 
-
-def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_unknown() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_unknown() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0))
@@ -338,11 +309,9 @@ def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_unknown(
             await writer.stream.receive()
         assert bookie.storage.entry(1, 1) is None
 
-    with_bookie(test)
 
-
-def test_a_writer_that_leaves_meanwhile_does_not_break_a_stop() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_writer_that_leaves_meanwhile_does_not_break_a_stop() -> None:
+    async with running_bookie() as bookie:
         service = bookie.service
         slow, leaving = await bookie.connect(frames_max=1), await bookie.connect()
         for entry in range(3):  # a frame of acks each, of which the stream takes one
@@ -357,11 +326,9 @@ def test_a_writer_that_leaves_meanwhile_does_not_break_a_stop() -> None:
             await wait_until(lambda: len(service._streams) == 1)
             assert await slow.acks(3) == [(1, entry, OK) for entry in range(3)]
 
-    with_bookie(test)
 
-
-def test_stopping_ends_within_its_grace_although_the_disk_hangs() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_stopping_ends_within_its_grace_although_the_disk_hangs() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0))
@@ -370,13 +337,9 @@ def test_stopping_ends_within_its_grace_although_the_disk_hangs() -> None:
         with pytest.raises(StreamClosed):
             await writer.stream.receive()
 
-    with_bookie(test)
 
-
-def test_info() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_info() -> None:
+    async with running_bookie(storage=FaultyStorage()) as bookie:
         info = bookie.service.info()
         assert (info.bookie, info.cluster, info.incarnation) == ("b1", "c1", INCARNATION)
         assert (info.boot_epoch, info.state) == (3, "serving")
-
-    with_bookie(test, storage=FaultyStorage())

@@ -9,7 +9,6 @@ from fakes.bookies import (
     INCARNATION,
     KEY,
     OTHER,
-    Bookie,
     GatedThread,
     Writer,
     add,
@@ -18,7 +17,6 @@ from fakes.bookies import (
     read_request,
     running_bookie,
     some,
-    with_bookie,
 )
 from support import settle, wait_until
 
@@ -34,14 +32,16 @@ from magnetar.protos.envelope import (
 if TYPE_CHECKING:
     from magnetar.bookie.contract import ReadRequest
 
+pytestmark = pytest.mark.real_loop
+
 OK = BookieCode.OK
 
 
 # -- Reads -------------------------------------------------------------------------------------
 
 
-def test_a_read_gives_the_run_that_is_there_then_names_the_gap() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_read_gives_the_run_that_is_there_then_names_the_gap() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(*(add(1, entry) for entry in (0, 1, 2, 4)))
         gap = none(3, BookieCode.NO_SUCH_ENTRY)
@@ -54,11 +54,9 @@ def test_a_read_gives_the_run_that_is_there_then_names_the_gap() -> None:
         assert await bookie.read(read_request(0, 9, bytes_max=1)) == some(0)
         assert await bookie.read(read_request(0, 9, bytes_max=44)) == some(0, 1)
 
-    with_bookie(test)
 
-
-def test_a_long_read_comes_in_several_frames() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_long_read_comes_in_several_frames() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         payload = bytes(50_000)
         await writer.add(*(add(1, entry, payload) for entry in range(40)))
@@ -66,30 +64,24 @@ def test_a_long_read_comes_in_several_frames() -> None:
         assert len(sizes) == 4
         assert all(size < READ_FRAME_BYTES + 51_000 for size in sizes)
 
-    with_bookie(test)
 
-
-def test_an_entry_that_is_not_synced_yet_can_be_read() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_an_entry_that_is_not_synced_yet_can_be_read() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0))
         await wait_until(lambda: bookie.sync_thread.held)
         assert await bookie.read(read_request(0, 0)) == some(0)
 
-    with_bookie(test)
 
-
-def test_an_unknown_ledger_and_an_empty_one() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_an_unknown_ledger_and_an_empty_one() -> None:
+    async with running_bookie() as bookie:
         assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_LEDGER)]
         last = await bookie.service.last_confirmed(last_request())
         assert last.code is BookieCode.NO_SUCH_LEDGER
         last = await bookie.service.last_confirmed(last_request(fence=True))
         assert last.code is BookieCode.NO_SUCH_ENTRY
         assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_ENTRY)]
-
-    with_bookie(test)
 
 
 @pytest.mark.parametrize(
@@ -106,21 +98,19 @@ def test_an_unknown_ledger_and_an_empty_one() -> None:
         (read_request(0, 9, ledger=-1, fence=True), BookieCode.BAD_REQUEST),
     ],
 )
-def test_a_read_that_is_refused_says_why_and_fences_nothing(
+async def test_a_read_that_is_refused_says_why_and_fences_nothing(
     request_: ReadRequest, code: BookieCode
 ) -> None:
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         (answer,) = await bookie.read(request_)
         assert answer.code is code
         assert await writer.add(add(1, 1)) == [OK]
 
-    with_bookie(test)
 
-
-def test_an_unreadable_entry_is_unknown_and_never_missing() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_an_unreadable_entry_is_unknown_and_never_missing() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         bookie.storage.failing["read"] = StorageFailed("read", "Corruption: checksum mismatch")
@@ -135,11 +125,9 @@ def test_an_unreadable_entry_is_unknown_and_never_missing() -> None:
         page = await bookie.service.list_entries(INCARNATION, ledger=2, first=0, entries_max=0)
         assert page.code is BookieCode.IO_ERROR
 
-    with_bookie(test)
 
-
-def test_too_many_reads_are_turned_away_as_unknown() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_too_many_reads_are_turned_away_as_unknown() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         bookie.service._read_thread = bookie.sync_thread
@@ -156,22 +144,18 @@ def test_too_many_reads_are_turned_away_as_unknown() -> None:
         assert answers.count(some(0)) == READS_WAITING_MAX
         assert answers.count([none(0, BookieCode.OVERLOADED)]) == 1
 
-    with_bookie(test)
 
-
-def test_the_last_entry_and_what_it_says_is_confirmed() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_the_last_entry_and_what_it_says_is_confirmed() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0), add(1, 4, confirmed=2), add(1, 3, confirmed=1))
         last = await bookie.service.last_confirmed(last_request())
         assert (last.code, last.last_entry, last.confirmed) == (OK, 4, 2)
         assert last.length == 5 * len(b"payload")
 
-    with_bookie(test)
 
-
-def test_a_last_entry_that_is_another_ledgers_says_nothing() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_last_entry_that_is_another_ledgers_says_nothing() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 4, confirmed=2), add(2, 9, confirmed=8))
         stranger = bookie.storage.entry(2, 9)
@@ -180,14 +164,12 @@ def test_a_last_entry_that_is_another_ledgers_says_nothing() -> None:
         last = await bookie.service.last_confirmed(last_request())
         assert last.code is BookieCode.IO_ERROR
 
-    with_bookie(test)
 
-
-def test_a_ledger_whose_last_entry_cannot_be_read_is_fenced_all_the_same() -> None:
+async def test_a_ledger_whose_last_entry_cannot_be_read_is_fenced_all_the_same() -> None:
     """Else a damaged entry at its end would keep a ledger from being recovered, though the other
     bookies have that entry."""
 
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 4, confirmed=2), add(2, 9))
         stranger = bookie.storage.entry(2, 9)
@@ -198,15 +180,13 @@ def test_a_ledger_whose_last_entry_cannot_be_read_is_fenced_all_the_same() -> No
         assert bookie.service.counts.fences == 1
         assert await writer.add(add(1, 5)) == [BookieCode.FENCED]
 
-    with_bookie(test)
-
 
 # -- Fences ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_no_answer_to_a_fence_before_it_is_durable(*, stored: bool) -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_no_answer_to_a_fence_before_it_is_durable(*, stored: bool) -> None:
+    async with running_bookie() as bookie:
         if stored:
             writer = await bookie.connect()
             await writer.add(add(1, 0))
@@ -225,21 +205,17 @@ def test_no_answer_to_a_fence_before_it_is_durable(*, stored: bool) -> None:
         async with running_bookie(storage=restarted) as again:
             assert await (await again.connect()).add(add(1, 1)) == [BookieCode.FENCED]
 
-    with_bookie(test)
 
-
-def test_a_second_fence_of_a_durable_one_costs_no_sync() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_second_fence_of_a_durable_one_costs_no_sync() -> None:
+    async with running_bookie() as bookie:
         await bookie.read(read_request(0, 0, fence=True))
         syncs = bookie.storage.syncs
         await bookie.read(read_request(0, 0, fence=True))
         assert bookie.storage.syncs == syncs
 
-    with_bookie(test)
 
-
-def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None:
+    async with running_bookie() as bookie:
         bookie.sync_thread.open = False
         async with asyncio.TaskGroup() as group:
             first = group.create_task(bookie.read(read_request(0, 0, fence=True)))
@@ -254,17 +230,15 @@ def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None:
             await wait_until(lambda: bookie.sync_thread.held)
             bookie.sync_thread.release()
 
-    with_bookie(test)
-
 
 @pytest.mark.parametrize("stride", [0, 3])
 @pytest.mark.parametrize(("for_good", "code"), [(False, "NO_SUCH_ENTRY"), (True, "DELETED")])
-def test_no_answer_to_a_fence_that_went_with_its_copy(
+async def test_no_answer_to_a_fence_that_went_with_its_copy(
     for_good: bool, code: str, stride: int
 ) -> None:
     """A left-over copy is removed between the fence and the answer: it is fenced again, durably."""
 
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         reads = bookie.service._read_thread = GatedThread()
@@ -295,11 +269,9 @@ def test_no_answer_to_a_fence_that_went_with_its_copy(
             assert bookie.storage.unsynced == 0
         reads.shutdown()
 
-    with_bookie(test)
 
-
-def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_fenced() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_fenced() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
         await writer.send(add(1, 0))
@@ -315,13 +287,11 @@ def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_fenced
         assert await writer.acks(1) == [(1, 0, OK)]
         assert await writer.add(add(1, 1, flags=RECOVERY)) == [OK]
 
-    with_bookie(test)
 
-
-def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see() -> None:
+async def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see() -> None:
     """Oracle: after any answer to a fencing read, no add is acknowledged that it did not show."""
 
-    async def test(bookie: Bookie) -> None:
+    async with running_bookie() as bookie:
         writers = [await bookie.connect() for _ in range(3)]
 
         async def write(writer: Writer, ledger: int, number: int) -> None:
@@ -349,15 +319,11 @@ def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see() -> 
             outcomes.add(len(acked))
         assert len(outcomes) > 3  # the fence did fall before, between and after the adds
 
-    with_bookie(test)
 
-
-def test_wrong_key_fences_nothing() -> None:
-    async def test(bookie: Bookie) -> None:
+async def test_wrong_key_fences_nothing() -> None:
+    async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
         last = await bookie.service.last_confirmed(last_request(master_key=1, fence=True))
         assert last.code is BookieCode.UNAUTHORIZED
         assert await writer.add(add(1, 1)) == [OK]
-
-    with_bookie(test)

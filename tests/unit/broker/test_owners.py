@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from support import run, settle, wait_until
+from support import settle, wait_until
 
 from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.ownership import owners as module
@@ -25,6 +25,8 @@ from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+pytestmark = pytest.mark.real_loop
 
 INCARNATION = "0" * 31
 
@@ -95,263 +97,217 @@ async def record_of(peer: Peer, name: TopicName) -> Ownership | None:
     return None if stored is None else codec.decode_ownership(stored.value)
 
 
-def test_a_free_bundle_is_taken_by_the_preferred_broker_that_is_asked() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[0], peers)
-            located = await peers[0].owners.locate(name, authoritative=False)
+async def test_a_free_bundle_is_taken_by_the_preferred_broker_that_is_asked() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[0], peers)
+        located = await peers[0].owners.locate(name, authoritative=False)
+        assert located.serves
+        assert located.broker == peers[0].me
+        assert peers[0].owners.holds(bundle_of(name))
+        record = await record_of(peers[0], name)
+        assert record == Ownership(peers[0].me.broker, peers[0].me.incarnation, 0)
+
+
+async def test_a_free_bundle_is_redirected_to_the_preferred_broker() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        located = await peers[0].owners.locate(name, authoritative=False)
+        assert not located.serves
+        assert located.broker == peers[1].me
+        assert await record_of(peers[0], name) is None
+
+
+async def test_an_authoritative_question_is_not_redirected_again() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        located = await peers[0].owners.locate(name, authoritative=True)
+        assert located.serves
+        assert located.broker == peers[0].me
+
+
+async def test_the_owner_is_named_by_every_broker() -> None:
+    async with brokers(3) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(name, authoritative=True)
+        for peer in peers:
+            located = await peer.owners.locate(name, authoritative=False)
             assert located.serves
-            assert located.broker == peers[0].me
-            assert peers[0].owners.holds(bundle_of(name))
-            record = await record_of(peers[0], name)
-            assert record == Ownership(peers[0].me.broker, peers[0].me.incarnation, 0)
-
-    run(main())
-
-
-def test_a_free_bundle_is_redirected_to_the_preferred_broker() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[1], peers)
-            located = await peers[0].owners.locate(name, authoritative=False)
-            assert not located.serves
             assert located.broker == peers[1].me
-            assert await record_of(peers[0], name) is None
-
-    run(main())
 
 
-def test_an_authoritative_question_is_not_redirected_again() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[1], peers)
-            located = await peers[0].owners.locate(name, authoritative=True)
-            assert located.serves
-            assert located.broker == peers[0].me
-
-    run(main())
-
-
-def test_the_owner_is_named_by_every_broker() -> None:
-    async def main() -> None:
-        async with brokers(3) as peers:
-            name = topic_of(peers[1], peers)
-            await peers[1].owners.locate(name, authoritative=True)
-            for peer in peers:
-                located = await peer.owners.locate(name, authoritative=False)
-                assert located.serves
-                assert located.broker == peers[1].me
-
-    run(main())
+async def test_racing_brokers_agree_on_one_owner() -> None:
+    async with brokers(3) as peers:
+        name = topic_of(peers[0], peers)
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(peer.owners.locate(name, authoritative=True)) for peer in peers
+            ]
+        owners = {task.result().broker.broker for task in asked}
+        holders = {peer.me.broker for peer in peers if peer.owners.holds(bundle_of(name))}
+        assert len(owners) == 1
+        assert holders == owners
 
 
-def test_racing_brokers_agree_on_one_owner() -> None:
-    async def main() -> None:
-        async with brokers(3) as peers:
-            name = topic_of(peers[0], peers)
-            async with asyncio.TaskGroup() as group:
-                asked = [
-                    group.create_task(peer.owners.locate(name, authoritative=True))
-                    for peer in peers
-                ]
-            owners = {task.result().broker.broker for task in asked}
-            holders = {peer.me.broker for peer in peers if peer.owners.holds(bundle_of(name))}
-            assert len(owners) == 1
-            assert holders == owners
-
-    run(main())
+async def test_the_bundle_of_a_broker_whose_registration_is_gone_is_taken() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(name, authoritative=False)
+        peers[1].store.expire()
+        located = await peers[0].owners.locate(name, authoritative=False)
+        assert located.serves
+        assert located.broker == peers[0].me
+        record = await record_of(peers[0], name)
+        assert record is not None
+        assert record.epoch == 1
 
 
-def test_the_bundle_of_a_broker_whose_registration_is_gone_is_taken() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[1], peers)
-            await peers[1].owners.locate(name, authoritative=False)
-            peers[1].store.expire()
-            located = await peers[0].owners.locate(name, authoritative=False)
-            assert located.serves
-            assert located.broker == peers[0].me
-            record = await record_of(peers[0], name)
-            assert record is not None
-            assert record.epoch == 1
-
-    run(main())
+async def test_the_bundle_of_a_broker_whose_port_refuses_is_taken() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(name, authoritative=False)
+        peers[1].close_port()
+        started = asyncio.get_running_loop().time()
+        located = await peers[0].owners.locate(name, authoritative=False)
+        assert located.serves
+        assert located.broker == peers[0].me
+        waited = asyncio.get_running_loop().time() - started
+        assert waited >= (module.REFUSALS - 1) * module.REFUSAL_PAUSE_S
 
 
-def test_the_bundle_of_a_broker_whose_port_refuses_is_taken() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[1], peers)
-            await peers[1].owners.locate(name, authoritative=False)
-            peers[1].close_port()
-            started = asyncio.get_running_loop().time()
-            located = await peers[0].owners.locate(name, authoritative=False)
-            assert located.serves
-            assert located.broker == peers[0].me
-            waited = asyncio.get_running_loop().time() - started
-            assert waited >= (module.REFUSALS - 1) * module.REFUSAL_PAUSE_S
-
-    run(main())
+async def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(name, authoritative=False)
+        peers[1].close_port()
+        await peers[0].owners.locate(name, authoritative=False)
+        await wait_until(lambda: peers[1].lost == [bundle_of(name)])
+        assert not peers[1].owners.holds(bundle_of(name))
 
 
-def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[1], peers)
-            await peers[1].owners.locate(name, authoritative=False)
-            peers[1].close_port()
-            await peers[0].owners.locate(name, authoritative=False)
-            await wait_until(lambda: peers[1].lost == [bundle_of(name)])
-            assert not peers[1].owners.holds(bundle_of(name))
-
-    run(main())
-
-
-def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[1], peers)
-            bundle = bundle_of(name)
-            former = Ownership(peers[1].me.broker, "f" * 32, 4)
-            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
-            value = codec.encode_ownership(former)
-            await peers[0].store.put(path, value, expected=ABSENT)
-            assert not peers[1].owners.holds(bundle)
-            located = await peers[1].owners.locate(name, authoritative=False)
-            assert located.serves
-            record = await record_of(peers[1], name)
-            assert record == Ownership(peers[1].me.broker, peers[1].me.incarnation, 5)
-
-    run(main())
+async def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        bundle = bundle_of(name)
+        former = Ownership(peers[1].me.broker, "f" * 32, 4)
+        path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+        value = codec.encode_ownership(former)
+        await peers[0].store.put(path, value, expected=ABSENT)
+        assert not peers[1].owners.holds(bundle)
+        located = await peers[1].owners.locate(name, authoritative=False)
+        assert located.serves
+        record = await record_of(peers[1], name)
+        assert record == Ownership(peers[1].me.broker, peers[1].me.incarnation, 5)
 
 
-def test_nothing_is_taken_while_the_session_is_suspended() -> None:
-    async def main() -> None:
-        async with brokers(1) as peers:
-            held, free = TopicName.parse("public/n0/t"), TopicName.parse("public/n1/t")
-            await peers[0].owners.locate(held, authoritative=False)
-            peers[0].store.suspend()
-            located = await peers[0].owners.locate(held, authoritative=False)
-            assert located.broker == peers[0].me, "suspended is not lost"
-            with pytest.raises((BundleUnavailable, Unavailable)):
-                await peers[0].owners.locate(free, authoritative=True)
-            peers[0].store.reconnect()
-            assert await record_of(peers[0], free) is None
-
-    run(main())
+async def test_nothing_is_taken_while_the_session_is_suspended() -> None:
+    async with brokers(1) as peers:
+        held, free = TopicName.parse("public/n0/t"), TopicName.parse("public/n1/t")
+        await peers[0].owners.locate(held, authoritative=False)
+        peers[0].store.suspend()
+        located = await peers[0].owners.locate(held, authoritative=False)
+        assert located.broker == peers[0].me, "suspended is not lost"
+        with pytest.raises((BundleUnavailable, Unavailable)):
+            await peers[0].owners.locate(free, authoritative=True)
+        peers[0].store.reconnect()
+        assert await record_of(peers[0], free) is None
 
 
-def test_a_bundle_whose_log_failed_is_not_served_blindly() -> None:
+async def test_a_bundle_whose_log_failed_is_not_served_blindly() -> None:
     """Suspended and fenced: most likely cut off, and replaced."""
 
-    async def main() -> None:
-        async with brokers(1) as peers:
-            owners, name = peers[0].owners, TopicName.parse("t")
-            await owners.locate(name, authoritative=True)
-            owners.doubt(bundle_of(name))
-            assert (await owners.locate(name, authoritative=False)).serves, "it can still look"
-            peers[0].store.suspend()
-            owners.doubt(bundle_of(name))
-            with pytest.raises(BundleUnavailable, match="suspended"):
-                await owners.locate(name, authoritative=False)
-            peers[0].store.reconnect()
-            assert (await owners.locate(name, authoritative=False)).serves
-            await settle()
-            assert peers[0].lost == []
-
-    run(main())
+    async with brokers(1) as peers:
+        owners, name = peers[0].owners, TopicName.parse("t")
+        await owners.locate(name, authoritative=True)
+        owners.doubt(bundle_of(name))
+        assert (await owners.locate(name, authoritative=False)).serves, "it can still look"
+        peers[0].store.suspend()
+        owners.doubt(bundle_of(name))
+        with pytest.raises(BundleUnavailable, match="suspended"):
+            await owners.locate(name, authoritative=False)
+        peers[0].store.reconnect()
+        assert (await owners.locate(name, authoritative=False)).serves
+        await settle()
+        assert peers[0].lost == []
 
 
-def test_releasing_unloads_and_names_the_next_owner() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[0], peers)
-            bundle = bundle_of(name)
-            await peers[0].owners.locate(name, authoritative=False)
-            seen: list[object] = []
+async def test_releasing_unloads_and_names_the_next_owner() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[0], peers)
+        bundle = bundle_of(name)
+        await peers[0].owners.locate(name, authoritative=False)
+        seen: list[object] = []
 
-            async def unload(unloading: Bundle) -> None:
-                assert not peers[0].owners.holds(unloading)
-                seen.append(peers[0].owners.next_owner_of(unloading))
-                with pytest.raises(BundleUnavailable):
-                    await peers[0].owners.locate(name, authoritative=False)
-
-            peers[0].owners.begin_stop()
-            await peers[0].owners.release(bundle, unload)
-            assert seen == [peers[1].me]
-            assert not peers[0].owners.holds(bundle)
-            located = await peers[1].owners.locate(name, authoritative=False)
-            assert located.serves
-            assert located.broker == peers[1].me
-
-    run(main())
-
-
-def test_what_a_later_version_wrote_goes_over_with_the_bundle() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name, later = topic_of(peers[0], peers), b"\xc2\x3e\x05later"  # field 1000
-            bundle = bundle_of(name)
-            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
-            await peers[0].owners.locate(name, authoritative=False)
-            stored = await peers[0].store.get(path)
-            assert stored is not None
-            await peers[0].store.put(path, stored.value + later, expected=stored.version)
-
-            async def unload(_: Bundle) -> None:
-                await settle()
-
-            await peers[0].owners.release(bundle, unload)
-            given = await peers[0].store.get(path)
-            assert given is not None
-            assert codec.decode_ownership(given.value).owner == peers[1].me.broker
-            assert given.value.endswith(later)
-
-    run(main())
-
-
-def test_a_broker_that_is_gone_is_no_heir() -> None:
-    async def main() -> None:
-        async with brokers(3) as peers:
-            name = topic_of(peers[0], peers)
-            bundle = bundle_of(name)
-            await peers[0].owners.locate(name, authoritative=False)
-            order = by_preference(bundle, [peer.me.broker for peer in peers[1:]])
-            first, second = (next(it for it in peers if it.me.broker == id_) for id_ in order)
-            first.close_port()  # it is registered until its session expires
-            seen: list[object] = []
-
-            async def unload(unloading: Bundle) -> None:
-                seen.append(peers[0].owners.next_owner_of(unloading))
-
-            peers[0].owners.begin_stop()
-            await peers[0].owners.release(bundle, unload)
-            assert seen == [second.me]
-            record = await record_of(second, name)
-            assert record is not None
-            assert record.owner == second.me.broker
-
-    run(main())
-
-
-def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[0], peers)
-            bundle = bundle_of(name)
-            await peers[0].owners.locate(name, authoritative=False)
-
-            async def unload(_: Bundle) -> None:
-                await settle()
-
-            for peer in peers:
-                peer.owners.begin_stop()
-            await peers[0].owners.release(bundle, unload)
+        async def unload(unloading: Bundle) -> None:
+            assert not peers[0].owners.holds(unloading)
+            seen.append(peers[0].owners.next_owner_of(unloading))
             with pytest.raises(BundleUnavailable):
-                await peers[1].owners.locate(name, authoritative=False)
-            assert not peers[1].owners.holds(bundle)
+                await peers[0].owners.locate(name, authoritative=False)
 
-    run(main())
+        peers[0].owners.begin_stop()
+        await peers[0].owners.release(bundle, unload)
+        assert seen == [peers[1].me]
+        assert not peers[0].owners.holds(bundle)
+        located = await peers[1].owners.locate(name, authoritative=False)
+        assert located.serves
+        assert located.broker == peers[1].me
+
+
+async def test_what_a_later_version_wrote_goes_over_with_the_bundle() -> None:
+    async with brokers(2) as peers:
+        name, later = topic_of(peers[0], peers), b"\xc2\x3e\x05later"  # field 1000
+        bundle = bundle_of(name)
+        path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+        await peers[0].owners.locate(name, authoritative=False)
+        stored = await peers[0].store.get(path)
+        assert stored is not None
+        await peers[0].store.put(path, stored.value + later, expected=stored.version)
+
+        async def unload(_: Bundle) -> None:
+            await settle()
+
+        await peers[0].owners.release(bundle, unload)
+        given = await peers[0].store.get(path)
+        assert given is not None
+        assert codec.decode_ownership(given.value).owner == peers[1].me.broker
+        assert given.value.endswith(later)
+
+
+async def test_a_broker_that_is_gone_is_no_heir() -> None:
+    async with brokers(3) as peers:
+        name = topic_of(peers[0], peers)
+        bundle = bundle_of(name)
+        await peers[0].owners.locate(name, authoritative=False)
+        order = by_preference(bundle, [peer.me.broker for peer in peers[1:]])
+        first, second = (next(it for it in peers if it.me.broker == id_) for id_ in order)
+        first.close_port()  # it is registered until its session expires
+        seen: list[object] = []
+
+        async def unload(unloading: Bundle) -> None:
+            seen.append(peers[0].owners.next_owner_of(unloading))
+
+        peers[0].owners.begin_stop()
+        await peers[0].owners.release(bundle, unload)
+        assert seen == [second.me]
+        record = await record_of(second, name)
+        assert record is not None
+        assert record.owner == second.me.broker
+
+
+async def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[0], peers)
+        bundle = bundle_of(name)
+        await peers[0].owners.locate(name, authoritative=False)
+
+        async def unload(_: Bundle) -> None:
+            await settle()
+
+        for peer in peers:
+            peer.owners.begin_stop()
+        await peers[0].owners.release(bundle, unload)
+        with pytest.raises(BundleUnavailable):
+            await peers[1].owners.locate(name, authoritative=False)
+        assert not peers[1].owners.holds(bundle)
 
 
 class SlowStore(MemoryStore):
@@ -368,22 +324,8 @@ class SlowStore(MemoryStore):
         return version
 
 
-def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
+async def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
     """Nobody would release it any more: its topics would be opened, and the stop never end."""
-
-    async def main() -> None:
-        async with brokers(1) as peers:
-            name, store = TopicName.parse("t"), SlowStore(peers[0].tree)
-            owners = Owners(store, peers[0].directory, peers[0].me, on_lost=peers[0]._on_lost)
-            async with asyncio.TaskGroup() as group:
-                asked = group.create_task(_refusal(owners, name))
-                await store.changed.wait()
-                owners.begin_stop()
-                assert owners.held == frozenset()
-                store.replies.set()
-                assert await asked is not None
-            assert not owners.holds(bundle_of(name))
-            assert await record_of(peers[0], name) is None, "it is free for others"
 
     async def _refusal(owners: Owners, name: TopicName) -> BundleUnavailable | None:
         try:
@@ -392,45 +334,50 @@ def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
             return error
         return None
 
-    run(main())
+    async with brokers(1) as peers:
+        name, store = TopicName.parse("t"), SlowStore(peers[0].tree)
+        owners = Owners(store, peers[0].directory, peers[0].me, on_lost=peers[0]._on_lost)
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(_refusal(owners, name))
+            await store.changed.wait()
+            owners.begin_stop()
+            assert owners.held == frozenset()
+            store.replies.set()
+            assert await asked is not None
+        assert not owners.holds(bundle_of(name))
+        assert await record_of(peers[0], name) is None, "it is free for others"
 
 
-def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[0], peers)
-            await peers[0].owners.locate(name, authoritative=False)
-            unloaded: list[Bundle] = []
+async def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[0], peers)
+        await peers[0].owners.locate(name, authoritative=False)
+        unloaded: list[Bundle] = []
 
-            async def unload(unloading: Bundle) -> None:
-                unloaded.append(unloading)
+        async def unload(unloading: Bundle) -> None:
+            unloaded.append(unloading)
 
-            peers[0].store.suspend()
-            peers[0].owners.begin_stop()
-            await peers[0].owners.release(bundle_of(name), unload)
-            assert unloaded == [bundle_of(name)]
-            assert not peers[0].owners.holds(bundle_of(name))
-            peers[0].store.expire()
-            located = await peers[1].owners.locate(name, authoritative=False)
-            assert located.broker == peers[1].me
-
-    run(main())
+        peers[0].store.suspend()
+        peers[0].owners.begin_stop()
+        await peers[0].owners.release(bundle_of(name), unload)
+        assert unloaded == [bundle_of(name)]
+        assert not peers[0].owners.holds(bundle_of(name))
+        peers[0].store.expire()
+        located = await peers[1].owners.locate(name, authoritative=False)
+        assert located.broker == peers[1].me
 
 
-def test_a_record_that_is_lost_is_noticed() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name = topic_of(peers[0], peers)
-            bundle = bundle_of(name)
-            await peers[0].owners.locate(name, authoritative=False)
-            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
-            stored = await peers[1].store.get(path)
-            assert stored is not None
-            await peers[1].store.delete(path, expected=stored.version)
-            await wait_until(lambda: peers[0].lost == [bundle])
-            assert not peers[0].owners.holds(bundle)
-
-    run(main())
+async def test_a_record_that_is_lost_is_noticed() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[0], peers)
+        bundle = bundle_of(name)
+        await peers[0].owners.locate(name, authoritative=False)
+        path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+        stored = await peers[1].store.get(path)
+        assert stored is not None
+        await peers[1].store.delete(path, expected=stored.version)
+        await wait_until(lambda: peers[0].lost == [bundle])
+        assert not peers[0].owners.holds(bundle)
 
 
 class StoreWithRival(MemoryStore):
@@ -449,42 +396,36 @@ class StoreWithRival(MemoryStore):
         return super().watch(path, callback)
 
 
-def test_a_change_just_before_the_watch_is_noticed() -> None:
-    async def main() -> None:
-        async with brokers(2) as peers:
-            name, rival = TopicName.parse("t"), Ownership(peers[1].me.broker, "f" * 32, 7)
-            store, lost = StoreWithRival(peers[0].tree, rival), []
+async def test_a_change_just_before_the_watch_is_noticed() -> None:
+    async with brokers(2) as peers:
+        name, rival = TopicName.parse("t"), Ownership(peers[1].me.broker, "f" * 32, 7)
+        store, lost = StoreWithRival(peers[0].tree, rival), []
 
-            async def on_lost(bundle: Bundle) -> None:
-                lost.append(bundle)
+        async def on_lost(bundle: Bundle) -> None:
+            lost.append(bundle)
 
-            owners = Owners(store, BrokerDirectory(store), peers[0].me, on_lost=on_lost)
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(owners.run())
-                await owners.locate(name, authoritative=True)
-                await wait_until(lambda: lost == [bundle_of(name)])
-                task.cancel()
-            assert not owners.holds(bundle_of(name))
-
-    run(main())
+        owners = Owners(store, BrokerDirectory(store), peers[0].me, on_lost=on_lost)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(owners.run())
+            await owners.locate(name, authoritative=True)
+            await wait_until(lambda: lost == [bundle_of(name)])
+            task.cancel()
+        assert not owners.holds(bundle_of(name))
 
 
-def test_the_last_broker_leaves_its_bundle_free() -> None:
-    async def main() -> None:
-        async with brokers(1) as peers:
-            name = topic_of(peers[0], peers)
-            await peers[0].owners.locate(name, authoritative=False)
+async def test_the_last_broker_leaves_its_bundle_free() -> None:
+    async with brokers(1) as peers:
+        name = topic_of(peers[0], peers)
+        await peers[0].owners.locate(name, authoritative=False)
 
-            async def unload(_: Bundle) -> None:
-                await settle()
+        async def unload(_: Bundle) -> None:
+            await settle()
 
-            peers[0].owners.begin_stop()
-            await peers[0].owners.release(bundle_of(name), unload)
-            assert await record_of(peers[0], name) is None
-            with pytest.raises(BundleUnavailable):
-                await peers[0].owners.locate(name, authoritative=True)
-
-    run(main())
+        peers[0].owners.begin_stop()
+        await peers[0].owners.release(bundle_of(name), unload)
+        assert await record_of(peers[0], name) is None
+        with pytest.raises(BundleUnavailable):
+            await peers[0].owners.locate(name, authoritative=True)
 
 
 def test_every_broker_computes_the_same_preference_and_only_the_bundles_of_a_leaver_move() -> None:

@@ -6,60 +6,50 @@ import pytest
 from fakes.stray import strays_once
 from fakes.topic_log import World
 from fakes.topics import opened_topic
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 
 
 @pytest.mark.parametrize("work", ["log", "cursors"])
-def test_the_topic_fails_and_everybody_comes_anew(
+async def test_the_topic_fails_and_everybody_comes_anew(
     monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            [position] = await it.publish("a")
-            consumer, session = await it.subscribe()
-            if work == "log":
-                rolling = it.topic.log._rolling
-                monkeypatch.setattr(rolling, "close", strays_once(rolling.close))
-                it.topic.log._retire()
-            else:
-                ledgers = it.topic.log.ledgers
-                monkeypatch.setattr(ledgers, "create", strays_once(ledgers.create))
-                consumer.acknowledge([position])
-            await wait_until(lambda: it.failures != [], what="a failed topic")
-            assert session.reason is CloseReason.UNLOADED
-
-    run(main())
+    async with opened_topic(World()) as it:
+        [position] = await it.publish("a")
+        consumer, session = await it.subscribe()
+        if work == "log":
+            rolling = it.topic.log._rolling
+            monkeypatch.setattr(rolling, "close", strays_once(rolling.close))
+            it.topic.log._retire()
+        else:
+            ledgers = it.topic.log.ledgers
+            monkeypatch.setattr(ledgers, "create", strays_once(ledgers.create))
+            consumer.acknowledge([position])
+        await wait_until(lambda: it.failures != [], what="a failed topic")
+        assert session.reason is CloseReason.UNLOADED
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_read_is_made_again(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish("a", "b")
-            consumer, session = await it.subscribe(kind=SubscriptionType.SHARED)
-            if again:  # what was delivered is read again
-                await wait_until(lambda: session.texts == ["a", "b"])
-            monkeypatch.setattr(it.topic.log, "read", strays_once(it.topic.log.read))
-            if again:
-                consumer.redeliver(None)
-            expected = ["a", "b"] * (1 + again)
-            await wait_until(lambda: session.texts == expected, what="the entries")
-            assert it.failures == []
-
-    run(main())
+async def test_a_read_is_made_again(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    async with opened_topic(World()) as it:
+        await it.publish("a", "b")
+        consumer, session = await it.subscribe(kind=SubscriptionType.SHARED)
+        if again:  # what was delivered is read again
+            await wait_until(lambda: session.texts == ["a", "b"])
+        monkeypatch.setattr(it.topic.log, "read", strays_once(it.topic.log.read))
+        if again:
+            consumer.redeliver(None)
+        expected = ["a", "b"] * (1 + again)
+        await wait_until(lambda: session.texts == expected, what="the entries")
+        assert it.failures == []
 
 
-def test_a_topic_that_closes_cancels_its_work() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish("a")
-            lasting = list(it.topic._lasting)
-            await it.topic.close()
-            await settle()
-            assert all(task.done() for task in lasting)
-            assert it.failures == []
-
-    run(main())
+async def test_a_topic_that_closes_cancels_its_work() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish("a")
+        lasting = list(it.topic._lasting)
+        await it.topic.close()
+        await settle()
+        assert all(task.done() for task in lasting)
+        assert it.failures == []

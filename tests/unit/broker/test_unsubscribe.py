@@ -11,7 +11,6 @@ import pytest
 from fakes.entries import entry_of
 from fakes.topic_log import TOPIC, World
 from fakes.topics import opened_topic, publish
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.broker.errors import LogError, LogFenced
@@ -83,47 +82,41 @@ async def unsubscribing(
 
 
 @pytest.mark.parametrize("applied", [False, True])
-def test_when_its_bundle_moves(applied: bool) -> None:
-    async def main() -> None:
-        world = World()
-        async with (
-            unsubscribing(world, applied=applied) as (it, session, asking, go_on),
-            asyncio.TaskGroup() as tasks,
-        ):
-            closing = tasks.create_task(it.topic.close())
-            await settle()
-            assert session.reason is None, "told to come back"
-            assert not asking.done()
-            go_on.set()
-            assert await asking is None
-            await closing
-            assert session.reason is None
-            assert await subscriptions(world) == set()
-
-    run(main())
+async def test_when_its_bundle_moves(applied: bool) -> None:
+    world = World()
+    async with (
+        unsubscribing(world, applied=applied) as (it, session, asking, go_on),
+        asyncio.TaskGroup() as tasks,
+    ):
+        closing = tasks.create_task(it.topic.close())
+        await settle()
+        assert session.reason is None, "told to come back"
+        assert not asking.done()
+        go_on.set()
+        assert await asking is None
+        await closing
+        assert session.reason is None
+        assert await subscriptions(world) == set()
 
 
 @pytest.mark.parametrize("applied", [False, True])
-def test_when_another_broker_takes_the_topic(applied: bool) -> None:
-    async def main() -> None:
-        world = World()
-        async with (
-            unsubscribing(world, applied=applied) as (it, session, asking, go_on),
-            opened_topic(world) as new,
-        ):
-            producer, _ = await it.produce("p")
-            publish(producer, entry_of("b"), first=0)
-            await wait_until(lambda: it.failures != [], what="a fenced log")
-            assert session.reason is None, "told to come back"
-            go_on.set()
-            error = await asking
-            if applied:
-                assert error is None
-                assert session.reason is None
-            else:
-                assert isinstance(error, LogFenced)
-                assert session.reason is CloseReason.UNLOADED
-            left = set() if applied else {"s"}
-            assert await subscriptions(world) == set(new.topic.subscriptions) == left
-
-    run(main())
+async def test_when_another_broker_takes_the_topic(applied: bool) -> None:
+    world = World()
+    async with (
+        unsubscribing(world, applied=applied) as (it, session, asking, go_on),
+        opened_topic(world) as new,
+    ):
+        producer, _ = await it.produce("p")
+        publish(producer, entry_of("b"), first=0)
+        await wait_until(lambda: it.failures != [], what="a fenced log")
+        assert session.reason is None, "told to come back"
+        go_on.set()
+        error = await asking
+        if applied:
+            assert error is None
+            assert session.reason is None
+        else:
+            assert isinstance(error, LogFenced)
+            assert session.reason is CloseReason.UNLOADED
+        left = set() if applied else {"s"}
+        assert await subscriptions(world) == set(new.topic.subscriptions) == left

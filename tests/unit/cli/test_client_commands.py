@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import tempfile
 import threading
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import typer
@@ -19,12 +21,11 @@ from typer.testing import CliRunner
 import magnetar
 import magnetar.asyncio
 from magnetar.cli.client import run_client
+from magnetar.cli.lines import READ_BYTES, LineSource
 from magnetar.cli.main import make_app
 from magnetar.cli.produce import parse_properties, split
 from magnetar.client.options import ClientOptions
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -35,6 +36,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
 def test_messages_are_split_at_the_separator() -> None:
     assert split("a,b", ",") == ["a", "b"]
     assert split("a,b", "") == ["a,b"]
+    assert split("a,b", None) == ["a,b"]
     assert split("a, b", "|") == ["a, b"]
 
 
@@ -58,7 +60,47 @@ def test_properties_that_are_none(bad: str) -> None:
 def test_nothing_to_send() -> None:
     code, said = invoke("produce", "greetings")
     assert code == 2
-    assert "give messages with --messages or files with --files" in said
+    assert "give messages with --messages, --lines or --files" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["produce", "t", "-m", "-", "-n", "2"], "standard input can be sent only once"),
+        (["produce", "t", "-l", "-", "-n", "2"], "standard input can be sent only once"),
+        (["produce", "t", "-m", "-", "-l", "lines"], "--lines and"),
+        (["consume", "t", "-s", "s", "--json", "--quiet"], "cannot be combined"),
+    ],
+)
+def test_contradicting_options_are_refused(arguments: list[str], reason: str) -> None:
+    code, said = invoke(*arguments)
+    assert code == 2
+    assert reason in said
+
+
+async def _all_lines(path: Path, lines_max: int) -> list[bytes]:
+    found = []
+    with LineSource(path) as source:
+        while chunk := await source.read(lines_max):
+            assert len(chunk) <= lines_max
+            found += chunk
+    return found
+
+
+@given(st.lists(st.binary(max_size=5).filter(lambda it: b"\n" not in it and b"\r" not in it)))
+def test_lines_of_a_file_come_whole_and_in_order(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        assert asyncio.run(_all_lines(path, 3)) == lines
+
+
+def test_a_line_beyond_the_maximum_message_size_is_not_gathered(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    path.write_bytes(bytes(3 * MESSAGE_BYTES_MAX))
+    sizes = [len(line) for line in asyncio.run(_all_lines(path, 10))]
+    assert sum(sizes) == 3 * MESSAGE_BYTES_MAX
+    assert MESSAGE_BYTES_MAX < max(sizes) <= MESSAGE_BYTES_MAX + READ_BYTES
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
-from fakes.virtual_loop import run_virtual
 from support import settle
 
 import magnetar
@@ -32,70 +31,61 @@ def own_tasks(before: set[asyncio.Task[Any]]) -> list[str]:
     return sorted(task.get_name() for task in asyncio.all_tasks() - before)
 
 
-def test_close_leaves_no_tasks_and_closes_everything() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            before = asyncio.all_tasks()
-            producer = await client.create_producer("t")
-            consumer = await client.subscribe("t", "s")
-            reader = await client.create_reader("t", magnetar.MessageId.earliest)
-            await producer.send(b"x")
-            await client.close()
-            await settle()
-            assert {session.stream.ended for session in cluster.brokers[A].sessions} == {True}
-            assert own_tasks(before | set(cluster._tasks)) == []
-            for call in (producer.send(b"y"), consumer.receive(), reader.read_next()):
-                with pytest.raises(AlreadyClosed):
-                    await call
+async def test_close_leaves_no_tasks_and_closes_everything() -> None:
+    async with client_among() as (client, cluster):
+        before = asyncio.all_tasks()
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        reader = await client.create_reader("t", magnetar.MessageId.earliest)
+        await producer.send(b"x")
+        await client.close()
+        await settle()
+        assert {session.stream.ended for session in cluster.brokers[A].sessions} == {True}
+        assert own_tasks(before | set(cluster._tasks)) == []
+        for call in (producer.send(b"y"), consumer.receive(), reader.read_next()):
             with pytest.raises(AlreadyClosed):
-                await client.create_producer("t")
-            await client.close()
+                await call
+        with pytest.raises(AlreadyClosed):
+            await client.create_producer("t")
+        await client.close()
 
-    run_virtual(main())
+
+async def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:
+    async with client_among() as (client, cluster):
+        before = asyncio.all_tasks()
+        producer = await client.create_producer("t")
+        cluster.topic(TOPIC).hold_receipts = True
+        told: list[Result] = []
+        producer.send_async(b"x", lambda result, _: told.append(result))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.close()
+        assert told == [Result.Interrupted]
+        await settle()
+        assert own_tasks(before | set(cluster._tasks)) == []
 
 
-def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            before = asyncio.all_tasks()
-            producer = await client.create_producer("t")
-            cluster.topic(TOPIC).hold_receipts = True
-            told: list[Result] = []
-            producer.send_async(b"x", lambda result, _: told.append(result))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
-                    await client.close()
-            assert told == [Result.Interrupted]
+async def test_a_client_waits_for_those_who_are_being_closed_already() -> None:
+    async with client_among() as (client, cluster):
+        topic = cluster.topic(TOPIC)
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        await producer.send(b"1")
+        message = await consumer.receive()
+        cluster.brokers[A].hold_acks = topic.hold_receipts = True
+        await consumer.acknowledge(message)
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(producer.send(b"2"))
             await settle()
-            assert own_tasks(before | set(cluster._tasks)) == []
-
-    run_virtual(main())
-
-
-def test_a_client_waits_for_those_who_are_being_closed_already() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            topic = cluster.topic(TOPIC)
-            producer = await client.create_producer("t")
-            consumer = await client.subscribe("t", "s")
-            await producer.send(b"1")
-            message = await consumer.receive()
-            cluster.brokers[A].hold_acks = topic.hold_receipts = True
-            await consumer.acknowledge(message)
-            async with asyncio.TaskGroup() as group:
-                sending = group.create_task(producer.send(b"2"))
+            for close in (consumer.close, producer.close):
+                group.create_task(close())
                 await settle()
-                for close in (consumer.close, producer.close):
-                    group.create_task(close())
-                    await settle()
-                closing = group.create_task(client.close())
-                await asyncio.sleep(1)
-                assert not closing.done()
-                for session in cluster.brokers[A].sessions:
-                    answer_all(session)
-            assert sending.result() == magnetar.MessageId(-1, 1, 1)
-
-    run_virtual(main())
+            closing = group.create_task(client.close())
+            await asyncio.sleep(1)
+            assert not closing.done()
+            for session in cluster.brokers[A].sessions:
+                answer_all(session)
+        assert sending.result() == magnetar.MessageId(-1, 1, 1)
 
 
 def answer_all(session: Session) -> None:
@@ -112,129 +102,108 @@ def answer_all(session: Session) -> None:
             session.send(receipt)
 
 
-def test_what_is_not_closed_in_time_is_not_left_at_the_broker() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            topic = cluster.topic(TOPIC)
-            producer = await client.create_producer("t")
-            consumer = await client.subscribe("t", "s")
-            await producer.send(b"1")
-            cluster.brokers[A].hold_acks = topic.hold_receipts = True
-            await consumer.acknowledge(await consumer.receive())
-            producer.send_async(b"2", None)
-            for close in (producer.close(), consumer.close()):
-                with pytest.raises(Timeout):
-                    await close
-            await settle()
-            assert topic.subscriptions["s"].consumers == []
-            assert [session.producers for session in cluster.brokers[A].sessions] == [{}, {}]
-
-    run_virtual(main())
-
-
-def test_a_reader_that_cannot_find_its_place_is_not_left_behind() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            cluster.brokers[A].script(pb.CommandGetLastMessageId, None)
+async def test_what_is_not_closed_in_time_is_not_left_at_the_broker() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        topic = cluster.topic(TOPIC)
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s")
+        await producer.send(b"1")
+        cluster.brokers[A].hold_acks = topic.hold_receipts = True
+        await consumer.acknowledge(await consumer.receive())
+        producer.send_async(b"2", None)
+        for close in (producer.close(), consumer.close()):
             with pytest.raises(Timeout):
-                await client.create_reader("t", magnetar.MessageId.latest)
-            await settle()
-            (subscription,) = cluster.topic(TOPIC).subscriptions.values()
-            assert subscription.consumers == []
-            assert client.parts.live == set()
-
-    run_virtual(main())
+                await close
+        await settle()
+        assert topic.subscriptions["s"].consumers == []
+        assert [session.producers for session in cluster.brokers[A].sessions] == [{}, {}]
 
 
-def test_texts_that_cannot_be_sent_are_refused_and_end_no_client() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            producer = await client.create_producer("t")
-            lone = "\ud800"
-            wrong: tuple[dict[str, Any], ...] = (
-                {"producer_name": lone},
-                {"properties": {"a": lone}},
-            )
-            for options in wrong:
-                with pytest.raises(InvalidConfiguration, match="UTF-8"):
-                    await client.create_producer("t", **options)
+async def test_a_reader_that_cannot_find_its_place_is_not_left_behind() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        cluster.brokers[A].script(pb.CommandGetLastMessageId, None)
+        with pytest.raises(Timeout):
+            await client.create_reader("t", magnetar.MessageId.latest)
+        await settle()
+        (subscription,) = cluster.topic(TOPIC).subscriptions.values()
+        assert subscription.consumers == []
+        assert client.parts.live == set()
+
+
+async def test_texts_that_cannot_be_sent_are_refused_and_end_no_client() -> None:
+    async with client_among() as (client, _):
+        producer = await client.create_producer("t")
+        lone = "\ud800"
+        wrong: tuple[dict[str, Any], ...] = (
+            {"producer_name": lone},
+            {"properties": {"a": lone}},
+        )
+        for options in wrong:
             with pytest.raises(InvalidConfiguration, match="UTF-8"):
-                await client.subscribe("t", lone)
-            await producer.send(b"x")
-
-    run_virtual(main())
-
-
-def test_shutdown_waits_for_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).hold_receipts = True
-            before = asyncio.all_tasks()
-            producer = await client.create_producer("t")
-            told: list[Result] = []
-            producer.send_async(b"x", lambda result, _: told.append(result))
-            client.shutdown()
-            assert told == [Result.Interrupted]
-            await settle()
-            assert own_tasks(before | set(cluster._tasks)) == []
-
-    run_virtual(main())
+                await client.create_producer("t", **options)
+        with pytest.raises(InvalidConfiguration, match="UTF-8"):
+            await client.subscribe("t", lone)
+        await producer.send(b"x")
 
 
-def test_a_creation_that_is_cancelled_leaves_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await client.create_producer("u")
-            before = asyncio.all_tasks()
-            for broker in cluster.brokers.values():
-                broker.kill()
-            creating = asyncio.get_running_loop().create_task(client.create_producer("t"))
-            await asyncio.sleep(1)
-            creating.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await creating
-            await settle()
-            names = own_tasks(before)
-            assert not [name for name in names if "t" in name.split("/")]
-            assert len(client.parts.live) == 1
-
-    run_virtual(main())
+async def test_shutdown_waits_for_nothing() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).hold_receipts = True
+        before = asyncio.all_tasks()
+        producer = await client.create_producer("t")
+        told: list[Result] = []
+        producer.send_async(b"x", lambda result, _: told.append(result))
+        client.shutdown()
+        assert told == [Result.Interrupted]
+        await settle()
+        assert own_tasks(before | set(cluster._tasks)) == []
 
 
-def test_as_a_context_manager() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            async with client, await client.create_producer("t") as producer:
-                producer.send_async(b"x", None)
-            assert len(cluster.topic(TOPIC).entries) == 1
-            with pytest.raises(AlreadyClosed):
-                await producer.send(b"y")
+async def test_a_creation_that_is_cancelled_leaves_nothing() -> None:
+    async with client_among() as (client, cluster):
+        await client.create_producer("u")
+        before = asyncio.all_tasks()
+        for broker in cluster.brokers.values():
+            broker.kill()
+        creating = asyncio.get_running_loop().create_task(client.create_producer("t"))
+        await asyncio.sleep(1)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await settle()
+        names = own_tasks(before)
+        assert not [name for name in names if "t" in name.split("/")]
+        assert len(client.parts.live) == 1
 
-    run_virtual(main())
+
+async def test_as_a_context_manager() -> None:
+    async with client_among() as (client, cluster):
+        async with client, await client.create_producer("t") as producer:
+            producer.send_async(b"x", None)
+        assert len(cluster.topic(TOPIC).entries) == 1
+        with pytest.raises(AlreadyClosed):
+            await producer.send(b"y")
 
 
-def test_a_bug_fails_the_client_loudly() -> None:
-    async def main() -> None:
-        stray: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).hold_receipts = True
-            producer = await client.create_producer("t")
-            sending = asyncio.get_running_loop().create_task(producer.send(b"x"))
-            await settle()
+async def test_a_bug_fails_the_client_loudly() -> None:
+    stray: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).hold_receipts = True
+        producer = await client.create_producer("t")
+        sending = asyncio.get_running_loop().create_task(producer.send(b"x"))
+        await settle()
 
-            async def bug() -> None:
-                raise AssertionError("a bug")
+        async def bug() -> None:
+            raise AssertionError("a bug")
 
-            client.parts.scope.start(bug(), "bug")
-            with pytest.raises(Interrupted, match="a bug"):
-                await sending
-            with pytest.raises(Interrupted):
-                await client.create_producer("t")
-            await settle()
-            assert [context["message"] for context in stray] == ["a task of a client failed"]
-
-    run_virtual(main())
+        client.parts.scope.start(bug(), "bug")
+        with pytest.raises(Interrupted, match="a bug"):
+            await sending
+        with pytest.raises(Interrupted):
+            await client.create_producer("t")
+        await settle()
+        assert [context["message"] for context in stray] == ["a task of a client failed"]
 
 
 def test_a_client_may_be_made_before_its_loop_and_closed_unused() -> None:
@@ -273,13 +242,10 @@ def test_importing_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_partitions_that_nobody_tells() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=3) as (client, cluster):
-            cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, None, None)
-            assert await client.get_topic_partitions("t") == [TOPIC]  # the other told
-            cluster.brokers[B].script(pb.CommandPartitionedTopicMetadata, None)
-            with pytest.raises(ConnectError, match="no answer within 1 s"):
-                await client.get_topic_partitions("t")
-
-    run_virtual(main())
+async def test_partitions_that_nobody_tells() -> None:
+    async with client_among(operation_timeout_seconds=3) as (client, cluster):
+        cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, None, None)
+        assert await client.get_topic_partitions("t") == [TOPIC]  # the other told
+        cluster.brokers[B].script(pb.CommandPartitionedTopicMetadata, None)
+        with pytest.raises(ConnectError, match="no answer within 1 s"):
+            await client.get_topic_partitions("t")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.consuming.delivery import Delivery, messages_of
+from magnetar.client.consuming.delivery import messages_of
 from magnetar.client.errors import InvalidMessage
-from magnetar.client.message import MessageId
+from magnetar.client.message import Delivery, MessageId
 from magnetar.protos.message import ReceivedMessage
 
 NUMBER = st.integers(-1, 2**63 - 1)

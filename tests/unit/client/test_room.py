@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.client_world import TOPIC, A, client_among, world_of
 from fakes.session_broker import Cluster
-from fakes.virtual_loop import run_virtual
 from support import settle, wait_for
 
 from magnetar.client import producer as asynchronous
@@ -57,61 +56,52 @@ async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
     return first
 
 
-def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", block_if_queue_full=True)
-            first = await full(cluster, producer)
-            told: list[Result] = []
-            async with asyncio.TaskGroup() as group:
-                group.create_task(producer.send(LARGE))
-                await settle()
-                group.create_task(producer.send(b"small"))
-                await settle()
-                producer.send_async(b"never waits", lambda result, _: told.append(result))
-                assert told == [Result.MemoryBufferIsFull]
-                assert sizes(cluster) == [500]
-                answer_first(cluster)
-                await first
-                group.create_task(producer.send(b""))  # in the turn in which there is room again
-            assert sizes(cluster) == [500, 800, 5, 0]
-
-    run_virtual(main())
-
-
-def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", block_if_queue_full=True)
-            sends = [await full(cluster, producer)]
-            cluster.topic(TOPIC).hold_receipts = True
-            for content in (LARGE, b"small"):
-                sends.append(asyncio.get_running_loop().create_task(producer.send(content)))
-                await settle()
+async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", block_if_queue_full=True)
+        first = await full(cluster, producer)
+        told: list[Result] = []
+        async with asyncio.TaskGroup() as group:
+            group.create_task(producer.send(LARGE))
+            await settle()
+            group.create_task(producer.send(b"small"))
+            await settle()
+            producer.send_async(b"never waits", lambda result, _: told.append(result))
+            assert told == [Result.MemoryBufferIsFull]
             assert sizes(cluster) == [500]
-            sends[1].cancel()
+            answer_first(cluster)
+            await first
+            group.create_task(producer.send(b""))  # in the turn in which there is room again
+        assert sizes(cluster) == [500, 800, 5, 0]
+
+
+async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", block_if_queue_full=True)
+        sends = [await full(cluster, producer)]
+        cluster.topic(TOPIC).hold_receipts = True
+        for content in (LARGE, b"small"):
+            sends.append(asyncio.get_running_loop().create_task(producer.send(content)))
             await settle()
-            assert sizes(cluster) == [500, 5]
-            for send in sends:
-                send.cancel()
+        assert sizes(cluster) == [500]
+        sends[1].cancel()
+        await settle()
+        assert sizes(cluster) == [500, 5]
+        for send in sends:
+            send.cancel()
 
-    run_virtual(main())
 
-
-def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=1) as (client, cluster):
-            producer = await client.create_producer("t", block_if_queue_full=True)
-            first = await full(cluster, producer)
-            loop = asyncio.get_running_loop()
-            waiting = [loop.create_task(producer.send(LARGE)) for _ in range(3)]
-            await settle()
-            client.shutdown()
-            await asyncio.wait([first, *waiting])
-            assert isinstance(first.exception(), Interrupted)
-            assert [type(one.exception()) for one in waiting] == [AlreadyClosed] * 3
-
-    run_virtual(main())
+async def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
+    async with client_among(operation_timeout_seconds=1) as (client, cluster):
+        producer = await client.create_producer("t", block_if_queue_full=True)
+        first = await full(cluster, producer)
+        loop = asyncio.get_running_loop()
+        waiting = [loop.create_task(producer.send(LARGE)) for _ in range(3)]
+        await settle()
+        client.shutdown()
+        await asyncio.wait([first, *waiting])
+        assert isinstance(first.exception(), Interrupted)
+        assert [type(one.exception()) for one in waiting] == [AlreadyClosed] * 3
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:

@@ -17,7 +17,6 @@ from fakes.client_world import (
     receive,
     subscription,
 )
-from fakes.virtual_loop import run_virtual
 from support import settle
 
 from magnetar.client.errors import AlreadyClosed, NotAllowedError, Timeout
@@ -43,207 +42,177 @@ async def unanswered(seek: Coroutine[Any, Any, None]) -> None:
         await seek
 
 
-def test_seek_begins_after_the_message_or_at_it() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6, batch=3)
-            exclusive = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(exclusive, 6)
-            for message in messages:
-                await exclusive.acknowledge(message)
-            await exclusive.seek(messages[1].message_id())
-            assert data(await receive(exclusive, 4)) == [2, 3, 4, 5]
-            await expect_none(exclusive)
-            # What was skipped is done, so it does not come again to the next consumer.
-            assert subscription(cluster).unacked == {(1, 0): 0b100, (1, 1): 0b111}
-            await exclusive.close()
-            inclusive = await client.subscribe("t", "s", start_message_id_inclusive=True)
-            await inclusive.seek(messages[1].message_id())
-            assert data(await receive(inclusive, 5)) == [1, 2, 3, 4, 5]
-            await inclusive.seek(MessageId.earliest)
-            assert data(await receive(inclusive, 6)) == list(range(6))
-            await inclusive.seek(MessageId.latest)
-            await expect_none(inclusive)
-
-    run_virtual(main())
+async def test_seek_begins_after_the_message_or_at_it() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 6, batch=3)
+        exclusive = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(exclusive, 6)
+        for message in messages:
+            await exclusive.acknowledge(message)
+        await exclusive.seek(messages[1].message_id())
+        assert data(await receive(exclusive, 4)) == [2, 3, 4, 5]
+        await expect_none(exclusive)
+        # What was skipped is done, so it does not come again to the next consumer.
+        assert subscription(cluster).unacked == {(1, 0): 0b100, (1, 1): 0b111}
+        await exclusive.close()
+        inclusive = await client.subscribe("t", "s", start_message_id_inclusive=True)
+        await inclusive.seek(messages[1].message_id())
+        assert data(await receive(inclusive, 5)) == [1, 2, 3, 4, 5]
+        await inclusive.seek(MessageId.earliest)
+        assert data(await receive(inclusive, 6)) == list(range(6))
+        await inclusive.seek(MessageId.latest)
+        await expect_none(inclusive)
 
 
-def test_a_refused_seek_changes_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            error = pb.CommandError(request_id=0, error=pb.NotAllowedError, message="no")
-            cluster.brokers[A].script(pb.CommandSeek, error)
-            with pytest.raises(NotAllowedError):
-                await consumer.seek(MessageId(-1, 1, 1))
-            assert data(await receive(consumer, 3)) == [0, 1, 2]
-
-    run_virtual(main())
+async def test_a_refused_seek_changes_nothing() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        error = pb.CommandError(request_id=0, error=pb.NotAllowedError, message="no")
+        cluster.brokers[A].script(pb.CommandSeek, error)
+        with pytest.raises(NotAllowedError):
+            await consumer.seek(MessageId(-1, 1, 1))
+        assert data(await receive(consumer, 3)) == [0, 1, 2]
 
 
-def test_a_reader_seeks() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            await publish(client, 6, batch=3)
-            reader = await client.create_reader("t", MessageId.earliest)
-            messages = [await reader.read_next(1000) for _ in range(4)]
-            await reader.seek(messages[1].message_id())
-            assert await reader.has_message_available()
-            assert data([await reader.read_next(1000) for _ in range(4)]) == [2, 3, 4, 5]
-            await reader.seek(MessageId.earliest)
-            assert data([await reader.read_next(1000)]) == [0]
-            await reader.close()
-            with pytest.raises(AlreadyClosed):
-                await reader.read_next()
-
-    run_virtual(main())
+async def test_a_reader_seeks() -> None:
+    async with client_among() as (client, _):
+        await publish(client, 6, batch=3)
+        reader = await client.create_reader("t", MessageId.earliest)
+        messages = [await reader.read_next(1000) for _ in range(4)]
+        await reader.seek(messages[1].message_id())
+        assert await reader.has_message_available()
+        assert data([await reader.read_next(1000) for _ in range(4)]) == [2, 3, 4, 5]
+        await reader.seek(MessageId.earliest)
+        assert data([await reader.read_next(1000)]) == [0]
+        await reader.close()
+        with pytest.raises(AlreadyClosed):
+            await reader.read_next()
 
 
-def test_a_refused_seek_forgets_no_acknowledgement() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 5)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 5)
-            cluster.brokers[A].script(pb.CommandAck, None)  # lost with its broker
-            await consumer.acknowledge(messages[0])
+async def test_a_refused_seek_forgets_no_acknowledgement() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 5)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 5)
+        cluster.brokers[A].script(pb.CommandAck, None)  # lost with its broker
+        await consumer.acknowledge(messages[0])
+        await asyncio.sleep(0.2)
+        await consumer.acknowledge(messages[1])
+        cluster.brokers[A].script(pb.CommandAck, None)
+        cluster.brokers[A].script(pb.CommandSeek, None)
+        async with asyncio.TaskGroup() as group:
+            seeking = group.create_task(refused(consumer.seek(messages[3].message_id())))
+            await settle()
+            await consumer.acknowledge(messages[2])
             await asyncio.sleep(0.2)
-            await consumer.acknowledge(messages[1])
-            cluster.brokers[A].script(pb.CommandAck, None)
-            cluster.brokers[A].script(pb.CommandSeek, None)
-            async with asyncio.TaskGroup() as group:
-                seeking = group.create_task(refused(consumer.seek(messages[3].message_id())))
-                await settle()
-                await consumer.acknowledge(messages[2])
-                await asyncio.sleep(0.2)
-                assert len(cluster.brokers[A].commands(pb.CommandAck)) == 2  # the third waits
-                session = cluster.brokers[A].sessions[-1]
-                (asked,) = cluster.brokers[A].commands(pb.CommandSeek)
-                answer = refusal()
-                answer.request_id = asked.request_id
-                session.send(answer)
-            assert seeking.done()
+            assert len(cluster.brokers[A].commands(pb.CommandAck)) == 2  # the third waits
+            session = cluster.brokers[A].sessions[-1]
+            (asked,) = cluster.brokers[A].commands(pb.CommandSeek)
+            answer = refusal()
+            answer.request_id = asked.request_id
+            session.send(answer)
+        assert seeking.done()
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        assert data(await receive(consumer, 2)) == [3, 4]
+        await consumer.close()
+        assert sorted(subscription(cluster).unacked) == [(1, 3), (1, 4)]
+
+
+async def test_what_is_acknowledged_during_a_seek_is_void_with_the_old_place() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 3)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(consumer.seek(MessageId.earliest))
+            await asyncio.sleep(0)
+            for message in messages:
+                await consumer.acknowledge(message)
+        assert data(await receive(consumer, 3)) == [0, 1, 2]
+        await consumer.close()
+        assert len(subscription(cluster).unacked) == 3
+
+
+async def test_a_seek_that_was_cut_off_and_then_refused_skips_nothing() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 6, batch=6)
+        cluster.brokers[A].script(pb.CommandSeek, None)
+        cluster.brokers[B].script(pb.CommandSeek, refusal())
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=0
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refused(consumer.seek(MessageId(-1, 1, 0, 3, 6))))
+            await settle()
             cluster.brokers[A].kill()
             cluster.take_over(B)
-            assert data(await receive(consumer, 2)) == [3, 4]
-            await consumer.close()
-            assert sorted(subscription(cluster).unacked) == [(1, 3), (1, 4)]
-
-    run_virtual(main())
+        assert data(await receive(consumer, 6)) == list(range(6))
+        await consumer.close()
+        assert subscription(cluster).unacked == {(1, 0): 0b111111}
 
 
-def test_what_is_acknowledged_during_a_seek_is_void_with_the_old_place() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 3)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(consumer.seek(MessageId.earliest))
-                await asyncio.sleep(0)
-                for message in messages:
-                    await consumer.acknowledge(message)
-            assert data(await receive(consumer, 3)) == [0, 1, 2]
-            await consumer.close()
-            assert len(subscription(cluster).unacked) == 3
-
-    run_virtual(main())
-
-
-def test_a_seek_that_was_cut_off_and_then_refused_skips_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6, batch=6)
-            cluster.brokers[A].script(pb.CommandSeek, None)
-            cluster.brokers[B].script(pb.CommandSeek, refusal())
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, receiver_queue_size=0
-            )
-            async with asyncio.TaskGroup() as group:
-                group.create_task(refused(consumer.seek(MessageId(-1, 1, 0, 3, 6))))
-                await settle()
-                cluster.brokers[A].kill()
-                cluster.take_over(B)
-            assert data(await receive(consumer, 6)) == list(range(6))
-            await consumer.close()
-            assert subscription(cluster).unacked == {(1, 0): 0b111111}
-
-    run_virtual(main())
+async def test_a_seek_without_an_answer_leaves_a_subscription_where_its_broker_has_it() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        await publish(client, 6, batch=6)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=0
+        )
+        (message,) = await receive(consumer, 1)
+        await consumer.acknowledge(message)
+        cluster.brokers[A].script(pb.CommandSeek, None)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(unanswered(consumer.seek(MessageId(-1, 1, 0, 3, 6))))
+            await settle()
+            cluster.brokers[A].kill()
+        cluster.take_over(B)
+        assert data(await receive(consumer, 5)) == [1, 2, 3, 4, 5]
+        await consumer.close()
+        assert subscription(cluster).unacked == {(1, 0): 0b111110}
 
 
-def test_a_seek_without_an_answer_leaves_a_subscription_where_its_broker_has_it() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            await publish(client, 6, batch=6)
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, receiver_queue_size=0
-            )
-            (message,) = await receive(consumer, 1)
-            await consumer.acknowledge(message)
-            cluster.brokers[A].script(pb.CommandSeek, None)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(unanswered(consumer.seek(MessageId(-1, 1, 0, 3, 6))))
-                await settle()
-                cluster.brokers[A].kill()
+async def test_a_reader_whose_seek_fails_goes_on_where_it_was() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 6)
+        reader = await client.create_reader("t", MessageId.earliest)
+        assert [int((await reader.read_next(1000)).data()) for _ in range(2)] == [0, 1]
+        cluster.brokers[A].script(pb.CommandSeek, None)
+        cluster.brokers[B].script(pb.CommandSeek, refusal())
+        async with asyncio.TaskGroup() as group:
+            seeking = group.create_task(refused(reader.seek(MessageId(-1, 1, 4))))
+            await settle()
+            cluster.brokers[A].kill()
             cluster.take_over(B)
-            assert data(await receive(consumer, 5)) == [1, 2, 3, 4, 5]
-            await consumer.close()
-            assert subscription(cluster).unacked == {(1, 0): 0b111110}
-
-    run_virtual(main())
+        assert seeking.done()
+        assert [int((await reader.read_next(1000)).data()) for _ in range(4)] == [2, 3, 4, 5]
 
 
-def test_a_reader_whose_seek_fails_goes_on_where_it_was() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6)
-            reader = await client.create_reader("t", MessageId.earliest)
-            assert [int((await reader.read_next(1000)).data()) for _ in range(2)] == [0, 1]
-            cluster.brokers[A].script(pb.CommandSeek, None)
-            cluster.brokers[B].script(pb.CommandSeek, refusal())
-            async with asyncio.TaskGroup() as group:
-                seeking = group.create_task(refused(reader.seek(MessageId(-1, 1, 4))))
-                await settle()
-                cluster.brokers[A].kill()
-                cluster.take_over(B)
-            assert seeking.done()
-            assert [int((await reader.read_next(1000)).data()) for _ in range(4)] == [2, 3, 4, 5]
-
-    run_virtual(main())
-
-
-def test_a_reader_that_is_attached_where_a_failed_seek_led_goes_back() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            await publish(client, 6)
-            reader = await client.create_reader("t", MessageId.earliest)
-            assert [int((await reader.read_next(1000)).data()) for _ in range(2)] == [0, 1]
-            cluster.brokers[A].script(pb.CommandSeek, None)
-            cluster.brokers[B].script(pb.CommandSubscribe, None)  # answered late
-            async with asyncio.TaskGroup() as group:
-                group.create_task(unanswered(reader.seek(MessageId(-1, 1, 4))))
-                await settle()
-                cluster.brokers[A].kill()
-                cluster.take_over(B)
-            session = cluster.brokers[B].sessions[-1]
-            (asked,) = cluster.brokers[B].commands(pb.CommandSubscribe)
-            assert key_of(asked.start_message_id) == (1, 4)
-            session.on_subscribe(asked, None)
-            assert [int((await reader.read_next(5000)).data()) for _ in range(4)] == [2, 3, 4, 5]
-
-    run_virtual(main())
+async def test_a_reader_that_is_attached_where_a_failed_seek_led_goes_back() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        await publish(client, 6)
+        reader = await client.create_reader("t", MessageId.earliest)
+        assert [int((await reader.read_next(1000)).data()) for _ in range(2)] == [0, 1]
+        cluster.brokers[A].script(pb.CommandSeek, None)
+        cluster.brokers[B].script(pb.CommandSubscribe, None)  # answered late
+        async with asyncio.TaskGroup() as group:
+            group.create_task(unanswered(reader.seek(MessageId(-1, 1, 4))))
+            await settle()
+            cluster.brokers[A].kill()
+            cluster.take_over(B)
+        session = cluster.brokers[B].sessions[-1]
+        (asked,) = cluster.brokers[B].commands(pb.CommandSubscribe)
+        assert key_of(asked.start_message_id) == (1, 4)
+        session.on_subscribe(asked, None)
+        assert [int((await reader.read_next(5000)).data()) for _ in range(4)] == [2, 3, 4, 5]
 
 
-def test_seeks_take_turns() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 4)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(consumer.seek(MessageId(-1, 1, 0)))
-                group.create_task(consumer.seek(MessageId(-1, 1, 2)))
-            assert data(await receive(consumer, 1)) == [3]
-            assert len(cluster.brokers[A].commands(pb.CommandSeek)) == 2
-
-    run_virtual(main())
+async def test_seeks_take_turns() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 4)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(consumer.seek(MessageId(-1, 1, 0)))
+            group.create_task(consumer.seek(MessageId(-1, 1, 2)))
+        assert data(await receive(consumer, 1)) == [3]
+        assert len(cluster.brokers[A].commands(pb.CommandSeek)) == 2

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.client_world import TOPIC, A, client_among
-from fakes.virtual_loop import run_virtual
 from support import settle
 
 from magnetar.client.errors import Timeout
@@ -37,89 +36,77 @@ async def timing_out(producer: Producer) -> None:
         await producer.send(bytes(SIZE))
 
 
-def test_a_broker_that_does_not_read_costs_a_bounded_number_of_bytes() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            broker = cluster.brokers[A]
-            producer = await client.create_producer(
-                "t", send_timeout_millis=1000, batching_enabled=False
-            )
-            connection = producer._publisher._connection
-            assert connection is not None
-            broker.reads.clear()
-            unsent = []
-            while producer.is_connected() and len(unsent) < 20:
-                await in_vain(producer)
-                unsent.append(connection.unsent_bytes)
-            assert connection.error is not None
-            assert "does not read" in str(connection.error)
-            assert max(unsent) < 80 * SIZE
-            await settle()
-            assert connection.unsent_bytes == 0
-            assert broker.sessions[0].stream.ended
-            broker.reads.set()
-            await producer.send(b"x")
-            assert len(broker.sessions) == 2
-
-    run_virtual(main())
+async def test_a_broker_that_does_not_read_costs_a_bounded_number_of_bytes() -> None:
+    async with client_among() as (client, cluster):
+        broker = cluster.brokers[A]
+        producer = await client.create_producer(
+            "t", send_timeout_millis=1000, batching_enabled=False
+        )
+        connection = producer._publisher._connection
+        assert connection is not None
+        broker.reads.clear()
+        unsent = []
+        while producer.is_connected() and len(unsent) < 20:
+            await in_vain(producer)
+            unsent.append(connection.unsent_bytes)
+        assert connection.error is not None
+        assert "does not read" in str(connection.error)
+        assert max(unsent) < 80 * SIZE
+        await settle()
+        assert connection.unsent_bytes == 0
+        assert broker.sessions[0].stream.ended
+        broker.reads.set()
+        await producer.send(b"x")
+        assert len(broker.sessions) == 2
 
 
-def test_a_broker_that_reads_and_does_not_answer_keeps_its_session() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer(
-                "t", send_timeout_millis=1000, batching_enabled=False
-            )
-            cluster.topic(TOPIC).hold_receipts = True
-            for _ in range(5):
-                await in_vain(producer)
-            assert len(cluster.sends) == 100
-            assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
-
-    run_virtual(main())
+async def test_a_broker_that_reads_and_does_not_answer_keeps_its_session() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer(
+            "t", send_timeout_millis=1000, batching_enabled=False
+        )
+        cluster.topic(TOPIC).hold_receipts = True
+        for _ in range(5):
+            await in_vain(producer)
+        assert len(cluster.sends) == 100
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
 
 
-def test_too_many_receipts_that_are_owed_are_waited_for_no_longer(
+async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publisher, "EMPTIED_ENTRIES_MAX", 30)
 
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            broker = cluster.brokers[A]
-            producer = await client.create_producer(
-                "t", send_timeout_millis=1000, batching_enabled=False
-            )
-            cluster.topic(TOPIC).hold_receipts = True
-            await in_vain(producer)
-            assert len(broker.commands(pb.CommandProducer)) == 1
-            await in_vain(producer)
-            cluster.topic(TOPIC).hold_receipts = False
+    async with client_among() as (client, cluster):
+        broker = cluster.brokers[A]
+        producer = await client.create_producer(
+            "t", send_timeout_millis=1000, batching_enabled=False
+        )
+        cluster.topic(TOPIC).hold_receipts = True
+        await in_vain(producer)
+        assert len(broker.commands(pb.CommandProducer)) == 1
+        await in_vain(producer)
+        cluster.topic(TOPIC).hold_receipts = False
+        await producer.send(b"x")
+        assert len(broker.commands(pb.CommandProducer)) == 2
+        assert len(broker.sessions) == 1
+
+
+async def test_a_time_out_says_what_is_known_of_the_reason() -> None:
+    async with client_among(A) as (client, cluster):
+        broker = cluster.brokers[A]
+        producer = await client.create_producer("t", send_timeout_millis=1000)
+        cluster.topic(TOPIC).hold_receipts = True
+        with pytest.raises(Timeout, match=r"within 1 s: the broker does not answer \(.*a:6660"):
             await producer.send(b"x")
-            assert len(broker.commands(pb.CommandProducer)) == 2
-            assert len(broker.sessions) == 1
-
-    run_virtual(main())
-
-
-def test_a_time_out_says_what_is_known_of_the_reason() -> None:
-    async def main() -> None:
-        async with client_among(A) as (client, cluster):
-            broker = cluster.brokers[A]
-            producer = await client.create_producer("t", send_timeout_millis=1000)
-            cluster.topic(TOPIC).hold_receipts = True
-            with pytest.raises(Timeout, match=r"within 1 s: the broker does not answer \(.*a:6660"):
-                await producer.send(b"x")
-            cluster.topic(TOPIC).send_errors.append(pb.PersistenceError)
-            with pytest.raises(Timeout, match="the broker does not answer; last: scripted"):
-                await producer.send(b"x")
-            cluster.topic(TOPIC).hold_receipts = False
+        cluster.topic(TOPIC).send_errors.append(pb.PersistenceError)
+        with pytest.raises(Timeout, match="the broker does not answer; last: scripted"):
             await producer.send(b"x")
-            cluster.topic(TOPIC).hold_receipts = True
-            with pytest.raises(Timeout, match=r"the broker does not answer \("):
-                await producer.send(b"x")
-            broker.kill()
-            with pytest.raises(Timeout, match=r"no broker takes it; last: .*connection refused"):
-                await producer.send(b"x")
-
-    run_virtual(main())
+        cluster.topic(TOPIC).hold_receipts = False
+        await producer.send(b"x")
+        cluster.topic(TOPIC).hold_receipts = True
+        with pytest.raises(Timeout, match=r"the broker does not answer \("):
+            await producer.send(b"x")
+        broker.kill()
+        with pytest.raises(Timeout, match=r"no broker takes it; last: .*connection refused"):
+            await producer.send(b"x")

@@ -6,7 +6,6 @@ import asyncio
 import random
 
 import pytest
-from fakes.virtual_loop import run_virtual
 
 from magnetar.metadata import paths
 from magnetar.metadata.cluster import cluster_id
@@ -15,34 +14,28 @@ from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.store import ABSENT
 
 
-def test_all_who_start_together_find_the_same_id() -> None:
-    async def main() -> None:
-        tree = MemoryTree()
-        chance = random.Random(1)
+async def test_all_who_start_together_find_the_same_id() -> None:
+    tree = MemoryTree()
+    chance = random.Random(1)
 
-        def faults(operation: str, path: str) -> Fault | None:
-            return chance.choice([None, *Fault])
+    def faults(operation: str, path: str) -> Fault | None:
+        return chance.choice([None, *Fault])
 
-        async def member(seed: int) -> str:
-            store = MemoryStore(tree, delay_s=lambda: chance.expovariate(10), faults=faults)
-            deadline = asyncio.get_running_loop().time() + 1000
-            return await cluster_id(store, chance=random.Random(seed), deadline=deadline)
+    async def member(seed: int) -> str:
+        store = MemoryStore(tree, delay_s=lambda: chance.expovariate(10), faults=faults)
+        deadline = asyncio.get_running_loop().time() + 1000
+        return await cluster_id(store, chance=random.Random(seed), deadline=deadline)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(member(seed)) for seed in range(5)]
-        found = {task.result() for task in tasks}
-        assert len(found) == 1
-        assert len(found.pop()) == 32
-
-    run_virtual(main())
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(member(seed)) for seed in range(5)]
+    found = {task.result() for task in tasks}
+    assert len(found) == 1
+    assert len(found.pop()) == 32
 
 
-def test_a_damaged_id_is_not_replaced() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        await store.put(paths.CLUSTER, b"what is this", expected=ABSENT)
-        deadline = asyncio.get_running_loop().time() + 1
-        with pytest.raises(CorruptRecord):
-            await cluster_id(store, chance=random.Random(1), deadline=deadline)
-
-    run_virtual(main())
+async def test_a_damaged_id_is_not_replaced() -> None:
+    store = MemoryStore()
+    await store.put(paths.CLUSTER, b"what is this", expected=ABSENT)
+    deadline = asyncio.get_running_loop().time() + 1
+    with pytest.raises(CorruptRecord):
+        await cluster_id(store, chance=random.Random(1), deadline=deadline)

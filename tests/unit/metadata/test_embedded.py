@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import run
 
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.errors import (
@@ -26,6 +25,8 @@ from magnetar.metadata.errors import (
 )
 from magnetar.metadata.store import ABSENT, SessionState, Versioned
 
+pytestmark = pytest.mark.real_loop
+
 
 async def filled(directory: Path, count: int = 50) -> None:
     store = await EmbeddedStore.open(directory)
@@ -34,47 +35,40 @@ async def filled(directory: Path, count: int = 50) -> None:
     await store.close()
 
 
-def opening(directory: Path) -> MetadataError | None:
+async def opening(directory: Path) -> MetadataError | None:
     """The error of opening it, if any."""
-
-    async def main() -> MetadataError | None:
-        try:
-            store = await EmbeddedStore.open(directory)
-        except MetadataError as error:
-            return error
-        await store.close()
-        return None
-
-    return run(main())
+    try:
+        store = await EmbeddedStore.open(directory)
+    except MetadataError as error:
+        return error
+    await store.close()
+    return None
 
 
-def test_what_was_put_is_there_after_a_restart_and_ephemerals_are_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path / "m")
-        await store.put("/a/b", b"1", expected=ABSENT)
-        await store.put("/a/b", b"2", expected=0)
-        await store.put("/gone", b"", expected=ABSENT)
-        await store.delete("/gone", expected=0)
-        await store.create_ephemeral("/brokers/b1", b"x")
-        first = await store.create_sequential("/queue/n-", b"", ephemeral=True)
-        second = await store.create_sequential("/queue/n-", b"", ephemeral=False)
-        session = store.session_id
-        await store.close()
+async def test_what_was_put_is_there_after_a_restart_and_ephemerals_are_not(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+    await store.put("/a/b", b"1", expected=ABSENT)
+    await store.put("/a/b", b"2", expected=0)
+    await store.put("/gone", b"", expected=ABSENT)
+    await store.delete("/gone", expected=0)
+    await store.create_ephemeral("/brokers/b1", b"x")
+    first = await store.create_sequential("/queue/n-", b"", ephemeral=True)
+    second = await store.create_sequential("/queue/n-", b"", ephemeral=False)
+    session = store.session_id
+    await store.close()
 
-        store = await EmbeddedStore.open(tmp_path / "m")
-        assert store.session_id > session
-        assert store.session_state is SessionState.CONNECTED
-        assert await store.get("/a/b") == Versioned(b"2", 1)
-        assert await store.get("/gone") is None
-        assert await store.get("/brokers/b1") is None
-        assert await store.get("/brokers") == Versioned(b"", 0)
-        assert await store.children("/") == ["a", "brokers", "queue"]
-        assert await store.children("/queue") == [second.rpartition("/")[2]]
-        third = await store.create_sequential("/queue/n-", b"", ephemeral=True)
-        assert first < second < third
-        await store.close()
-
-    run(main())
+    store = await EmbeddedStore.open(tmp_path / "m")
+    assert store.session_id > session
+    assert store.session_state is SessionState.CONNECTED
+    assert await store.get("/a/b") == Versioned(b"2", 1)
+    assert await store.get("/gone") is None
+    assert await store.get("/brokers/b1") is None
+    assert await store.get("/brokers") == Versioned(b"", 0)
+    assert await store.children("/") == ["a", "brokers", "queue"]
+    assert await store.children("/queue") == [second.rpartition("/")[2]]
+    third = await store.create_sequential("/queue/n-", b"", ephemeral=True)
+    assert first < second < third
+    await store.close()
 
 
 WRITER = """
@@ -94,7 +88,9 @@ asyncio.run(main())
 """
 
 
-def test_what_was_answered_survives_kill_9_and_the_directory_is_free_again(tmp_path: Path) -> None:
+async def test_what_was_answered_survives_kill_9_and_the_directory_is_free_again(
+    tmp_path: Path,
+) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "m")], stdout=subprocess.PIPE, text=True
     )
@@ -102,138 +98,125 @@ def test_what_was_answered_survives_kill_9_and_the_directory_is_free_again(tmp_p
     for line in writer.stdout:
         if int(line) == 30:
             break
-    busy = opening(tmp_path / "m")
+    busy = await opening(tmp_path / "m")
     assert isinstance(busy, StoreBusy), f"the writer has ended: {writer.poll()}"
     assert busy.path == str(tmp_path / "m")
     writer.send_signal(signal.SIGKILL)
     answered = int(([str(30), *writer.stdout.read().split()])[-1])
     writer.wait()
 
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path / "m")
-        last = await store.get("/last")
-        assert last is not None
-        assert last.version == int(last.value)
-        assert int(last.value) >= answered
-        children = await store.children("/n")
-        assert sorted(map(int, children)) == list(range(len(children)))
-        assert len(children) in (int(last.value) + 1, int(last.value) + 2)
-        await store.close()
-
-    run(main())
+    store = await EmbeddedStore.open(tmp_path / "m")
+    last = await store.get("/last")
+    assert last is not None
+    assert last.version == int(last.value)
+    assert int(last.value) >= answered
+    children = await store.children("/n")
+    assert sorted(map(int, children)) == list(range(len(children)))
+    assert len(children) in (int(last.value) + 1, int(last.value) + 2)
+    await store.close()
 
 
-def test_two_stores_in_one_process_are_busy_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path)
-        with pytest.raises(StoreBusy):
-            await EmbeddedStore.open(tmp_path)
-        await store.put("/a", b"", expected=ABSENT)
-        await store.close()
-        store = await EmbeddedStore.open(tmp_path)
-        assert await store.get("/a") is not None
-        await store.close()
-
-    run(main())
+async def test_two_stores_in_one_process_are_busy_too(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path)
+    with pytest.raises(StoreBusy):
+        await EmbeddedStore.open(tmp_path)
+    await store.put("/a", b"", expected=ABSENT)
+    await store.close()
+    store = await EmbeddedStore.open(tmp_path)
+    assert await store.get("/a") is not None
+    await store.close()
 
 
-def test_many_requests_at_once_share_syncs_and_all_hold(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path / "m")
-        commits = 0
-        commit = store._nodes.commit
+async def test_many_requests_at_once_share_syncs_and_all_hold(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+    commits = 0
+    commit = store._nodes.commit
 
-        def counted() -> None:
-            nonlocal commits
-            commits += 1
-            commit()
+    def counted() -> None:
+        nonlocal commits
+        commits += 1
+        commit()
 
-        store._nodes.commit = counted  # type: ignore[method-assign]
-        async with asyncio.TaskGroup() as group:
-            for number in range(500):
-                group.create_task(store.put(f"/a/{number}", b"", expected=ABSENT))
-        assert commits < 20
-        await store.close()
-        store = await EmbeddedStore.open(tmp_path / "m")
-        assert len(await store.children("/a")) == 500
-        await store.close()
-
-    run(main())
+    store._nodes.commit = counted  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        for number in range(500):
+            group.create_task(store.put(f"/a/{number}", b"", expected=ABSENT))
+    assert commits < 20
+    await store.close()
+    store = await EmbeddedStore.open(tmp_path / "m")
+    assert len(await store.children("/a")) == 500
+    await store.close()
 
 
-def test_the_loop_goes_on_while_the_disk_syncs(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path / "m")
-        commit, turned = store._nodes.commit, threading.Event()
+async def test_the_loop_goes_on_while_the_disk_syncs(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+    commit, turned = store._nodes.commit, threading.Event()
 
-        def slow() -> None:
-            assert turned.wait(30), "the loop stands still"
-            commit()
+    def slow() -> None:
+        assert turned.wait(30), "the loop stands still"
+        commit()
 
-        store._nodes.commit = slow  # type: ignore[method-assign]
-        put = asyncio.get_running_loop().create_task(store.put("/a", b"", expected=ABSENT))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not put.done()
-        turned.set()
-        await put
-        await store.close()
-
-    run(main())
-
-
-def test_closing_answers_everyone(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path / "m")
-        tasks = [
-            asyncio.get_running_loop().create_task(store.put(f"/a/{n}", b"", expected=ABSENT))
-            for n in range(600)  # more than one group
-        ]
+    store._nodes.commit = slow  # type: ignore[method-assign]
+    put = asyncio.get_running_loop().create_task(store.put("/a", b"", expected=ABSENT))
+    for _ in range(10):
         await asyncio.sleep(0)
-        await store.close()
-        done, pending = await asyncio.wait(tasks, timeout=30)
-        assert not pending
-        refused = [task for task in done if isinstance(task.exception(), StoreClosed)]
-        kept = [task for task in done if task.exception() is None]
-        assert len(refused) + len(kept) == 600
-        assert refused
-        assert kept
-        store = await EmbeddedStore.open(tmp_path / "m")
-        assert len(await store.children("/a")) == len(kept)
-        await store.close()
+    assert not put.done()
+    turned.set()
+    await put
+    await store.close()
 
-    run(main())
+
+async def test_closing_answers_everyone(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+    tasks = [
+        asyncio.get_running_loop().create_task(store.put(f"/a/{n}", b"", expected=ABSENT))
+        for n in range(600)  # more than one group
+    ]
+    await asyncio.sleep(0)
+    await store.close()
+    done, pending = await asyncio.wait(tasks, timeout=30)
+    assert not pending
+    refused = [task for task in done if isinstance(task.exception(), StoreClosed)]
+    kept = [task for task in done if task.exception() is None]
+    assert len(refused) + len(kept) == 600
+    assert refused
+    assert kept
+    store = await EmbeddedStore.open(tmp_path / "m")
+    assert len(await store.children("/a")) == len(kept)
+    await store.close()
 
 
 # ---- directories that are not what they should be ------------------------------------------------
 
 
-def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"jpg")
-    error = opening(tmp_path)
+    error = await opening(tmp_path)
     assert isinstance(error, StoreForeign)
     assert str(tmp_path) in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
 
 
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    assert opening(tmp_path / "m") is None
+async def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    assert await opening(tmp_path / "m") is None
     (tmp_path / "m" / "format").write_text("magnetar metadata 2\n")
-    error = opening(tmp_path / "m")
+    error = await opening(tmp_path / "m")
     assert isinstance(error, StoreForeign)
     assert "metadata 2" in str(error)
 
 
-def test_a_file_in_the_place_of_the_directory_is_an_error_with_its_name(tmp_path: Path) -> None:
+async def test_a_file_in_the_place_of_the_directory_is_an_error_with_its_name(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "m").write_text("")
-    error = opening(tmp_path / "m")
+    error = await opening(tmp_path / "m")
     assert isinstance(error, StoreFailed)
     assert str(tmp_path / "m") in str(error)
 
 
-def test_a_first_start_that_was_cut_short_is_taken_up(tmp_path: Path) -> None:
+async def test_a_first_start_that_was_cut_short_is_taken_up(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("magnetar metadata 1\n")
-    assert opening(tmp_path) is None
+    assert await opening(tmp_path) is None
 
 
 class DyingDisk:
@@ -260,24 +243,24 @@ class DyingDisk:
         return call
 
 
-def test_a_first_start_that_dies_anywhere_is_taken_up(
+async def test_a_first_start_that_dies_anywhere_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in range(1, 100):
         disk = DyingDisk(step)
         with monkeypatch.context() as patched:
             patched.setattr("magnetar.metadata.disk.os", disk)
-            error = opening(tmp_path / f"{step}")
+            error = await opening(tmp_path / f"{step}")
         if not disk.has_failed:
             break
         assert isinstance(error, StoreFailed), step
-        assert opening(tmp_path / f"{step}") is None, step
+        assert await opening(tmp_path / f"{step}") is None, step
     else:
         pytest.fail("it never starts")
     assert step > 8
 
 
-def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
+async def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[Path] = set()
@@ -290,25 +273,25 @@ def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
     monkeypatch.setattr(disk, "fsync", fsync, raising=False)
     monkeypatch.setattr("magnetar.metadata.disk.os", disk)
     directory = tmp_path / "made" / "as" / "well"
-    assert opening(directory) is None
+    assert await opening(directory) is None
     assert synced >= {directory, *list(directory.parents)[:3]}
 
 
-def test_a_store_that_vanished_is_damage_not_a_fresh_start(tmp_path: Path) -> None:
-    run(filled(tmp_path / "m"))
+async def test_a_store_that_vanished_is_damage_not_a_fresh_start(tmp_path: Path) -> None:
+    await filled(tmp_path / "m")
     shutil.rmtree(tmp_path / "m" / "store")
-    assert isinstance(opening(tmp_path / "m"), StoreDamaged)
+    assert isinstance(await opening(tmp_path / "m"), StoreDamaged)
 
 
 @pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*", "*.sst"])
-def test_a_damaged_file_is_named_as_damage(tmp_path: Path, name: str) -> None:
-    run(filled(tmp_path / "m"))
+async def test_a_damaged_file_is_named_as_damage(tmp_path: Path, name: str) -> None:
+    await filled(tmp_path / "m")
     (file,) = list((tmp_path / "m" / "store").glob(name))[:1]
     content = bytearray(file.read_bytes())
     for index in range(0, len(content), 7):
         content[index] ^= 0x55
     file.write_bytes(bytes(content))
-    error = opening(tmp_path / "m")
+    error = await opening(tmp_path / "m")
     assert isinstance(error, StoreDamaged)
     assert str(tmp_path / "m") in str(error)
 
@@ -329,7 +312,7 @@ def killed_with_a_log(directory: Path) -> Path:
     return log
 
 
-def test_synced_changes_that_are_missing_are_noticed(tmp_path: Path) -> None:
+async def test_synced_changes_that_are_missing_are_noticed(tmp_path: Path) -> None:
     """Damage to the length field of a log record: RocksDB opens and says nothing."""
     log = killed_with_a_log(tmp_path / "m")
     content = bytearray(log.read_bytes())
@@ -339,52 +322,49 @@ def test_synced_changes_that_are_missing_are_noticed(tmp_path: Path) -> None:
         offset += 7 + int.from_bytes(content[offset + 4 : offset + 6], "little")
     content[offset + 5] |= 0x7F
     log.write_bytes(bytes(content))
-    error = opening(tmp_path / "m")
+    error = await opening(tmp_path / "m")
     assert isinstance(error, StoreDamaged)
 
 
-def test_a_log_cut_short_is_noticed(tmp_path: Path) -> None:
+async def test_a_log_cut_short_is_noticed(tmp_path: Path) -> None:
     log = killed_with_a_log(tmp_path / "m")
     os.truncate(log, log.stat().st_size // 2)
-    error = opening(tmp_path / "m")
+    error = await opening(tmp_path / "m")
     assert isinstance(error, StoreDamaged)
     assert "missing" in str(error)
 
 
-def test_an_unreadable_watermark_is_damage(tmp_path: Path) -> None:
-    run(filled(tmp_path / "m", 3))
+async def test_an_unreadable_watermark_is_damage(tmp_path: Path) -> None:
+    await filled(tmp_path / "m", 3)
     (tmp_path / "m" / "watermark").write_bytes(b"\0" * 12)
-    assert isinstance(opening(tmp_path / "m"), StoreDamaged)
+    assert isinstance(await opening(tmp_path / "m"), StoreDamaged)
     (tmp_path / "m" / "watermark").write_bytes(b"")
-    assert isinstance(opening(tmp_path / "m"), StoreDamaged)
+    assert isinstance(await opening(tmp_path / "m"), StoreDamaged)
 
 
-def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await EmbeddedStore.open(tmp_path / "m")
-        await store.put("/a", b"1", expected=ABSENT)
+async def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+    await store.put("/a", b"1", expected=ABSENT)
 
-        class BrokenDisk:
-            def write(self, batch: object) -> None:
-                raise Exception("IO error: No space left on device")
+    class BrokenDisk:
+        def write(self, batch: object) -> None:
+            raise Exception("IO error: No space left on device")
 
-            def __getattr__(self, name: str) -> object:
-                return getattr(healthy, name)
+        def __getattr__(self, name: str) -> object:
+            return getattr(healthy, name)
 
-        healthy = store._nodes._db
-        store._nodes._db = BrokenDisk()  # type: ignore[assignment]
-        loop = asyncio.get_running_loop()
-        first = loop.create_task(store.put("/a", b"2", expected=0))
-        await asyncio.sleep(0)
-        second = loop.create_task(store.get("/a"))
-        for request in (first, second, loop.create_task(store.get("/a"))):
-            with pytest.raises(StoreFailed, match="No space left") as error:
-                await request
-            assert not error.value.definite
-            assert not isinstance(error.value, OutcomeUnknown)  # nobody may simply try again
-        store._nodes._db = healthy
-        with pytest.raises(StoreFailed):
-            await store.get("/a")
-        await store.close()
-
-    run(main())
+    healthy = store._nodes._db
+    store._nodes._db = BrokenDisk()  # type: ignore[assignment]
+    loop = asyncio.get_running_loop()
+    first = loop.create_task(store.put("/a", b"2", expected=0))
+    await asyncio.sleep(0)
+    second = loop.create_task(store.get("/a"))
+    for request in (first, second, loop.create_task(store.get("/a"))):
+        with pytest.raises(StoreFailed, match="No space left") as error:
+            await request
+        assert not error.value.definite
+        assert not isinstance(error.value, OutcomeUnknown)  # nobody may simply try again
+    store._nodes._db = healthy
+    with pytest.raises(StoreFailed):
+        await store.get("/a")
+    await store.close()

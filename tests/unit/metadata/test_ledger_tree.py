@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fakes.virtual_loop import run_virtual as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,42 +24,33 @@ ids = st.one_of(
 
 @settings(max_examples=60)
 @given(st.sets(ids, max_size=12), st.one_of(st.just(-1), ids))
-def test_all_ids_beyond_a_point_in_order(ledgers: set[int], after: int) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        for ledger in ledgers:
-            await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
-        found = [each async for each in ledger_ids(store, paths.LEDGERS, after=after)]
-        assert found == sorted(ledger for ledger in ledgers if ledger > after)
-
-    run(main())
+async def test_all_ids_beyond_a_point_in_order(ledgers: set[int], after: int) -> None:
+    store = MemoryStore()
+    for ledger in ledgers:
+        await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
+    found = [each async for each in ledger_ids(store, paths.LEDGERS, after=after)]
+    assert found == sorted(ledger for ledger in ledgers if ledger > after)
 
 
-def test_folders_behind_are_not_read() -> None:
-    async def main() -> None:
-        asked: list[str] = []
-        store = MemoryStore(faults=lambda operation, path: asked.append(path))  # type: ignore[func-returns-value]
-        for ledger in (1, 10_001, 20_001):
-            await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
-        asked.clear()
-        assert [each async for each in ledger_ids(store, paths.LEDGERS, after=19_999)] == [20_001]
-        assert f"{paths.LEDGERS}/0000/0000/0000" not in asked
-        assert f"{paths.LEDGERS}/0000/0000/0001" not in asked
-
-    run(main())
+async def test_folders_behind_are_not_read() -> None:
+    asked: list[str] = []
+    store = MemoryStore(faults=lambda operation, path: asked.append(path))  # type: ignore[func-returns-value]
+    for ledger in (1, 10_001, 20_001):
+        await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
+    asked.clear()
+    assert [each async for each in ledger_ids(store, paths.LEDGERS, after=19_999)] == [20_001]
+    assert f"{paths.LEDGERS}/0000/0000/0000" not in asked
+    assert f"{paths.LEDGERS}/0000/0000/0001" not in asked
 
 
-def test_a_folder_that_vanishes_is_empty() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        for ledger in (1, 10_001):
-            await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
-        found = []
-        async for ledger in ledger_ids(store, paths.LEDGERS):
-            found.append(ledger)
-            if ledger == 1:
-                await store.delete(paths.ledger(LedgerId(10_001)), expected=0)
-                await store.delete(f"{paths.LEDGERS}/0000/0000/0001", expected=0)
-        assert found == [1]
-
-    run(main())
+async def test_a_folder_that_vanishes_is_empty() -> None:
+    store = MemoryStore()
+    for ledger in (1, 10_001):
+        await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
+    found = []
+    async for ledger in ledger_ids(store, paths.LEDGERS):
+        found.append(ledger)
+        if ledger == 1:
+            await store.delete(paths.ledger(LedgerId(10_001)), expected=0)
+            await store.delete(f"{paths.LEDGERS}/0000/0000/0001", expected=0)
+    assert found == [1]

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.virtual_loop import run_virtual as run
 from hypothesis import given
 from hypothesis import strategies as st
 from support import settle
@@ -41,25 +40,22 @@ class Wire:
         self.frames.append(b"".join(parts))
 
 
-def test_a_burst_goes_out_as_one_frame_and_what_gathers_meanwhile_as_the_next() -> None:
-    async def main() -> None:
-        wire = Wire()
-        outbox = Outbox(wire.send, pending_bytes_max=1000)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(outbox.run())
-            await settle()
-            wire.gate.clear()
-            outbox.put(b"a", b"b")
-            outbox.put(b"c")
-            await settle()
-            outbox.put(b"d")
-            outbox.put(b"e")
-            wire.gate.set()
-            await outbox.wait_sent()
-            assert wire.frames == [b"abc", b"de"]
-            running.cancel()
-
-    run(main())
+async def test_a_burst_goes_out_as_one_frame_and_what_gathers_meanwhile_as_the_next() -> None:
+    wire = Wire()
+    outbox = Outbox(wire.send, pending_bytes_max=1000)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        await settle()
+        wire.gate.clear()
+        outbox.put(b"a", b"b")
+        outbox.put(b"c")
+        await settle()
+        outbox.put(b"d")
+        outbox.put(b"e")
+        wire.gate.set()
+        await outbox.wait_sent()
+        assert wire.frames == [b"abc", b"de"]
+        running.cancel()
 
 
 Put = tuple[bool, int]  # control?, size
@@ -77,31 +73,26 @@ puts = st.lists(
 
 
 @given(bursts=st.lists(puts, max_size=4))
-def test_items_stay_whole_in_order_control_first_and_frames_are_full(
+async def test_items_stay_whole_in_order_control_first_and_frames_are_full(
     bursts: list[list[Put]],
 ) -> None:
-    async def main() -> None:
-        wire = Wire()
-        outbox = Outbox(wire.send, pending_bytes_max=1)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(outbox.run())
-            for burst in bursts:
-                wire.frames.clear()
-                items = [bytes([i]) * size for i, (_, size) in enumerate(burst)]
-                for item, (control, _) in zip(items, burst, strict=True):
-                    put = outbox.put_control if control else outbox.put
-                    put(item[:1], memoryview(item)[1:])
-                assert outbox.pending_bytes == size_of(items)
-                await outbox.wait_sent()
-                assert outbox.pending_bytes == 0
-                first = [item for item, (control, _) in zip(items, burst, strict=True) if control]
-                then = [
-                    item for item, (control, _) in zip(items, burst, strict=True) if not control
-                ]
-                check_frames(wire.frames, first + then)
-            running.cancel()
-
-    run(main())
+    wire = Wire()
+    outbox = Outbox(wire.send, pending_bytes_max=1)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        for burst in bursts:
+            wire.frames.clear()
+            items = [bytes([i]) * size for i, (_, size) in enumerate(burst)]
+            for item, (control, _) in zip(items, burst, strict=True):
+                put = outbox.put_control if control else outbox.put
+                put(item[:1], memoryview(item)[1:])
+            assert outbox.pending_bytes == size_of(items)
+            await outbox.wait_sent()
+            assert outbox.pending_bytes == 0
+            first = [item for item, (control, _) in zip(items, burst, strict=True) if control]
+            then = [item for item, (control, _) in zip(items, burst, strict=True) if not control]
+            check_frames(wire.frames, first + then)
+        running.cancel()
 
 
 def check_frames(frames: list[bytes], items: list[bytes]) -> None:
@@ -119,95 +110,80 @@ def check_frames(frames: list[bytes], items: list[bytes]) -> None:
     assert short <= 1
 
 
-def test_control_overtakes_bulk_that_is_waiting() -> None:
-    async def main() -> None:
-        wire = Wire()
-        wire.gate.clear()
-        outbox = Outbox(wire.send, pending_bytes_max=1 << 20)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(outbox.run())
-            outbox.put(b"1" * FRAME_BYTES_MAX)
-            await settle()  # the first is being sent
-            outbox.put(b"2" * FRAME_BYTES_MAX)
-            outbox.put(b"3" * 10)
-            outbox.put_control(b"ping")
-            wire.gate.set()
-            await outbox.wait_sent()
-            running.cancel()
-        assert [frame[:1] for frame in wire.frames] == [b"1", b"p", b"2", b"3"]
-
-    run(main())
+async def test_control_overtakes_bulk_that_is_waiting() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    outbox = Outbox(wire.send, pending_bytes_max=1 << 20)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        outbox.put(b"1" * FRAME_BYTES_MAX)
+        await settle()  # the first is being sent
+        outbox.put(b"2" * FRAME_BYTES_MAX)
+        outbox.put(b"3" * 10)
+        outbox.put_control(b"ping")
+        wire.gate.set()
+        await outbox.wait_sent()
+        running.cancel()
+    assert [frame[:1] for frame in wire.frames] == [b"1", b"p", b"2", b"3"]
 
 
-def test_wait_room_returns_when_less_than_the_limit_is_pending() -> None:
-    async def main() -> None:
-        wire = Wire()
-        wire.gate.clear()
-        outbox = Outbox(wire.send, pending_bytes_max=100)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(outbox.run())
-            outbox.put(bytes(99))
-            await outbox.wait_room()
-            outbox.put(bytes(1))
-            waiting = [group.create_task(outbox.wait_room()) for _ in range(3)]
-            await settle()
-            assert not any(task.done() for task in waiting)
-            wire.gate.set()
-            await asyncio.wait(waiting)
-            running.cancel()
-
-    run(main())
+async def test_wait_room_returns_when_less_than_the_limit_is_pending() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    outbox = Outbox(wire.send, pending_bytes_max=100)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        outbox.put(bytes(99))
+        await outbox.wait_room()
+        outbox.put(bytes(1))
+        waiting = [group.create_task(outbox.wait_room()) for _ in range(3)]
+        await settle()
+        assert not any(task.done() for task in waiting)
+        wire.gate.set()
+        await asyncio.wait(waiting)
+        running.cancel()
 
 
-def test_the_end_of_the_stream_ends_run_and_frees_whoever_waits() -> None:
-    async def main() -> None:
-        wire = Wire()
-        wire.closed = True
-        outbox = Outbox(wire.send, pending_bytes_max=10)
-        outbox.put(bytes(10))
-        async with asyncio.TaskGroup() as group:
-            room = group.create_task(ended(outbox.wait_room()))
-            sent = group.create_task(ended(outbox.wait_sent()))
-            await outbox.run()  # returns
-            assert await room
-            assert await sent
-        outbox.put(b"dropped")
-        outbox.put_control(b"dropped")
-        assert outbox.pending_bytes == 0
-
-    run(main())
+async def test_the_end_of_the_stream_ends_run_and_frees_whoever_waits() -> None:
+    wire = Wire()
+    wire.closed = True
+    outbox = Outbox(wire.send, pending_bytes_max=10)
+    outbox.put(bytes(10))
+    async with asyncio.TaskGroup() as group:
+        room = group.create_task(ended(outbox.wait_room()))
+        sent = group.create_task(ended(outbox.wait_sent()))
+        await outbox.run()  # returns
+        assert await room
+        assert await sent
+    outbox.put(b"dropped")
+    outbox.put_control(b"dropped")
+    assert outbox.pending_bytes == 0
 
 
-def test_cancelling_run_frees_whoever_waits() -> None:
-    async def main() -> None:
-        wire = Wire()
-        wire.gate.clear()
-        outbox = Outbox(wire.send, pending_bytes_max=10)
-        outbox.put(bytes(10))
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(outbox.run())
-            room = group.create_task(ended(outbox.wait_room()))
-            await settle()
-            running.cancel()
-            assert await room
-
-    run(main())
+async def test_cancelling_run_frees_whoever_waits() -> None:
+    wire = Wire()
+    wire.gate.clear()
+    outbox = Outbox(wire.send, pending_bytes_max=10)
+    outbox.put(bytes(10))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        room = group.create_task(ended(outbox.wait_room()))
+        await settle()
+        running.cancel()
+        assert await room
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_put_while_run_is_being_cancelled_does_no_harm(turns: int) -> None:
-    async def main() -> None:
-        wire = Wire()
-        outbox = Outbox(wire.send, pending_bytes_max=10)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(outbox.run())
-            await settle(turns)
-            running.cancel()
-            outbox.put(b"x")
-            outbox.put_control(b"y")
-        assert running.cancelled()
-
-    run(main())
+async def test_a_put_while_run_is_being_cancelled_does_no_harm(turns: int) -> None:
+    wire = Wire()
+    outbox = Outbox(wire.send, pending_bytes_max=10)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        await settle(turns)
+        running.cancel()
+        outbox.put(b"x")
+        outbox.put_control(b"y")
+    assert running.cancelled()
 
 
 async def ended(waiting: asyncio.Future[None] | object) -> bool:

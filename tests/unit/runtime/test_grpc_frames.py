@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
-from support import free_port, run, settle, wait_until
+from support import free_port, settle, wait_until
 
 from magnetar.runtime.errors import CallFailed, PortInUse, StreamClosed
 from magnetar.runtime.grpc_frames import (
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from magnetar.runtime.frames import Buffer, FrameStream
     from magnetar.runtime.grpc_frames import MethodHandler
+
+pytestmark = pytest.mark.real_loop
 
 
 @asynccontextmanager
@@ -98,63 +100,54 @@ def test_frames_at_and_over_the_limit() -> None:
         encode_frame([bytes(FRAME_LIMIT_BYTES), b"x"])
 
 
-def test_a_frame_of_the_largest_size_passes_and_a_larger_message_is_refused_by_grpc() -> None:
+async def test_a_frame_of_the_largest_size_passes_and_a_larger_message_is_refused_by_grpc() -> None:
     heard: list[int] = []
 
     async def listen(stream: FrameStream) -> None:
         while True:
             heard.append(len(await stream.receive()))
 
-    async def main() -> None:
-        services = {"t.T": {"S": frame_stream_handler(listen)}}
-        no_limit = [("grpc.max_send_message_length", -1)]
-        async with (
-            grpc_server(services, host="127.0.0.1", port=0) as port,
-            open_channel(f"127.0.0.1:{port}") as channel,
-            aio.insecure_channel(f"127.0.0.1:{port}", options=no_limit) as unlimited,
-        ):
-            stream = open_frame_stream(channel, "/t.T/S", peer="server")
-            await stream.send([bytes(FRAME_LIMIT_BYTES)])
-            await wait_until(lambda: heard == [FRAME_LIMIT_BYTES])
-            await stream.close()
-            raw = unlimited.stream_stream("/t.T/S")()
-            await raw.write(bytes(FRAME_LIMIT_BYTES + 100))
-            with pytest.raises(aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
-                await raw.read()
-
-    run(main())
+    services = {"t.T": {"S": frame_stream_handler(listen)}}
+    no_limit = [("grpc.max_send_message_length", -1)]
+    async with (
+        grpc_server(services, host="127.0.0.1", port=0) as port,
+        open_channel(f"127.0.0.1:{port}") as channel,
+        aio.insecure_channel(f"127.0.0.1:{port}", options=no_limit) as unlimited,
+    ):
+        stream = open_frame_stream(channel, "/t.T/S", peer="server")
+        await stream.send([bytes(FRAME_LIMIT_BYTES)])
+        await wait_until(lambda: heard == [FRAME_LIMIT_BYTES])
+        await stream.close()
+        raw = unlimited.stream_stream("/t.T/S")()
+        await raw.write(bytes(FRAME_LIMIT_BYTES + 100))
+        with pytest.raises(aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+            await raw.read()
     assert heard == [FRAME_LIMIT_BYTES]
 
 
 # -- streams ---------------------------------------------------------------------------------------
 
 
-def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
-    async def main() -> None:
-        async with open_channel(f"127.0.0.1:{free_port()}") as channel:
-            stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
-            with pytest.raises(StreamClosed, match="UNAVAILABLE") as caught:
-                await stream.receive()
-            assert not caught.value.clean
-            with pytest.raises(StreamClosed):
-                await stream.send([b"x"])
-            await stream.close()
-
-    run(main())
+async def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
+    async with open_channel(f"127.0.0.1:{free_port()}") as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
+        with pytest.raises(StreamClosed, match="UNAVAILABLE") as caught:
+            await stream.receive()
+        assert not caught.value.clean
+        with pytest.raises(StreamClosed):
+            await stream.send([b"x"])
+        await stream.close()
 
 
-def test_sending_to_an_unreachable_peer_ends_too() -> None:
-    async def main() -> None:
-        async with open_channel(f"127.0.0.1:{free_port()}") as channel:
-            stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
-            with pytest.raises(StreamClosed):
-                await stream.send([b"x"])
-            await stream.close()
-
-    run(main())
+async def test_sending_to_an_unreachable_peer_ends_too() -> None:
+    async with open_channel(f"127.0.0.1:{free_port()}") as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
+        with pytest.raises(StreamClosed):
+            await stream.send([b"x"])
+        await stream.close()
 
 
-def test_closing_the_channel_ends_its_streams_without_a_false_cancellation() -> None:
+async def test_closing_the_channel_ends_its_streams_without_a_false_cancellation() -> None:
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
 
@@ -165,44 +158,38 @@ def test_closing_the_channel_ends_its_streams_without_a_false_cancellation() -> 
         except StreamClosed as closed:
             return "clean" if closed.clean else "broken"
 
-    async def main() -> None:
-        async with serving(S=frame_stream_handler(hold)) as channel:
-            read = open_frame_stream(channel, "/t.T/S", peer="server")
-            written = open_frame_stream(channel, "/t.T/S", peer="server")
-            async with asyncio.TaskGroup() as group:
-                reading = group.create_task(until_closed(read.receive))
-                writing = group.create_task(until_closed(lambda: written.send([bytes(1 << 20)])))
-                await settle(50)
-                await channel.close()
-                assert await reading == "broken"
-                assert await writing == "broken"
-            await read.close()
-            await written.close()
-
-    run(main())
+    async with serving(S=frame_stream_handler(hold)) as channel:
+        read = open_frame_stream(channel, "/t.T/S", peer="server")
+        written = open_frame_stream(channel, "/t.T/S", peer="server")
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(until_closed(read.receive))
+            writing = group.create_task(until_closed(lambda: written.send([bytes(1 << 20)])))
+            await settle(50)
+            await channel.close()
+            assert await reading == "broken"
+            assert await writing == "broken"
+        await read.close()
+        await written.close()
 
 
-def test_a_first_send_learns_that_its_channel_was_closed_before_the_call_began() -> None:
+async def test_a_first_send_learns_that_its_channel_was_closed_before_the_call_began() -> None:
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
-
-    async def main() -> None:
-        for turns in range(4):  # how far the call has come by then
-            async with serving(S=frame_stream_handler(hold)) as channel:
-                stream = open_frame_stream(channel, "/t.T/S", peer="server")
-                async with asyncio.TaskGroup() as group:
-                    sending = group.create_task(_until_closed(stream))
-                    await settle(turns)
-                    await channel.close()
-                    await sending
-                await stream.close()
 
     async def _until_closed(stream: FrameStream) -> None:
         with suppress(StreamClosed):
             while True:
                 await stream.send([bytes(1 << 20)])
 
-    run(main())
+    for turns in range(4):  # how far the call has come by then
+        async with serving(S=frame_stream_handler(hold)) as channel:
+            stream = open_frame_stream(channel, "/t.T/S", peer="server")
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(_until_closed(stream))
+                await settle(turns)
+                await channel.close()
+                await sending
+            await stream.close()
 
 
 class CutOff:
@@ -219,49 +206,41 @@ class CutOff:
         return getattr(self._call, name)
 
 
-def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
+async def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
     """Whoever closes the stream goes on: a task that ended so would be missed by nobody."""
 
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
 
-    async def main() -> None:
-        async with serving(S=frame_stream_handler(hold)) as channel:
-            stream: Any = open_frame_stream(channel, "/t.T/S", peer="server")
-            stream._call = CutOff(stream._call)
-            await stream.close()
-            with pytest.raises(StreamClosed):
-                await stream.receive()
-
-    run(main())
+    async with serving(S=frame_stream_handler(hold)) as channel:
+        stream: Any = open_frame_stream(channel, "/t.T/S", peer="server")
+        stream._call = CutOff(stream._call)
+        await stream.close()
+        with pytest.raises(StreamClosed):
+            await stream.receive()
 
 
-def test_a_server_that_stops_ends_its_streams_within_its_grace() -> None:
+async def test_a_server_that_stops_ends_its_streams_within_its_grace() -> None:
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        handler = frame_stream_handler(hold)
-        loop = asyncio.get_running_loop()
-        async with grpc_server(
-            {"t.T": {"S": handler}}, host="127.0.0.1", port=0, grace_s=0.05
-        ) as port:
-            channel = open_channel(f"127.0.0.1:{port}")
-            stream = open_frame_stream(channel, "/t.T/S", peer="server")
-            await stream.send([b"x"])
-            begin_s = loop.time()
-        assert loop.time() - begin_s < 20
-        with pytest.raises(StreamClosed) as caught:
-            await stream.receive()
-        assert not caught.value.clean
-        await stream.close()
-        await channel.close()
-
-    run(main())
+    handler = frame_stream_handler(hold)
+    loop = asyncio.get_running_loop()
+    async with grpc_server({"t.T": {"S": handler}}, host="127.0.0.1", port=0, grace_s=0.05) as port:
+        channel = open_channel(f"127.0.0.1:{port}")
+        stream = open_frame_stream(channel, "/t.T/S", peer="server")
+        await stream.send([b"x"])
+        begin_s = loop.time()
+    assert loop.time() - begin_s < 20
+    with pytest.raises(StreamClosed) as caught:
+        await stream.receive()
+    assert not caught.value.clean
+    await stream.close()
+    await channel.close()
 
 
-def test_a_malformed_frame_ends_that_stream_only() -> None:
+async def test_a_malformed_frame_ends_that_stream_only() -> None:
     reasons: list[str] = []
 
     async def echo(stream: FrameStream) -> None:
@@ -272,22 +251,19 @@ def test_a_malformed_frame_ends_that_stream_only() -> None:
             reasons.append(closed.reason)
             raise
 
-    async def main() -> None:
-        async with serving(S=frame_stream_handler(echo)) as channel:
-            good = open_frame_stream(channel, "/t.T/S", peer="server")
-            raw = channel.stream_stream("/t.T/S")()
-            await raw.write(b"\x12\x03bad")
-            await wait_until(lambda: reasons)
-            await good.send([b"still here"])
-            assert await good.receive() == b"still here"
-            await good.close()
-            raw.cancel()
-
-    run(main())
+    async with serving(S=frame_stream_handler(echo)) as channel:
+        good = open_frame_stream(channel, "/t.T/S", peer="server")
+        raw = channel.stream_stream("/t.T/S")()
+        await raw.write(b"\x12\x03bad")
+        await wait_until(lambda: reasons)
+        await good.send([b"still here"])
+        assert await good.receive() == b"still here"
+        await good.close()
+        raw.cancel()
     assert "malformed" in reasons[0]
 
 
-def test_a_client_that_only_half_closes_has_not_said_goodbye() -> None:
+async def test_a_client_that_only_half_closes_has_not_said_goodbye() -> None:
     ends: list[bool] = []
 
     async def listen(stream: FrameStream) -> None:
@@ -296,33 +272,27 @@ def test_a_client_that_only_half_closes_has_not_said_goodbye() -> None:
         except StreamClosed as closed:
             ends.append(closed.clean)
 
-    async def main() -> None:
-        async with serving(S=frame_stream_handler(listen)) as channel:
-            raw = channel.stream_stream("/t.T/S")()
-            await raw.done_writing()
-            await wait_until(lambda: ends)
-            raw.cancel()
-
-    run(main())
+    async with serving(S=frame_stream_handler(listen)) as channel:
+        raw = channel.stream_stream("/t.T/S")()
+        await raw.done_writing()
+        await wait_until(lambda: ends)
+        raw.cancel()
     assert ends == [False]
 
 
-def test_a_stream_end_of_another_stream_is_the_handlers_failure(
+async def test_a_stream_end_of_another_stream_is_the_handlers_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def other_stream_broke(stream: FrameStream) -> None:
         await stream.receive()
         raise StreamClosed("bookie b1 is gone", clean=False)
 
-    async def main() -> None:
-        async with serving(S=frame_stream_handler(other_stream_broke)) as channel:
-            stream = open_frame_stream(channel, "/t.T/S", peer="server")
-            await stream.send([b"x"])
-            with pytest.raises(StreamClosed, match="ABORTED: StreamClosed: bookie b1 is gone"):
-                await stream.receive()
-            await stream.close()
-
-    run(main())
+    async with serving(S=frame_stream_handler(other_stream_broke)) as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="server")
+        await stream.send([b"x"])
+        with pytest.raises(StreamClosed, match="ABORTED: StreamClosed: bookie b1 is gone"):
+            await stream.receive()
+        await stream.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
@@ -333,7 +303,7 @@ class NoSuchLedger(Exception):
     definite = True
 
 
-def test_a_call_answers_or_fails_with_the_error_text() -> None:
+async def test_a_call_answers_or_fails_with_the_error_text() -> None:
     async def answer(request: bytes) -> bytes:
         if request == b"known":
             return b"answer"
@@ -341,20 +311,17 @@ def test_a_call_answers_or_fails_with_the_error_text() -> None:
             raise ZeroDivisionError("details stay here")
         raise NoSuchLedger(request.decode())
 
-    async def main() -> None:
-        async with serving(U=unary_handler(answer)) as channel:
-            assert await call_unary(channel, "/t.T/U", b"known") == b"answer"
-            with pytest.raises(CallFailed, match="ABORTED: NoSuchLedger: 7"):
-                await call_unary(channel, "/t.T/U", b"7")
-            with pytest.raises(CallFailed, match="INTERNAL: internal error"):
-                await call_unary(channel, "/t.T/U", b"bug")
-            with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
-                await call_unary(channel, "/t.T/Nothing", b"")
-
-    run(main())
+    async with serving(U=unary_handler(answer)) as channel:
+        assert await call_unary(channel, "/t.T/U", b"known") == b"answer"
+        with pytest.raises(CallFailed, match="ABORTED: NoSuchLedger: 7"):
+            await call_unary(channel, "/t.T/U", b"7")
+        with pytest.raises(CallFailed, match="INTERNAL: internal error"):
+            await call_unary(channel, "/t.T/U", b"bug")
+        with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
+            await call_unary(channel, "/t.T/Nothing", b"")
 
 
-def test_a_call_may_be_cancelled_and_a_closed_channel_is_not_a_cancellation() -> None:
+async def test_a_call_may_be_cancelled_and_a_closed_channel_is_not_a_cancellation() -> None:
     waiting = 0
 
     async def never(request: bytes) -> bytes:
@@ -370,43 +337,37 @@ def test_a_call_may_be_cancelled_and_a_closed_channel_is_not_a_cancellation() ->
         with pytest.raises(CallFailed):
             await call_unary(channel, "/t.T/U", b"")
 
-    async def main() -> None:
-        async with serving(U=unary_handler(never)) as channel:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await call_unary(channel, "/t.T/U", b"")
-            await wait_until(lambda: waiting == 0)
-            async with asyncio.TaskGroup() as group:
-                failing = group.create_task(fails(channel))
-                await wait_until(lambda: waiting == 1)
-                await channel.close()
-                await failing
-
-    run(main())
+    async with serving(U=unary_handler(never)) as channel:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await call_unary(channel, "/t.T/U", b"")
+        await wait_until(lambda: waiting == 0)
+        async with asyncio.TaskGroup() as group:
+            failing = group.create_task(fails(channel))
+            await wait_until(lambda: waiting == 1)
+            await channel.close()
+            await failing
 
 
-def test_frames_in_answer_to_one_request() -> None:
+async def test_frames_in_answer_to_one_request() -> None:
     async def count(request: bytes) -> AsyncIterator[Sequence[Buffer]]:
         for i in range(int(request)):
             yield [b"entry ", b"%d" % i]
         if request == b"3":
             raise NoSuchLedger("3")
 
-    async def main() -> None:
-        async with serving(R=frame_reply_handler(count)) as channel:
-            frames = [bytes(f) async for f in read_frames(channel, "/t.T/R", b"2")]
-            assert frames == [b"entry 0", b"entry 1"]
-            assert [f async for f in read_frames(channel, "/t.T/R", b"0")] == []
-            failing = read_frames(channel, "/t.T/R", b"3")
-            for i in range(3):
-                assert await anext(failing) == b"entry %d" % i
-            with pytest.raises(StreamClosed, match="ABORTED: NoSuchLedger: 3"):
-                await anext(failing)
-
-    run(main())
+    async with serving(R=frame_reply_handler(count)) as channel:
+        frames = [bytes(f) async for f in read_frames(channel, "/t.T/R", b"2")]
+        assert frames == [b"entry 0", b"entry 1"]
+        assert [f async for f in read_frames(channel, "/t.T/R", b"0")] == []
+        failing = read_frames(channel, "/t.T/R", b"3")
+        for i in range(3):
+            assert await anext(failing) == b"entry %d" % i
+        with pytest.raises(StreamClosed, match="ABORTED: NoSuchLedger: 3"):
+            await anext(failing)
 
 
-def test_an_answer_that_is_left_early_ends_at_the_server() -> None:
+async def test_an_answer_that_is_left_early_ends_at_the_server() -> None:
     left = asyncio.Event()
 
     async def endless(_: bytes) -> AsyncIterator[Sequence[Buffer]]:
@@ -416,34 +377,25 @@ def test_an_answer_that_is_left_early_ends_at_the_server() -> None:
         finally:
             left.set()
 
-    async def main() -> None:
-        async with serving(R=frame_reply_handler(endless)) as channel:
-            async with aclosing(read_frames(channel, "/t.T/R", b"")) as frames:
-                async for _ in frames:
-                    break
-            await left.wait()
-
-    run(main())
+    async with serving(R=frame_reply_handler(endless)) as channel:
+        async with aclosing(read_frames(channel, "/t.T/R", b"")) as frames:
+            async for _ in frames:
+                break
+        await left.wait()
 
 
 # -- the server ------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_named() -> None:
-    async def main() -> None:
-        async with grpc_server({}, host="127.0.0.1", port=0) as port:
-            with pytest.raises(PortInUse, match=str(port)):
-                async with grpc_server({}, host="127.0.0.1", port=port):
-                    pass
-
-    run(main())
+async def test_a_port_in_use_is_named() -> None:
+    async with grpc_server({}, host="127.0.0.1", port=0) as port:
+        with pytest.raises(PortInUse, match=str(port)):
+            async with grpc_server({}, host="127.0.0.1", port=port):
+                pass
 
 
-def test_a_port_can_be_taken_again_at_once() -> None:
-    async def main() -> None:
-        port = free_port()  # not one that the kernel may give to a connection meanwhile
-        for _ in range(2):
-            async with grpc_server({}, host="127.0.0.1", port=port) as bound:
-                assert bound == port
-
-    run(main())
+async def test_a_port_can_be_taken_again_at_once() -> None:
+    port = free_port()  # not one that the kernel may give to a connection meanwhile
+    for _ in range(2):
+        async with grpc_server({}, host="127.0.0.1", port=port) as bound:
+            assert bound == port

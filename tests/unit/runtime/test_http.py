@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from support import free_port, run, settle, wait_until
+from support import free_port, settle, wait_until
 
 from magnetar.runtime.errors import PortInUse
 from magnetar.runtime.http import BaseApp, Health, serve_http
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from magnetar.runtime.http import App
+
+pytestmark = pytest.mark.real_loop
 
 
 @asynccontextmanager
@@ -39,43 +41,36 @@ def healthy() -> Health:
     return Health("bookie", "b1", "READY", ready=True, details={"entries": 3})
 
 
-def test_health_is_json_with_a_status_that_a_probe_understands() -> None:
+async def test_health_is_json_with_a_status_that_a_probe_understands() -> None:
     now = healthy()
 
-    async def main() -> None:
-        nonlocal now
-        async with serving(BaseApp(lambda: now, CollectorRegistry())) as client:
-            answer = await client.get("/health")
-            assert answer.status_code == 200
-            assert answer.json() == {
-                "role": "bookie",
-                "id": "b1",
-                "state": "READY",
-                "entries": 3,
-            }
-            now = Health("bookie", "b1", "STARTING", ready=False)
-            answer = await client.get("/health")
-            assert answer.status_code == 503
-            assert answer.json()["state"] == "STARTING"
-
-    run(main())
+    async with serving(BaseApp(lambda: now, CollectorRegistry())) as client:
+        answer = await client.get("/health")
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "role": "bookie",
+            "id": "b1",
+            "state": "READY",
+            "entries": 3,
+        }
+        now = Health("bookie", "b1", "STARTING", ready=False)
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        assert answer.json()["state"] == "STARTING"
 
 
-def test_metrics_are_prometheus_text() -> None:
+async def test_metrics_are_prometheus_text() -> None:
     registry = CollectorRegistry()
     counter(registry, "magnetar_entries_total", "Entries.", lambda: 7)
 
-    async def main() -> None:
-        async with serving(BaseApp(healthy, registry)) as client:
-            answer = await client.get("/metrics")
-            assert answer.status_code == 200
-            assert answer.headers["content-type"].startswith("text/plain")
-            assert "magnetar_entries_total 7.0" in answer.text.splitlines()
-
-    run(main())
+    async with serving(BaseApp(healthy, registry)) as client:
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert "magnetar_entries_total 7.0" in answer.text.splitlines()
 
 
-def test_the_rest_is_made_once_when_it_is_first_asked_for() -> None:
+async def test_the_rest_is_made_once_when_it_is_first_asked_for() -> None:
     made = 0
 
     def make() -> App:
@@ -91,28 +86,22 @@ def test_the_rest_is_made_once_when_it_is_first_asked_for() -> None:
 
         return app
 
-    async def main() -> None:
-        async with serving(BaseApp(healthy, CollectorRegistry(), make)) as client:
-            await client.get("/health")
-            assert made == 0
-            async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(client.get(f"/admin/{i}")) for i in range(3)]
-            assert [task.result().json() for task in asked] == [{"name": str(i)} for i in range(3)]
-            assert (await client.get("/nothing")).status_code == 404
-
-    run(main())
+    async with serving(BaseApp(healthy, CollectorRegistry(), make)) as client:
+        await client.get("/health")
+        assert made == 0
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(client.get(f"/admin/{i}")) for i in range(3)]
+        assert [task.result().json() for task in asked] == [{"name": str(i)} for i in range(3)]
+        assert (await client.get("/nothing")).status_code == 404
     assert made == 1
 
 
-def test_an_unknown_path_is_not_found_where_there_is_no_rest() -> None:
-    async def main() -> None:
-        async with serving(BaseApp(healthy, CollectorRegistry())) as client:
-            assert (await client.get("/admin")).status_code == 404
-
-    run(main())
+async def test_an_unknown_path_is_not_found_where_there_is_no_rest() -> None:
+    async with serving(BaseApp(healthy, CollectorRegistry())) as client:
+        assert (await client.get("/admin")).status_code == 404
 
 
-def test_a_bug_in_a_handler_goes_to_the_process_and_an_error_is_a_500() -> None:
+async def test_a_bug_in_a_handler_goes_to_the_process_and_an_error_is_a_500() -> None:
     stray: list[Any] = []
 
     def make() -> App:
@@ -121,19 +110,16 @@ def test_a_bug_in_a_handler_goes_to_the_process_and_an_error_is_a_500() -> None:
 
         return fail
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: stray.append(context["exception"]))
-        async with serving(BaseApp(healthy, CollectorRegistry(), make)) as client:
-            assert (await client.get("/error")).status_code == 500
-            assert stray == []
-            assert (await client.get("/bug")).status_code == 500
-
-    run(main())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: stray.append(context["exception"]))
+    async with serving(BaseApp(healthy, CollectorRegistry(), make)) as client:
+        assert (await client.get("/error")).status_code == 500
+        assert stray == []
+        assert (await client.get("/bug")).status_code == 500
     assert [str(error) for error in stray] == ["two owners"]
 
 
-def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> None:
+async def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> None:
     began = asyncio.Event()
 
     def make() -> App:
@@ -147,53 +133,44 @@ def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> 
         with pytest.raises(httpx.HTTPError):
             (await client.get("/hang")).raise_for_status()
 
-    async def main() -> None:
-        port = free_port()  # not one that the kernel may give to a connection meanwhile
-        listener = bind_port("127.0.0.1", port)
-        url = f"http://127.0.0.1:{port}"
-        loop = asyncio.get_running_loop()
-        app = BaseApp(healthy, CollectorRegistry(), make)
-        async with httpx.AsyncClient(base_url=url) as client, asyncio.TaskGroup() as group:
-            server = group.create_task(serve_http(app, listener))
-            await client.get("/health")
-            group.create_task(ask(client))
-            await began.wait()
-            begin_s = loop.time()
-            server.cancel()
-            await asyncio.wait({server})
-            assert server.cancelled()
-            assert loop.time() - begin_s < 20
-        bind_port("127.0.0.1", port).close()
-        await wait_until(lambda: len(asyncio.all_tasks()) == 1)
-
-    run(main())
+    port = free_port()  # not one that the kernel may give to a connection meanwhile
+    listener = bind_port("127.0.0.1", port)
+    url = f"http://127.0.0.1:{port}"
+    loop = asyncio.get_running_loop()
+    app = BaseApp(healthy, CollectorRegistry(), make)
+    async with httpx.AsyncClient(base_url=url) as client, asyncio.TaskGroup() as group:
+        server = group.create_task(serve_http(app, listener))
+        await client.get("/health")
+        group.create_task(ask(client))
+        await began.wait()
+        begin_s = loop.time()
+        server.cancel()
+        await asyncio.wait({server})
+        assert server.cancelled()
+        assert loop.time() - begin_s < 20
+    bind_port("127.0.0.1", port).close()
+    await wait_until(lambda: len(asyncio.all_tasks()) == 1)
 
 
 @pytest.mark.parametrize("turns", range(1, 8))  # before its first turn the socket is the caller's
-def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
-    async def main() -> None:
-        port = free_port()
-        listener = bind_port("127.0.0.1", port)
-        async with asyncio.TaskGroup() as group:
-            server = group.create_task(serve_http(BaseApp(healthy, CollectorRegistry()), listener))
-            await settle(turns)
-            server.cancel()
-        bind_port("127.0.0.1", port).close()
-
-    run(main())
+async def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
+    port = free_port()
+    listener = bind_port("127.0.0.1", port)
+    async with asyncio.TaskGroup() as group:
+        server = group.create_task(serve_http(BaseApp(healthy, CollectorRegistry()), listener))
+        await settle(turns)
+        server.cancel()
+    bind_port("127.0.0.1", port).close()
 
 
-def test_it_leaves_the_signals_alone() -> None:
+async def test_it_leaves_the_signals_alone() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    async def main() -> None:
-        inside = {}
-        async with serving(BaseApp(healthy, CollectorRegistry())) as client:
-            await client.get("/health")
-            inside[signal.SIGTERM] = signal.getsignal(signal.SIGTERM)
-        assert inside[signal.SIGTERM] == before[signal.SIGTERM]
-
-    run(main())
+    inside = {}
+    async with serving(BaseApp(healthy, CollectorRegistry())) as client:
+        await client.get("/health")
+        inside[signal.SIGTERM] = signal.getsignal(signal.SIGTERM)
+    assert inside[signal.SIGTERM] == before[signal.SIGTERM]
     assert {number: signal.getsignal(number) for number in before} == before
 
 

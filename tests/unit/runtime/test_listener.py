@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from support import run
 
 from magnetar.runtime.errors import AddressUnusable, PortInUse
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.listener import authority, bind_port, is_loopback, is_wildcard, port_of
+
+pytestmark = pytest.mark.real_loop
 
 
 def test_any_free_port() -> None:
@@ -17,30 +18,30 @@ def test_any_free_port() -> None:
         assert port_of(listener) > 0
 
 
-def test_a_port_is_taken_before_anybody_serves_on_it() -> None:
+async def test_a_port_is_taken_before_anybody_serves_on_it() -> None:
     with closing(bind_port("127.0.0.1", 0)) as listener:
         port = port_of(listener)
         with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1"):
             bind_port("127.0.0.1", port)
         with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1"):
-            run(serve_grpc("127.0.0.1", port))
+            await serve_grpc("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nonsense.invalid"])  # RFC 5737, RFC 2606
-def test_a_host_that_is_not_this_machines(host: str) -> None:
+async def test_a_host_that_is_not_this_machines(host: str) -> None:
     with pytest.raises(AddressUnusable, match=f"cannot listen on host {host}") as refused:
         bind_port(host, 0)
     assert (refused.value.host, refused.value.definite) == (host, True)
     with pytest.raises(AddressUnusable, match=host):
-        run(serve_grpc(host, 0))
+        await serve_grpc(host, 0)
 
 
-def test_an_ipv6_address() -> None:
+async def test_an_ipv6_address() -> None:
     try:
         bind_port("::1", 0).close()
     except AddressUnusable:
         pytest.skip("this machine has no IPv6")
-    assert run(serve_grpc("::1", 0)) > 0
+    assert await serve_grpc("::1", 0) > 0
 
 
 async def serve_grpc(host: str, port: int) -> int:

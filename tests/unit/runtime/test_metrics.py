@@ -8,7 +8,7 @@ import time
 
 import pytest
 from prometheus_client import CollectorRegistry
-from support import run, settle, wait_until
+from support import settle, wait_until
 
 from magnetar.runtime.metrics import (
     LAG_PROBE_S,
@@ -58,7 +58,8 @@ def test_a_collection_is_a_pause_of_its_generation() -> None:
     assert count("2") == seen[0], "callbacks were left behind"
 
 
-def test_a_loop_that_is_held_up_shows() -> None:
+@pytest.mark.real_loop
+async def test_a_loop_that_is_held_up_shows() -> None:
     registry = CollectorRegistry()
 
     def seconds() -> float:
@@ -67,14 +68,11 @@ def test_a_loop_that_is_held_up_shows() -> None:
     def probes() -> float:
         return registry.get_sample_value("magnetar_event_loop_lag_seconds_count") or 0.0
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            measuring = group.create_task(measure_process(registry))
-            await settle()
-            time.sleep(LAG_PROBE_S + 0.1)  # noqa: ASYNC251
-            await wait_until(lambda: probes() >= 1)
-            measuring.cancel()
-
-    run(main())
+    async with asyncio.TaskGroup() as group:
+        measuring = group.create_task(measure_process(registry))
+        await settle()
+        time.sleep(LAG_PROBE_S + 0.1)  # noqa: ASYNC251
+        await wait_until(lambda: probes() >= 1)
+        measuring.cancel()
     assert seconds() >= 0.09
     assert registry.get_sample_value("process_resident_memory_bytes")

@@ -8,7 +8,6 @@ import random
 from itertools import islice
 
 import pytest
-from fakes.virtual_loop import run_virtual as run
 from support import settle
 
 from magnetar.runtime.supervise import Backoff, is_bug, is_operating_error, supervise
@@ -37,31 +36,28 @@ async def nested_group_that_fails(chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("cancel_after_turns", range(12))
-def test_a_cancellation_is_never_lost(cancel_after_turns: int) -> None:
+async def test_a_cancellation_is_never_lost(cancel_after_turns: int) -> None:
     """Over many schedules. A loop of `try: await child() / except*` fails a third of them."""
 
-    async def main() -> None:
-        for seed in range(40):
-            chance = random.Random(seed)
-            task = asyncio.create_task(  # noqa: TID251
-                supervise(
-                    "child",
-                    lambda chance=chance: nested_group_that_fails(chance),
-                    backoff=backoff(seed, 1e-6, 2e-6),
-                )
+    for seed in range(40):
+        chance = random.Random(seed)
+        task = asyncio.create_task(  # noqa: TID251
+            supervise(
+                "child",
+                lambda chance=chance: nested_group_that_fails(chance),
+                backoff=backoff(seed, 1e-6, 2e-6),
             )
-            for _ in range(cancel_after_turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            done, _ = await asyncio.wait({task}, timeout=0.01)
-            assert done, f"seed {seed} went on after cancel()"
-            assert task.cancelled()
-        assert len(asyncio.all_tasks()) == 1
+        )
+        for _ in range(cancel_after_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=0.01)
+        assert done, f"seed {seed} went on after cancel()"
+        assert task.cancelled()
+    assert len(asyncio.all_tasks()) == 1
 
-    run(main())
 
-
-def test_the_child_has_ended_before_supervise_does() -> None:
+async def test_the_child_has_ended_before_supervise_does() -> None:
     events: list[str] = []
 
     async def slow_to_leave() -> None:
@@ -78,18 +74,15 @@ def test_the_child_has_ended_before_supervise_does() -> None:
         finally:
             events.append("supervise")
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(supervised())
-            await settle()
-            task.cancel()
-            await settle(2)
-
-    run(main())
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(supervised())
+        await settle()
+        task.cancel()
+        await settle(2)
     assert events == ["child", "supervise"]
 
 
-def test_a_second_cancellation_does_not_leave_the_child_behind() -> None:
+async def test_a_second_cancellation_does_not_leave_the_child_behind() -> None:
     left = 0
 
     async def stubborn() -> None:
@@ -102,20 +95,17 @@ def test_a_second_cancellation_does_not_leave_the_child_behind() -> None:
                 if left == 3:
                     raise
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(supervise("stubborn", stubborn, backoff=backoff()))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(supervise("stubborn", stubborn, backoff=backoff()))
+        await settle()
+        for _ in range(3):
+            task.cancel()
             await settle()
-            for _ in range(3):
-                task.cancel()
-                await settle()
-            assert task.cancelled()
-
-    run(main())
+        assert task.cancelled()
     assert left == 3
 
 
-def test_a_child_that_fails_or_returns_is_started_again_and_reported() -> None:
+async def test_a_child_that_fails_or_returns_is_started_again_and_reported() -> None:
     starts = 0
     reports: list[Exception | None] = []
 
@@ -130,62 +120,50 @@ def test_a_child_that_fails_or_returns_is_started_again_and_reported() -> None:
             raise asyncio.CancelledError  # cancelled itself
         raise AssertionError("enough")
 
-    async def main() -> None:
-        with pytest.raises(AssertionError, match="enough"):
-            await supervise("child", child, backoff=backoff(), on_failure=reports.append)
-
-    run(main())
+    with pytest.raises(AssertionError, match="enough"):
+        await supervise("child", child, backoff=backoff(), on_failure=reports.append)
     assert [str(report) for report in reports] == ["one", "None", "None"]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_bug_escapes_whatever_it_is_wrapped_in(depth: int) -> None:
+async def test_a_bug_escapes_whatever_it_is_wrapped_in(depth: int) -> None:
     async def child() -> None:
         error: Exception = AssertionError("two owners")
         for _ in range(depth):
             error = ExceptionGroup("", [ConnectionLost(), error])
         raise error
 
-    async def main() -> None:
-        with pytest.raises(BaseException) as caught:
-            await supervise("child", child, backoff=backoff())
-        assert is_bug(caught.value)
-
-    run(main())
+    with pytest.raises(BaseException) as caught:
+        await supervise("child", child, backoff=backoff())
+    assert is_bug(caught.value)
 
 
-def test_a_bug_while_the_child_is_being_cancelled_escapes() -> None:
+async def test_a_bug_while_the_child_is_being_cancelled_escapes() -> None:
     async def child() -> None:
         try:
             await asyncio.sleep(3600)
         finally:
             raise AssertionError("cleanup left a lock")
 
-    async def main() -> None:
-        task = asyncio.create_task(supervise("c", child, backoff=backoff()))  # noqa: TID251
-        await settle()
-        task.cancel()
-        await asyncio.wait({task})
-        assert isinstance(task.exception(), AssertionError)
-
-    run(main())
+    task = asyncio.create_task(supervise("c", child, backoff=backoff()))  # noqa: TID251
+    await settle()
+    task.cancel()
+    await asyncio.wait({task})
+    assert isinstance(task.exception(), AssertionError)
 
 
-def test_an_error_while_the_child_is_being_cancelled_does_not_stop_the_cancellation() -> None:
+async def test_an_error_while_the_child_is_being_cancelled_does_not_stop_the_cancellation() -> None:
     async def child() -> None:
         try:
             await asyncio.sleep(3600)
         finally:
             raise ConnectionLost
 
-    async def main() -> None:
-        task = asyncio.create_task(supervise("c", child, backoff=backoff()))  # noqa: TID251
-        await settle()
-        task.cancel()
-        await asyncio.wait({task})
-        assert task.cancelled()
-
-    run(main())
+    task = asyncio.create_task(supervise("c", child, backoff=backoff()))  # noqa: TID251
+    await settle()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
 
 
 def test_delays_double_to_the_limit_and_are_drawn_from_the_upper_half() -> None:
@@ -226,19 +204,17 @@ def test_a_child_that_has_lived_long_starts_again_at_the_first_delay(
     assert all(b / 2 <= d <= b for d, b in zip(delays_s, bounds_s, strict=True)), delays_s
 
 
-def test_weather_is_a_line_and_the_unexpected_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_weather_is_a_line_and_the_unexpected_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     errors: list[Exception] = [ConnectionLost("gone"), OSError("disk"), KeyError("surprise")]
 
     async def child() -> None:
         assert errors, "enough"
         raise errors.pop(0)
 
-    async def main() -> None:
-        with pytest.raises(AssertionError):
-            await supervise("reader", child, backoff=backoff())
-
-    with caplog.at_level(logging.INFO):
-        run(main())
+    with caplog.at_level(logging.INFO), pytest.raises(AssertionError):
+        await supervise("reader", child, backoff=backoff())
     assert [(r.levelname, r.exc_info is not None) for r in caplog.records] == [
         ("WARNING", False),
         ("WARNING", False),

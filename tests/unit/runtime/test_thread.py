@@ -12,6 +12,8 @@ from support import run, wait_until
 
 from magnetar.runtime.thread import WorkerThread
 
+pytestmark = pytest.mark.real_loop
+
 
 class Gate:
     """Work that is under way until `opened` is set."""
@@ -25,88 +27,70 @@ class Gate:
         return "done"
 
 
-def test_work_is_done_in_turn_and_elsewhere() -> None:
-    async def main() -> None:
-        thread = WorkerThread("disk")
-        seen: list[tuple[int, str]] = []
-        jobs = [
-            thread.do(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
-            for number in range(50)
-        ]
-        await jobs[-1]
-        assert seen == [(number, "disk") for number in range(50)]
-        assert all(job.done() for job in jobs)
-        thread.shutdown()
-
-    run(main())
+async def test_work_is_done_in_turn_and_elsewhere() -> None:
+    thread = WorkerThread("disk")
+    seen: list[tuple[int, str]] = []
+    jobs = [
+        thread.do(lambda number=number: seen.append((number, threading.current_thread().name)))  # type: ignore[misc]
+        for number in range(50)
+    ]
+    await jobs[-1]
+    assert seen == [(number, "disk") for number in range(50)]
+    assert all(job.done() for job in jobs)
+    thread.shutdown()
 
 
-def test_what_fails_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> None:
-    async def main() -> None:
-        thread = WorkerThread("disk")
-        with pytest.raises(ZeroDivisionError):
-            await thread.do(lambda: 1 // 0)
-        assert await thread.do(lambda: 7) == 7
-        thread.shutdown()
-
-    run(main())
+async def test_what_fails_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> None:
+    thread = WorkerThread("disk")
+    with pytest.raises(ZeroDivisionError):
+        await thread.do(lambda: 1 // 0)
+    assert await thread.do(lambda: 7) == 7
+    thread.shutdown()
 
 
-def test_work_whose_caller_is_gone_is_left_out() -> None:
-    async def main() -> None:
-        thread, gate, done = WorkerThread("disk"), Gate(), list[str]()
-        first = thread.do(gate)
-        dropped = thread.do(lambda: done.append("dropped"))
-        last = thread.do(lambda: done.append("last"))
-        dropped.cancel()
-        gate.opened.set()
-        await last
-        assert (await first, done) == ("done", ["last"])
-        thread.shutdown()
-
-    run(main())
+async def test_work_whose_caller_is_gone_is_left_out() -> None:
+    thread, gate, done = WorkerThread("disk"), Gate(), list[str]()
+    first = thread.do(gate)
+    dropped = thread.do(lambda: done.append("dropped"))
+    last = thread.do(lambda: done.append("last"))
+    dropped.cancel()
+    gate.opened.set()
+    await last
+    assert (await first, done) == ("done", ["last"])
+    thread.shutdown()
 
 
-def test_a_caller_that_goes_meanwhile_is_no_error() -> None:
-    async def main() -> None:
-        thread, gate = WorkerThread("disk"), Gate()
-        going = thread.do(gate)
-        await wait_until(gate.begun.is_set)
-        going.cancel()
-        gate.opened.set()
-        assert await thread.do(lambda: 1) == 1
-        thread.shutdown()
-
-    run(main())
+async def test_a_caller_that_goes_meanwhile_is_no_error() -> None:
+    thread, gate = WorkerThread("disk"), Gate()
+    going = thread.do(gate)
+    await wait_until(gate.begun.is_set)
+    going.cancel()
+    gate.opened.set()
+    assert await thread.do(lambda: 1) == 1
+    thread.shutdown()
 
 
-def test_its_end_waits_for_what_is_under_way_and_drops_the_rest() -> None:
-    async def main() -> None:
-        thread, gate = WorkerThread("disk"), Gate()
-        under_way, waiting = thread.do(gate), thread.do(lambda: None)
-        await wait_until(gate.begun.is_set)
-        threading.Timer(0.05, gate.opened.set).start()
-        thread.shutdown()
-        thread.shutdown()
-        assert await under_way == "done"
-        assert waiting.cancelled()
-        with pytest.raises(RuntimeError, match="disk has ended"):
-            thread.do(lambda: None)
-
-    run(main())
+async def test_its_end_waits_for_what_is_under_way_and_drops_the_rest() -> None:
+    thread, gate = WorkerThread("disk"), Gate()
+    under_way, waiting = thread.do(gate), thread.do(lambda: None)
+    await wait_until(gate.begun.is_set)
+    threading.Timer(0.05, gate.opened.set).start()
+    thread.shutdown()
+    thread.shutdown()
+    assert await under_way == "done"
+    assert waiting.cancelled()
+    with pytest.raises(RuntimeError, match="disk has ended"):
+        thread.do(lambda: None)
 
 
-def test_it_need_not_be_waited_for() -> None:
-    async def main() -> None:
-        thread, gate = WorkerThread("disk"), Gate()
-        under_way = thread.do(gate)
-        await wait_until(gate.begun.is_set)
-        thread.shutdown(wait=False)
-        assert not under_way.done()
-        gate.opened.set()
-        assert await under_way == "done"
-
-    run(main())
+async def test_it_need_not_be_waited_for() -> None:
+    thread, gate = WorkerThread("disk"), Gate()
+    under_way = thread.do(gate)
+    await wait_until(gate.begun.is_set)
+    thread.shutdown(wait=False)
+    assert not under_way.done()
+    gate.opened.set()
+    assert await under_way == "done"
 
 
 def test_a_loop_that_is_closed_meanwhile_is_no_error() -> None:
@@ -125,17 +109,14 @@ async def _one(thread: WorkerThread) -> int:
     return await thread.do(lambda: 1)
 
 
-def test_nothing_of_the_last_work_is_kept() -> None:
+async def test_nothing_of_the_last_work_is_kept() -> None:
     class Result:
         pass
 
-    async def main() -> None:
-        thread = WorkerThread("disk")
-        result = await thread.do(Result)
-        kept = weakref.ref(result)
-        del result
-        await asyncio.sleep(0)
-        await wait_until(lambda: gc.collect() >= 0 and kept() is None)
-        thread.shutdown()
-
-    run(main())
+    thread = WorkerThread("disk")
+    result = await thread.do(Result)
+    kept = weakref.ref(result)
+    del result
+    await asyncio.sleep(0)
+    await wait_until(lambda: gc.collect() >= 0 and kept() is None)
+    thread.shutdown()

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from fakes.ledger_bookies import FakeBookie, FormerIncarnation
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.add_stream import GONE_PAUSE_S, AddStream
@@ -60,156 +59,132 @@ async def streaming(*, open_timeout_s: float = 0.2) -> AsyncIterator[tuple[FakeB
         bookie.kill()
 
 
-def test_each_ledger_gets_its_own_acks_one_call_per_frame() -> None:
-    async def main() -> None:
-        async with streaming() as (_, stream):
-            one, two = Sink(), Sink()
-            stream.attach(1, one)
-            stream.attach(2, two)
-            assert await stream.connect(1.0)
-            assert stream.put is not None
-            for entry in range(5):
-                stream.put(*add(1, entry))
-                stream.put(*add(2, entry + 10))
-            await wait_until(lambda: two.acks)
-            assert one.acks == [[0, 1, 2, 3, 4]]
-            assert two.acks == [[10, 11, 12, 13, 14]]
-
-    run(main())
+async def test_each_ledger_gets_its_own_acks_one_call_per_frame() -> None:
+    async with streaming() as (_, stream):
+        one, two = Sink(), Sink()
+        stream.attach(1, one)
+        stream.attach(2, two)
+        assert await stream.connect(1.0)
+        assert stream.put is not None
+        for entry in range(5):
+            stream.put(*add(1, entry))
+            stream.put(*add(2, entry + 10))
+        await wait_until(lambda: two.acks)
+        assert one.acks == [[0, 1, 2, 3, 4]]
+        assert two.acks == [[10, 11, 12, 13, 14]]
 
 
-def test_acks_for_ledgers_that_have_left_are_dropped() -> None:
-    async def main() -> None:
-        async with streaming() as (bookie, stream):
-            one, two = Sink(), Sink()
-            stream.attach(1, one)
-            stream.attach(2, two)
-            await stream.connect(1.0)
-            assert stream.put is not None
-            bookie.may_ack.clear()
-            stream.put(*add(1, 0))
-            stream.put(*add(2, 0))
-            stream.detach(1)
-            bookie.may_ack.set()
-            await wait_until(lambda: two.acks)
-            assert one.acks == []
-
-    run(main())
+async def test_acks_for_ledgers_that_have_left_are_dropped() -> None:
+    async with streaming() as (bookie, stream):
+        one, two = Sink(), Sink()
+        stream.attach(1, one)
+        stream.attach(2, two)
+        await stream.connect(1.0)
+        assert stream.put is not None
+        bookie.may_ack.clear()
+        stream.put(*add(1, 0))
+        stream.put(*add(2, 0))
+        stream.detach(1)
+        bookie.may_ack.set()
+        await wait_until(lambda: two.acks)
+        assert one.acks == []
 
 
-def test_refusals_are_told_with_their_code() -> None:
+async def test_refusals_are_told_with_their_code() -> None:
     def judge(add: Add) -> BookieCode | None:
         return BookieCode.READ_ONLY if add.entry % 2 else None
 
-    async def main() -> None:
-        async with streaming() as (bookie, stream):
-            sink = Sink()
-            stream.attach(1, sink)
-            bookie.judge_add = judge
-            await stream.connect(1.0)
-            assert stream.put is not None
-            for entry in range(4):
-                stream.put(*add(1, entry))
-            await wait_until(lambda: len(sink.refused) == 2)
-            assert sink.acks == [[0, 2]]
-            assert sink.refused == [(1, BookieCode.READ_ONLY), (3, BookieCode.READ_ONLY)]
-
-    run(main())
+    async with streaming() as (bookie, stream):
+        sink = Sink()
+        stream.attach(1, sink)
+        bookie.judge_add = judge
+        await stream.connect(1.0)
+        assert stream.put is not None
+        for entry in range(4):
+            stream.put(*add(1, entry))
+        await wait_until(lambda: len(sink.refused) == 2)
+        assert sink.acks == [[0, 2]]
+        assert sink.refused == [(1, BookieCode.READ_ONLY), (3, BookieCode.READ_ONLY)]
 
 
-def test_a_lost_stream_is_told_at_once_and_opened_again() -> None:
-    async def main() -> None:
-        async with streaming() as (bookie, stream):
-            sink = Sink()
-            stream.attach(1, sink)
-            assert await stream.connect(1.0)
-            bookie.kill()
-            await wait_until(lambda: sink.streams == [True, False])
-            assert stream.put is None
-            assert not stream.calm
-            await settle()
-            bookie.restart()
-            await wait_until(lambda: sink.streams == [True, False, True])
-            assert stream.calm
-            assert bookie.opened == 2
-
-    run(main())
+async def test_a_lost_stream_is_told_at_once_and_opened_again() -> None:
+    async with streaming() as (bookie, stream):
+        sink = Sink()
+        stream.attach(1, sink)
+        assert await stream.connect(1.0)
+        bookie.kill()
+        await wait_until(lambda: sink.streams == [True, False])
+        assert stream.put is None
+        assert not stream.calm
+        await settle()
+        bookie.restart()
+        await wait_until(lambda: sink.streams == [True, False, True])
+        assert stream.calm
+        assert bookie.opened == 2
 
 
-def test_nobody_wants_it_nobody_opens_it() -> None:
-    async def main() -> None:
-        async with streaming() as (bookie, stream):
-            await settle()
-            assert bookie.opened == 0
-            stream.attach(1, Sink())
-            await wait_until(lambda: bookie.opened == 1)
-            stream.detach(1)
-            bookie.kill()
-            bookie.restart()
-            await wait_until(lambda: not stream._wanted.is_set())
-            await settle()
-            assert bookie.opened == 1
-            assert await stream.connect(1.0)
-            assert bookie.opened == 2
-
-    run(main())
+async def test_nobody_wants_it_nobody_opens_it() -> None:
+    async with streaming() as (bookie, stream):
+        await settle()
+        assert bookie.opened == 0
+        stream.attach(1, Sink())
+        await wait_until(lambda: bookie.opened == 1)
+        stream.detach(1)
+        bookie.kill()
+        bookie.restart()
+        await wait_until(lambda: not stream._wanted.is_set())
+        await settle()
+        assert bookie.opened == 1
+        assert await stream.connect(1.0)
+        assert bookie.opened == 2
 
 
-def test_connect_tells_of_the_next_attempt_and_does_not_sit_out_the_pause() -> None:
-    async def main() -> None:
-        async with streaming() as (bookie, stream):
-            bookie.kill()
-            assert not await stream.connect(1.0)
-            bookie.restart()
-            assert await stream.connect(1.0)
-
-    run(main())
+async def test_connect_tells_of_the_next_attempt_and_does_not_sit_out_the_pause() -> None:
+    async with streaming() as (bookie, stream):
+        bookie.kill()
+        assert not await stream.connect(1.0)
+        bookie.restart()
+        assert await stream.connect(1.0)
 
 
-def test_a_bookie_that_does_not_answer_the_hello_is_given_up() -> None:
+async def test_a_bookie_that_does_not_answer_the_hello_is_given_up() -> None:
     class Mute(FakeBookie):
         async def open_write(self, client_name: str) -> FrameStream:
             await asyncio.Event().wait()
             raise AssertionError
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            mute = Mute("b1", group=group)
-            stream = AddStream(
-                mute.member,
-                lambda: mute,
-                client_name="test/adds",
-                backoff=Backoff(0.01, 0.05, Random(1)),
-                open_timeout_s=0.05,
-            )
-            running = group.create_task(stream.run())
-            assert not await stream.connect(1.0)
-            running.cancel()
-
-    run(main())
+    async with asyncio.TaskGroup() as group:
+        mute = Mute("b1", group=group)
+        stream = AddStream(
+            mute.member,
+            lambda: mute,
+            client_name="test/adds",
+            backoff=Backoff(0.01, 0.05, Random(1)),
+            open_timeout_s=0.05,
+        )
+        running = group.create_task(stream.run())
+        assert not await stream.connect(1.0)
+        running.cancel()
 
 
-def test_an_unlisted_bookie_is_not_reached() -> None:
+async def test_an_unlisted_bookie_is_not_reached() -> None:
     def unlisted() -> BookiePeer:
         raise BookieUnavailable("b1", BookieCode.CONNECTION_LOST, "it is not listed")
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            stream = AddStream(
-                Member("b1", "0" * 32),  # type: ignore[arg-type]
-                unlisted,
-                client_name="test/adds",
-                backoff=Backoff(0.01, 0.05, Random(1)),
-                open_timeout_s=1.0,
-            )
-            running = group.create_task(stream.run())
-            assert not await stream.connect(1.0)
-            running.cancel()
-
-    run(main())
+    async with asyncio.TaskGroup() as group:
+        stream = AddStream(
+            Member("b1", "0" * 32),  # type: ignore[arg-type]
+            unlisted,
+            client_name="test/adds",
+            backoff=Backoff(0.01, 0.05, Random(1)),
+            open_timeout_s=1.0,
+        )
+        running = group.create_task(stream.run())
+        assert not await stream.connect(1.0)
+        running.cancel()
 
 
-def test_a_member_that_is_gone_is_seldom_asked_for_until_it_is_listed_again() -> None:
+async def test_a_member_that_is_gone_is_seldom_asked_for_until_it_is_listed_again() -> None:
     """An idle ledger has a seat for it, maybe for days."""
 
     class Replaced(FakeBookie):
@@ -222,37 +197,34 @@ def test_a_member_that_is_gone_is_seldom_asked_for_until_it_is_listed_again() ->
                 return await FormerIncarnation(self.member).open_write(client_name)
             return await super().open_write(client_name)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as group:
-            bookie, sink = Replaced("b1", group=group), Sink()
-            stream = AddStream(
-                bookie.member,
-                lambda: bookie,
-                client_name="test/adds",
-                backoff=Backoff(0.1, 2.0, Random(1)),
-                open_timeout_s=1.0,
-            )
-            stream.attach(0, sink)
-            running = group.create_task(stream.run())
-            await asyncio.sleep(10 * GONE_PAUSE_S + 1)
-            assert bookie.attempts == 11
-            bookie.gone = False
-            hurried_s = loop.time()
-            stream.hurry()
-            await wait_until(lambda: stream.put is not None)
-            assert loop.time() - hurried_s < 1
-            bookie.kill()  # and not replaced: it is soon tried again
-            await wait_until(lambda: stream.put is None)
-            attempts = bookie.attempts
-            await asyncio.sleep(10)
-            assert bookie.attempts > attempts + 3
-            running.cancel()
-
-    run(main())
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        bookie, sink = Replaced("b1", group=group), Sink()
+        stream = AddStream(
+            bookie.member,
+            lambda: bookie,
+            client_name="test/adds",
+            backoff=Backoff(0.1, 2.0, Random(1)),
+            open_timeout_s=1.0,
+        )
+        stream.attach(0, sink)
+        running = group.create_task(stream.run())
+        await asyncio.sleep(10 * GONE_PAUSE_S + 1)
+        assert bookie.attempts == 11
+        bookie.gone = False
+        hurried_s = loop.time()
+        stream.hurry()
+        await wait_until(lambda: stream.put is not None)
+        assert loop.time() - hurried_s < 1
+        bookie.kill()  # and not replaced: it is soon tried again
+        await wait_until(lambda: stream.put is None)
+        attempts = bookie.attempts
+        await asyncio.sleep(10)
+        assert bookie.attempts > attempts + 3
+        running.cancel()
 
 
-def test_damaged_acks_end_the_stream() -> None:
+async def test_damaged_acks_end_the_stream() -> None:
     class Garbling(FakeBookie):
         server: MemoryStream
 
@@ -260,22 +232,19 @@ def test_damaged_acks_end_the_stream() -> None:
             here, self.server = memory_stream_pair(client_name, "b1", frames_max=4)
             return here
 
-    async def main() -> None:
-        for garbage in (b"x" * 16, b"\0" * 17, b"\0" * 16 + b"\x63"):
-            async with asyncio.TaskGroup() as group:
-                bookie, sink = Garbling("b1", group=group), Sink()
-                stream = AddStream(
-                    bookie.member,
-                    lambda bookie=bookie: bookie,  # type: ignore[misc]
-                    client_name="test/adds",
-                    backoff=Backoff(0.01, 0.05, Random(1)),
-                    open_timeout_s=1.0,
-                )
-                stream.attach(0, sink)
-                running = group.create_task(stream.run())
-                assert await stream.connect(1.0)
-                await bookie.server.send([garbage])
-                await wait_until(lambda sink=sink: False in sink.streams)
-                running.cancel()
-
-    run(main())
+    for garbage in (b"x" * 16, b"\0" * 17, b"\0" * 16 + b"\x63"):
+        async with asyncio.TaskGroup() as group:
+            bookie, sink = Garbling("b1", group=group), Sink()
+            stream = AddStream(
+                bookie.member,
+                lambda bookie=bookie: bookie,  # type: ignore[misc]
+                client_name="test/adds",
+                backoff=Backoff(0.01, 0.05, Random(1)),
+                open_timeout_s=1.0,
+            )
+            stream.attach(0, sink)
+            running = group.create_task(stream.run())
+            assert await stream.connect(1.0)
+            await bookie.server.send([garbage])
+            await wait_until(lambda sink=sink: False in sink.streams)
+            running.cancel()

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from fakes.ledger_bookies import Cluster, cluster
 from fakes.ledger_lives import QUICK, append, confirmed, create, seated, spare, world
-from fakes.virtual_loop import run_virtual as run
 from fakes.virtual_loop import stand_still
 from support import wait_until
 
@@ -19,111 +18,101 @@ from magnetar.metadata.under_replication import BookieDrain
 from magnetar.protos.envelope import Add, BookieCode
 
 
-def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_already() -> None:
+async def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_already() -> None:
     """What was acknowledged during a change is confirmed with it, and the stream of the member that
     came in was lost meanwhile: nobody has told the ledger, which did not listen to it yet."""
 
-    async def main() -> None:
-        async with cluster(4) as nodes:
-            faults: list[Fault] = []
-            store = MemoryStore(
-                nodes.tree,
-                faults=lambda op, path: (
-                    faults[0] if faults and op == "put" and "/ledgers/meta" in path else None
-                ),
-            )
-            async with nodes.process(QUICK, store=store) as ledgers:
-                appender = await create(ledgers)
-                append(appender)
-                await confirmed(appender)
-                faults.append(Fault.REQUEST_LOST)
-                newcomer = spare(nodes, appender)
-                seated(nodes, appender)[0].kill()
-                append(appender)
-                await wait_until(lambda: "changing" in appender.describe())
-                append(appender)
-                told: list[int] = []
+    async with cluster(4) as nodes:
+        faults: list[Fault] = []
+        store = MemoryStore(
+            nodes.tree,
+            faults=lambda op, path: (
+                faults[0] if faults and op == "put" and "/ledgers/meta" in path else None
+            ),
+        )
+        async with nodes.process(QUICK, store=store) as ledgers:
+            appender = await create(ledgers)
+            append(appender)
+            await confirmed(appender)
+            faults.append(Fault.REQUEST_LOST)
+            newcomer = spare(nodes, appender)
+            seated(nodes, appender)[0].kill()
+            append(appender)
+            await wait_until(lambda: "changing" in appender.describe())
+            append(appender)
+            told: list[int] = []
 
-                def progress() -> None:
-                    told.append(appender.confirmed)
-                    if len(told) == 1:
-                        append(appender)
+            def progress() -> None:
+                told.append(appender.confirmed)
+                if len(told) == 1:
+                    append(appender)
 
-                appender.progress = progress
-                newcomer.kill()
-                await wait_until(lambda: not ledgers.services.pool.adds(newcomer.member).calm)
-                faults.clear()
-                await wait_until(lambda: told)
-                await confirmed(appender)
-                assert appender.confirmed == appender.appended == 3
-                assert newcomer in seated(nodes, appender)
-
-    run(main())
+            appender.progress = progress
+            newcomer.kill()
+            await wait_until(lambda: not ledgers.services.pool.adds(newcomer.member).calm)
+            faults.clear()
+            await wait_until(lambda: told)
+            await confirmed(appender)
+            assert appender.confirmed == appender.appended == 3
+            assert newcomer in seated(nodes, appender)
 
 
-def test_a_process_that_stood_still_hears_its_bookies_out_before_it_calls_them_silent() -> None:
+async def test_a_process_that_stood_still_hears_its_bookies_out_before_it_calls_them_silent() -> (
+    None
+):
     """Their acks lie there, unread. Taking all bookies of all ledgers for silent would replace all
     of them, or fail the ledgers."""
 
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            members = seated(nodes, appender)
-            for pause_s in (1.2, 2.0, 60.0):  # QUICK gives bookies 0.3 s, and an ack quorum 1.5 s
-                append(appender)
-                await asyncio.sleep(0.25)  # some ticks
-                append(appender)
-                stand_still(pause_s)
-                await confirmed(appender)
-                assert seated(nodes, appender) == members
-                assert not appender.degraded
-
-    run(main())
-
-
-def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_same() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            silent = seated(nodes, appender)[0]
-            silent.may_take.clear()
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        members = seated(nodes, appender)
+        for pause_s in (1.2, 2.0, 60.0):  # QUICK gives bookies 0.3 s, and an ack quorum 1.5 s
             append(appender)
-            while not appender.degraded:
-                assert asyncio.get_running_loop().time() < 20
-                await asyncio.sleep(0.01)
-                stand_still(2.0)
-            silent.may_take.set()
+            await asyncio.sleep(0.25)  # some ticks
+            append(appender)
+            stand_still(pause_s)
+            await confirmed(appender)
+            assert seated(nodes, appender) == members
+            assert not appender.degraded
 
-    run(main())
+
+async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_same() -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        silent = seated(nodes, appender)[0]
+        silent.may_take.clear()
+        append(appender)
+        while not appender.degraded:
+            assert asyncio.get_running_loop().time() < 20
+            await asyncio.sleep(0.01)
+            stand_still(2.0)
+        silent.may_take.set()
 
 
 # -- members without a spare -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["draining", "unlisted"])
-def test_who_may_get_nothing_new_is_taken_back_to_the_seat_it_has(how: str) -> None:
+async def test_who_may_get_nothing_new_is_taken_back_to_the_seat_it_has(how: str) -> None:
     """There is nobody else, and it serves."""
 
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            silent = seated(nodes, appender)[0]
-            bookie = silent.member.bookie
-            if how == "unlisted":
-                await nodes.unregister(silent)
-            else:
-                drain = encode_bookie_drain(BookieDrain(bookie, 0, decommission=False))
-                await nodes.store.put(paths.bookie_draining(bookie), drain, expected=ABSENT)
-            await wait_until(lambda: not ledgers.services.directory.is_writable(silent.member))
-            silent.may_take.clear()
-            append(appender)
-            await wait_until(lambda: appender.degraded)
-            silent.may_take.set()
-            await wait_until(lambda: not appender.degraded)
-            append(appender)
-            await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
-
-    run(main())
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        silent = seated(nodes, appender)[0]
+        bookie = silent.member.bookie
+        if how == "unlisted":
+            await nodes.unregister(silent)
+        else:
+            drain = encode_bookie_drain(BookieDrain(bookie, 0, decommission=False))
+            await nodes.store.put(paths.bookie_draining(bookie), drain, expected=ABSENT)
+        await wait_until(lambda: not ledgers.services.directory.is_writable(silent.member))
+        silent.may_take.clear()
+        append(appender)
+        await wait_until(lambda: appender.degraded)
+        silent.may_take.set()
+        await wait_until(lambda: not appender.degraded)
+        append(appender)
+        await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
 
 
 # -- a ledger ends while one of its bookies is behind ----------------------------------------------
@@ -139,102 +128,90 @@ async def ended(ledgers: Ledgers, nodes: Cluster, count: int = 4) -> LedgerAppen
     return appender
 
 
-def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await ended(ledgers, nodes)
-            late = seated(nodes, appender)[0]
-            late.may_take.set()
-            await wait_until(lambda: len(late.entries(appender.ledger)) == 4)
-            await asyncio.sleep(2 * QUICK.add_timeout_s)
-            assert not len(ledgers.bad_copies)
-
-    run(main())
+async def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await ended(ledgers, nodes)
+        late = seated(nodes, appender)[0]
+        late.may_take.set()
+        await wait_until(lambda: len(late.entries(appender.ledger)) == 4)
+        await asyncio.sleep(2 * QUICK.add_timeout_s)
+        assert not len(ledgers.bad_copies)
 
 
 @pytest.mark.parametrize("how", ["lost", "refused", "silent"])
-def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: str) -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await ended(ledgers, nodes)
-            late = seated(nodes, appender)[0]
+async def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: str) -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await ended(ledgers, nodes)
+        late = seated(nodes, appender)[0]
 
-            def judge(add: Add) -> BookieCode | None:
-                return BookieCode.FENCED if add.entry >= 2 else None
+        def judge(add: Add) -> BookieCode | None:
+            return BookieCode.FENCED if add.entry >= 2 else None
 
-            late.judge_add = judge
-            match how:
-                case "lost":
-                    late.kill()
-                case "refused":
-                    late.may_take.set()
-            await wait_until(lambda: len(ledgers.bad_copies))
-            ((ledger, note),) = ledgers.bad_copies.drain()
-            first = 2 if how == "refused" else 0
-            assert (ledger, note.member) == (appender.ledger, late.member)
-            assert (note.first_entry, note.last_entry) == (first, 3)
-            late.may_take.set()
-            await asyncio.sleep(2 * QUICK.add_timeout_s)
-            assert not len(ledgers.bad_copies)  # once
-
-    run(main())
+        late.judge_add = judge
+        match how:
+            case "lost":
+                late.kill()
+            case "refused":
+                late.may_take.set()
+        await wait_until(lambda: len(ledgers.bad_copies))
+        ((ledger, note),) = ledgers.bad_copies.drain()
+        first = 2 if how == "refused" else 0
+        assert (ledger, note.member) == (appender.ledger, late.member)
+        assert (note.first_entry, note.last_entry) == (first, 3)
+        late.may_take.set()
+        await asyncio.sleep(2 * QUICK.add_timeout_s)
+        assert not len(ledgers.bad_copies)  # once
 
 
 @pytest.mark.parametrize("how", ["READ_ONLY", "CONNECTION_LOST", "SILENT"])
-def test_it_says_which_bookies_do_not_store(how: str) -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            assert appender.trouble == ""
-            two = seated(nodes, appender)[:2]
-            for bookie in two:
-                match how:
-                    case "READ_ONLY":
-                        bookie.judge_add = lambda _: BookieCode.READ_ONLY
-                    case "CONNECTION_LOST":
-                        bookie.kill()
-                    case "SILENT":
-                        bookie.may_take.clear()
-            append(appender)
-            expected = ", ".join(f"bookie {bookie.member.bookie}: {how}" for bookie in two)
-            await wait_until(lambda: appender.trouble == expected)
-            assert appender.confirmed == -1
-            for bookie in two:
-                bookie.judge_add = lambda _: None
-                bookie.restart()
-                bookie.may_take.set()
-            await confirmed(appender)
-            await wait_until(lambda: appender.trouble == "")
-
-    run(main())
+async def test_it_says_which_bookies_do_not_store(how: str) -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        assert appender.trouble == ""
+        two = seated(nodes, appender)[:2]
+        for bookie in two:
+            match how:
+                case "READ_ONLY":
+                    bookie.judge_add = lambda _: BookieCode.READ_ONLY
+                case "CONNECTION_LOST":
+                    bookie.kill()
+                case "SILENT":
+                    bookie.may_take.clear()
+        append(appender)
+        expected = ", ".join(f"bookie {bookie.member.bookie}: {how}" for bookie in two)
+        await wait_until(lambda: appender.trouble == expected)
+        assert appender.confirmed == -1
+        for bookie in two:
+            bookie.judge_add = lambda _: None
+            bookie.restart()
+            bookie.may_take.set()
+        await confirmed(appender)
+        await wait_until(lambda: appender.trouble == "")
 
 
-def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_back(
+async def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender)
-            await confirmed(appender)
-            away = seated(nodes, appender)[0]
-            await nodes.unregister(away)
-            away.kill()
-            await wait_until(lambda: appender.degraded)
-            await wait_until(lambda: not appender._writer.kept)
-            looks: list[object] = []
-            has_spare = ledgers.services.ensembles.has_spare
-            monkeypatch.setattr(
-                ledgers.services.ensembles,
-                "has_spare",
-                lambda it: looks.append(it) or has_spare(it),
-            )
-            await asyncio.sleep(30 * SPARES_S)
-            assert 28 <= len(looks) <= 31
-            append(appender)  # two of three are enough
-            await confirmed(appender)
-            away.restart()
-            await nodes.register(away)
-            await wait_until(lambda: not appender.degraded, deadline_s=3 * SPARES_S)
-
-    run(main())
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender)
+        await confirmed(appender)
+        away = seated(nodes, appender)[0]
+        await nodes.unregister(away)
+        away.kill()
+        await wait_until(lambda: appender.degraded)
+        await wait_until(lambda: not appender._writer.kept)
+        looks: list[object] = []
+        has_spare = ledgers.services.ensembles.has_spare
+        monkeypatch.setattr(
+            ledgers.services.ensembles,
+            "has_spare",
+            lambda it: looks.append(it) or has_spare(it),
+        )
+        await asyncio.sleep(30 * SPARES_S)
+        assert 28 <= len(looks) <= 31
+        append(appender)  # two of three are enough
+        await confirmed(appender)
+        away.restart()
+        await nodes.register(away)
+        await wait_until(lambda: not appender.degraded, deadline_s=3 * SPARES_S)

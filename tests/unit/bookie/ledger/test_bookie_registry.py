@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from fakes.ledger_bookies import Cluster, cluster
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
@@ -32,106 +31,88 @@ def names(directory: BookieRegistry) -> list[str]:
     return [each.bookie for each in directory.writable]
 
 
-def test_bookies_come_go_and_turn_read_only() -> None:
-    async def main() -> None:
-        async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
-            changes: list[list[str]] = []
-            unwatch = directory.watch(lambda: changes.append(names(directory)))
+async def test_bookies_come_go_and_turn_read_only() -> None:
+    async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+        changes: list[list[str]] = []
+        unwatch = directory.watch(lambda: changes.append(names(directory)))
+        assert names(directory) == ["b0", "b1"]
+        third = await nodes.add_bookie()
+        await wait_until(lambda: names(directory) == ["b0", "b1", "b2"])
+        assert directory.is_writable(third.member)
+        await nodes.register(third, read_only=True)
+        await wait_until(lambda: names(directory) == ["b0", "b1"])
+        await wait_until(lambda: directory.find(third.member).read_only)  # type: ignore[union-attr]
+        await nodes.unregister(nodes.bookies[0])
+        await wait_until(lambda: names(directory) == ["b1"])
+        assert changes[-1] == ["b1"]
+        unwatch()
+        await nodes.unregister(nodes.bookies[1])
+        await wait_until(lambda: names(directory) == [])
+        assert changes[-1] == ["b1"]
+
+
+async def test_a_change_of_data_alone_is_noticed() -> None:
+    async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+        path = paths.bookie_available(nodes.bookies[0].member.bookie)
+        stored = await nodes.store.get(path)
+        assert stored is not None
+        await nodes.store.put(path, b"garbage", expected=stored.version)
+        await wait_until(lambda: names(directory) == [])
+        await nodes.store.put(path, stored.value, expected=stored.version + 1)
+        await wait_until(lambda: names(directory) == ["b0"])
+
+
+async def test_who_has_left_can_still_be_found_where_it_was() -> None:
+    async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+        member = nodes.bookies[0].member
+        await nodes.unregister(nodes.bookies[0])
+        await wait_until(lambda: not directory.is_writable(member))
+        found = directory.find(member)
+        assert found is not None
+        assert found.address == "b0:3181"
+
+
+async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
+    async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+        member = nodes.bookies[0].member
+        path = paths.bookie_draining(member.bookie)
+        drain = BookieDrain(member.bookie, since_ms=1)
+        version = await nodes.store.put(path, encode_bookie_drain(drain), expected=ABSENT)
+        await wait_until(lambda: names(directory) == ["b1"])
+        assert not directory.is_writable(member)
+        assert member in directory.listed
+        assert directory.decommissioned == frozenset()
+        leaving = encode_bookie_drain(replace(drain, decommission=True))
+        version = await nodes.store.put(path, leaving, expected=version)
+        await wait_until(lambda: directory.decommissioned == {member.bookie})
+        await nodes.store.delete(path, expected=version)
+        await wait_until(lambda: directory.is_writable(member))
+        assert directory.decommissioned == frozenset()
+
+
+async def test_while_the_store_is_away_the_last_list_stands() -> None:
+    async with cluster(2) as nodes:
+        store = MemoryStore(nodes.tree)
+        async with followed(nodes, store) as directory:
+            store.suspend()
+            await nodes.add_bookie()
+            await settle()
             assert names(directory) == ["b0", "b1"]
-            third = await nodes.add_bookie()
+            store.reconnect()
             await wait_until(lambda: names(directory) == ["b0", "b1", "b2"])
-            assert directory.is_writable(third.member)
-            await nodes.register(third, read_only=True)
-            await wait_until(lambda: names(directory) == ["b0", "b1"])
-            await wait_until(lambda: directory.find(third.member).read_only)  # type: ignore[union-attr]
-            await nodes.unregister(nodes.bookies[0])
-            await wait_until(lambda: names(directory) == ["b1"])
-            assert changes[-1] == ["b1"]
-            unwatch()
-            await nodes.unregister(nodes.bookies[1])
-            await wait_until(lambda: names(directory) == [])
-            assert changes[-1] == ["b1"]
-
-    run(main())
 
 
-def test_a_change_of_data_alone_is_noticed() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
-            path = paths.bookie_available(nodes.bookies[0].member.bookie)
-            stored = await nodes.store.get(path)
-            assert stored is not None
-            await nodes.store.put(path, b"garbage", expected=stored.version)
-            await wait_until(lambda: names(directory) == [])
-            await nodes.store.put(path, stored.value, expected=stored.version + 1)
-            await wait_until(lambda: names(directory) == ["b0"])
-
-    run(main())
-
-
-def test_who_has_left_can_still_be_found_where_it_was() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
-            member = nodes.bookies[0].member
-            await nodes.unregister(nodes.bookies[0])
-            await wait_until(lambda: not directory.is_writable(member))
-            found = directory.find(member)
-            assert found is not None
-            assert found.address == "b0:3181"
-
-    run(main())
-
-
-def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
-    async def main() -> None:
-        async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
-            member = nodes.bookies[0].member
-            path = paths.bookie_draining(member.bookie)
-            drain = BookieDrain(member.bookie, since_ms=1)
-            version = await nodes.store.put(path, encode_bookie_drain(drain), expected=ABSENT)
-            await wait_until(lambda: names(directory) == ["b1"])
-            assert not directory.is_writable(member)
-            assert member in directory.listed
-            assert directory.decommissioned == frozenset()
-            leaving = encode_bookie_drain(replace(drain, decommission=True))
-            version = await nodes.store.put(path, leaving, expected=version)
-            await wait_until(lambda: directory.decommissioned == {member.bookie})
-            await nodes.store.delete(path, expected=version)
-            await wait_until(lambda: directory.is_writable(member))
-            assert directory.decommissioned == frozenset()
-
-    run(main())
-
-
-def test_while_the_store_is_away_the_last_list_stands() -> None:
-    async def main() -> None:
-        async with cluster(2) as nodes:
-            store = MemoryStore(nodes.tree)
-            async with followed(nodes, store) as directory:
-                store.suspend()
-                await nodes.add_bookie()
-                await settle()
-                assert names(directory) == ["b0", "b1"]
-                store.reconnect()
-                await wait_until(lambda: names(directory) == ["b0", "b1", "b2"])
-
-    run(main())
-
-
-def test_a_former_incarnation_is_asked_where_the_bookie_is_now() -> None:
+async def test_a_former_incarnation_is_asked_where_the_bookie_is_now() -> None:
     """It may still have the damaged store of that incarnation, and answer from it."""
 
-    async def main() -> None:
-        async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
-            reborn = nodes.bookies[0].member
-            former = Member(reborn.bookie, "f" * 32)
-            found = directory.find(former)
-            assert found is not None
-            assert found == directory.find(reborn)
-            assert not directory.is_writable(former)
-            await nodes.unregister(nodes.bookies[0])
-            await wait_until(lambda: names(directory) == [])
-            assert directory.find(former) == found
-            assert directory.find(Member(BookieId("stranger"), reborn.incarnation)) is None
-
-    run(main())
+    async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+        reborn = nodes.bookies[0].member
+        former = Member(reborn.bookie, "f" * 32)
+        found = directory.find(former)
+        assert found is not None
+        assert found == directory.find(reborn)
+        assert not directory.is_writable(former)
+        await nodes.unregister(nodes.bookies[0])
+        await wait_until(lambda: names(directory) == [])
+        assert directory.find(former) == found
+        assert directory.find(Member(BookieId("stranger"), reborn.incarnation)) is None

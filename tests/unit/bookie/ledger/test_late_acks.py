@@ -4,74 +4,67 @@ import asyncio
 
 import pytest
 from fakes.ledger_lives import QUICK, append, confirmed, create, seated, world
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored: bool) -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
-            appender = await create(ledgers)
-            append(appender, 5)
-            await confirmed(appender)
-            appender.abandon()
-            late = seated(nodes, appender)[0]
-            await wait_until(lambda: len(late.entries(appender.ledger)) == 5)
-            late.may_ack.clear()
-            closed = await others.recover(appender.ledger)
-            assert closed.last_entry == 4
+async def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored: bool) -> None:
+    async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+        appender = await create(ledgers)
+        append(appender, 5)
+        await confirmed(appender)
+        appender.abandon()
+        late = seated(nodes, appender)[0]
+        await wait_until(lambda: len(late.entries(appender.ledger)) == 5)
+        late.may_ack.clear()
+        closed = await others.recover(appender.ledger)
+        assert closed.last_entry == 4
+        assert not len(others.bad_copies)
+        if stored:
+            late.may_ack.set()
+            await asyncio.sleep(2 * QUICK.add_timeout_s)
             assert not len(others.bad_copies)
-            if stored:
-                late.may_ack.set()
-                await asyncio.sleep(2 * QUICK.add_timeout_s)
-                assert not len(others.bad_copies)
-            else:
-                late.kill()
-                await wait_until(lambda: len(others.bad_copies))
-                ((ledger, note),) = others.bad_copies.drain()
-                assert (ledger, note.member) == (appender.ledger, late.member)
-                assert note.last_entry == 4
-
-    run(main())
+        else:
+            late.kill()
+            await wait_until(lambda: len(others.bad_copies))
+            ((ledger, note),) = others.bad_copies.drain()
+            assert (ledger, note.member) == (appender.ledger, late.member)
+            assert note.last_entry == 4
 
 
 @pytest.mark.parametrize("how", ["fenced", "abandoned", "failed"])
-def test_what_a_writer_knows_that_does_not_get_to_close_its_ledger_is_noted(how: str) -> None:
+async def test_what_a_writer_knows_that_does_not_get_to_close_its_ledger_is_noted(how: str) -> None:
     """Whoever recovers the ledger begins behind what is confirmed, and looks at nothing before."""
 
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
-            appender = await create(ledgers)
-            late, *_ = members = seated(nodes, appender)
-            late.may_take.clear()
-            append(appender, 3)
-            await confirmed(appender)
-            append(appender)  # names what is confirmed
-            await confirmed(appender)
-            match how:
-                case "abandoned":
-                    appender.abandon()
-                case "fenced":
-                    await others.recover(appender.ledger)
-                    append(appender)
-                    await wait_until(lambda: appender.failure)
-                case "failed":
-                    for each in members:
-                        each.may_take.clear()
-                    append(appender)
-                    await wait_until(lambda: appender.failure)
-            await others.recover(appender.ledger)
-            for each in members:
-                each.may_take.set()
-            await asyncio.sleep(2 * QUICK.add_timeout_s)
-            noted = {
-                entry
-                for who in (ledgers, others)
-                for _, note in who.bad_copies.drain()
-                if note.member == late.member
-                for entry in range(note.first_entry, note.last_entry + 1)
-            }
-            assert set(range(4)) <= noted | set(late.entries(appender.ledger))
-
-    run(main())
+    async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+        appender = await create(ledgers)
+        late, *_ = members = seated(nodes, appender)
+        late.may_take.clear()
+        append(appender, 3)
+        await confirmed(appender)
+        append(appender)  # names what is confirmed
+        await confirmed(appender)
+        match how:
+            case "abandoned":
+                appender.abandon()
+            case "fenced":
+                await others.recover(appender.ledger)
+                append(appender)
+                await wait_until(lambda: appender.failure)
+            case "failed":
+                for each in members:
+                    each.may_take.clear()
+                append(appender)
+                await wait_until(lambda: appender.failure)
+        await others.recover(appender.ledger)
+        for each in members:
+            each.may_take.set()
+        await asyncio.sleep(2 * QUICK.add_timeout_s)
+        noted = {
+            entry
+            for who in (ledgers, others)
+            for _, note in who.bad_copies.drain()
+            if note.member == late.member
+            for entry in range(note.first_entry, note.last_entry + 1)
+        }
+        assert set(range(4)) <= noted | set(late.entries(appender.ledger))

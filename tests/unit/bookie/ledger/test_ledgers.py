@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from fakes.ledger_bookies import cluster
 from fakes.ledger_lives import append, confirmed, create, payload, read_all, seated, world
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -40,251 +39,209 @@ QUICK = LedgerConfig(
 # -- create, append, read, close, delete ---------------------------------------------------------
 
 
-def test_a_ledger_from_creation_to_deletion() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await ledgers.create(newer_than=LedgerId(41), custom={"topic": b"t"})
-            assert appender.ledger == 42
-            assert (appender.confirmed, appender.appended, appender.length) == (-1, -1, 0)
-            append(appender, 10)
-            assert appender.appended == 9
-            await confirmed(appender)
-            open_entries = await appender.read(3, 9, bytes_max=1 << 20)
-            assert [bytes(e.payload) for e in open_entries] == [payload(n) for n in range(3, 10)]
-            metadata = await appender.close()
-            assert metadata.state is LedgerState.CLOSED
-            assert metadata.last_entry == 9
-            assert metadata.length == sum(len(payload(n)) for n in range(10))
-            assert metadata.custom == {"topic": b"t"}
-            assert not appender.degraded
-            assert await ledgers.metadata(appender.ledger) == metadata
-            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(10)]
-            assert await appender.close() == metadata  # idempotent
-            await wait_until(lambda: all(len(b.entries(42)) == 10 for b in seated(nodes, appender)))
-            await ledgers.delete(appender.ledger)
-            assert await ledgers.metadata(appender.ledger) is None
-            await ledgers.delete(appender.ledger)
-            with pytest.raises(LedgerNotFound):
-                await ledgers.recover(appender.ledger)
-
-    run(main())
+async def test_a_ledger_from_creation_to_deletion() -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await ledgers.create(newer_than=LedgerId(41), custom={"topic": b"t"})
+        assert appender.ledger == 42
+        assert (appender.confirmed, appender.appended, appender.length) == (-1, -1, 0)
+        append(appender, 10)
+        assert appender.appended == 9
+        await confirmed(appender)
+        open_entries = await appender.read(3, 9, bytes_max=1 << 20)
+        assert [bytes(e.payload) for e in open_entries] == [payload(n) for n in range(3, 10)]
+        metadata = await appender.close()
+        assert metadata.state is LedgerState.CLOSED
+        assert metadata.last_entry == 9
+        assert metadata.length == sum(len(payload(n)) for n in range(10))
+        assert metadata.custom == {"topic": b"t"}
+        assert not appender.degraded
+        assert await ledgers.metadata(appender.ledger) == metadata
+        assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(10)]
+        assert await appender.close() == metadata  # idempotent
+        await wait_until(lambda: all(len(b.entries(42)) == 10 for b in seated(nodes, appender)))
+        await ledgers.delete(appender.ledger)
+        assert await ledgers.metadata(appender.ledger) is None
+        await ledgers.delete(appender.ledger)
+        with pytest.raises(LedgerNotFound):
+            await ledgers.recover(appender.ledger)
 
 
-def test_progress_comes_once_per_frame_and_never_from_inside_append() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            appender = await create(ledgers)
-            calls: list[int] = []
-            appending = False
+async def test_progress_comes_once_per_frame_and_never_from_inside_append() -> None:
+    async with world(3) as (_, ledgers):
+        appender = await create(ledgers)
+        calls: list[int] = []
+        appending = False
 
-            def progress() -> None:
-                assert not appending
-                calls.append(appender.confirmed)
+        def progress() -> None:
+            assert not appending
+            calls.append(appender.confirmed)
 
-            appender.progress = progress
-            appending = True
-            append(appender, 50)
-            appending = False
-            await confirmed(appender)
-            assert calls == sorted(set(calls))
-            assert calls[-1] == 49
-            assert len(calls) < 10
-
-    run(main())
+        appender.progress = progress
+        appending = True
+        append(appender, 50)
+        appending = False
+        await confirmed(appender)
+        assert calls == sorted(set(calls))
+        assert calls[-1] == 49
+        assert len(calls) < 10
 
 
-def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            large = bytes(ENTRY_BYTES_MAX + 1)
-            with pytest.raises(EntryTooLarge) as caught:
-                appender.append_nowait([large], len(large))
-            assert caught.value.definite
-            assert appender.appended == -1
-            appender.append_nowait([large[1:]], len(large) - 1)
-            await confirmed(appender)
-            assert appender.metadata.segments[0].members == appender.metadata.last_segment.members
-            assert all(bookie.opened == 1 for bookie in nodes.bookies)
-
-    run(main())
+async def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        large = bytes(ENTRY_BYTES_MAX + 1)
+        with pytest.raises(EntryTooLarge) as caught:
+            appender.append_nowait([large], len(large))
+        assert caught.value.definite
+        assert appender.appended == -1
+        appender.append_nowait([large[1:]], len(large) - 1)
+        await confirmed(appender)
+        assert appender.metadata.segments[0].members == appender.metadata.last_segment.members
+        assert all(bookie.opened == 1 for bookie in nodes.bookies)
 
 
-def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            one, many = await create(ledgers), await create(ledgers)
-            payloads = [[bytes([number]), b"x" * number] for number in range(40)]
-            for payload in payloads:
-                one.append_nowait(payload, sum(map(len, payload)))
-            many.append_many(payloads[:1])
-            many.append_many(payloads[1:])
-            assert one.describe().split(",", 1)[1] == many.describe().split(",", 1)[1]
-            await confirmed(one)
-            await confirmed(many)
-            assert one.length == many.length
-            stored = [await each.read(0, 39, bytes_max=1 << 20) for each in (one, many)]
-            assert [e.payload for e in stored[0]] == [e.payload for e in stored[1]]
-
-    run(main())
+async def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
+    async with world(3) as (_, ledgers):
+        one, many = await create(ledgers), await create(ledgers)
+        payloads = [[bytes([number]), b"x" * number] for number in range(40)]
+        for payload in payloads:
+            one.append_nowait(payload, sum(map(len, payload)))
+        many.append_many(payloads[:1])
+        many.append_many(payloads[1:])
+        assert one.describe().split(",", 1)[1] == many.describe().split(",", 1)[1]
+        await confirmed(one)
+        await confirmed(many)
+        assert one.length == many.length
+        stored = [await each.read(0, 39, bytes_max=1 << 20) for each in (one, many)]
+        assert [e.payload for e in stored[0]] == [e.payload for e in stored[1]]
 
 
-def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            appender = await create(ledgers)
-            stream, sizes = appender._streams[0], []
-            put_out = stream.put
-            assert put_out is not None
+async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() -> None:
+    async with world(3) as (_, ledgers):
+        appender = await create(ledgers)
+        stream, sizes = appender._streams[0], []
+        put_out = stream.put
+        assert put_out is not None
 
-            def put(*parts: Buffer) -> None:
-                sizes.append(size_of(parts))
-                put_out(*parts)
+        def put(*parts: Buffer) -> None:
+            sizes.append(size_of(parts))
+            put_out(*parts)
 
-            stream.put = put
-            appender.append_many([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])
-            assert max(sizes) + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
-            await confirmed(appender)
-
-    run(main())
+        stream.put = put
+        appender.append_many([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])
+        assert max(sizes) + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
+        await confirmed(appender)
 
 
-def test_many_entries_at_once_are_all_taken_or_none() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            appender = await create(ledgers)
-            with pytest.raises(EntryTooLarge):
-                appender.append_many([[b"a"], [bytes(ENTRY_BYTES_MAX + 1)]])
-            assert appender.appended == -1
-            appender.abandon()
-            with pytest.raises(LedgerClosed):
-                appender.append_many([[b"a"]])
-
-    run(main())
+async def test_many_entries_at_once_are_all_taken_or_none() -> None:
+    async with world(3) as (_, ledgers):
+        appender = await create(ledgers)
+        with pytest.raises(EntryTooLarge):
+            appender.append_many([[b"a"], [bytes(ENTRY_BYTES_MAX + 1)]])
+        assert appender.appended == -1
+        appender.abandon()
+        with pytest.raises(LedgerClosed):
+            appender.append_many([[b"a"]])
 
 
-def test_the_size_must_be_that_of_the_parts() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            appender = await create(ledgers)
-            with pytest.raises(AssertionError, match="size"):
-                appender.append_nowait([b"abc"], 4)
-
-    run(main())
+async def test_the_size_must_be_that_of_the_parts() -> None:
+    async with world(3) as (_, ledgers):
+        appender = await create(ledgers)
+        with pytest.raises(AssertionError, match="size"):
+            appender.append_nowait([b"abc"], 4)
 
 
-def test_closed_and_abandoned_ledgers_take_nothing() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers), asyncio.TaskGroup() as group:
-            appender, other = await create(ledgers), await create(ledgers)
-            append(appender, 3)
-            closing = group.create_task(appender.close())
-            await settle(1)
-            with pytest.raises(LedgerClosed):
-                append(appender)
-            assert (await closing).last_entry == 2  # in flight when close() was called
+async def test_closed_and_abandoned_ledgers_take_nothing() -> None:
+    async with world(3) as (_, ledgers), asyncio.TaskGroup() as group:
+        appender, other = await create(ledgers), await create(ledgers)
+        append(appender, 3)
+        closing = group.create_task(appender.close())
+        await settle(1)
+        with pytest.raises(LedgerClosed):
+            append(appender)
+        assert (await closing).last_entry == 2  # in flight when close() was called
+        append(other)
+        other.abandon()
+        with pytest.raises(LedgerClosed):
             append(other)
-            other.abandon()
-            with pytest.raises(LedgerClosed):
-                append(other)
-            with pytest.raises(LedgerClosed):
-                await other.close()
-            assert (await ledgers.recover(other.ledger)).last_entry == 0
-
-    run(main())
+        with pytest.raises(LedgerClosed):
+            await other.close()
+        assert (await ledgers.recover(other.ledger)).last_entry == 0
 
 
-def test_ids_exceed_what_the_caller_has() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            first = await create(ledgers)
-            second = await ledgers.create(newer_than=LedgerId(5_000), custom={})
-            third = await create(ledgers)
-            assert first.ledger < 5_000 < second.ledger < third.ledger
-
-    run(main())
+async def test_ids_exceed_what_the_caller_has() -> None:
+    async with world(3) as (_, ledgers):
+        first = await create(ledgers)
+        second = await ledgers.create(newer_than=LedgerId(5_000), custom={})
+        third = await create(ledgers)
+        assert first.ledger < 5_000 < second.ledger < third.ledger
 
 
 # -- degraded creation ---------------------------------------------------------------------------
 
 
-def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            nodes.bookies[1].kill()  # and still listed
+async def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
+    async with world(3) as (nodes, ledgers):
+        nodes.bookies[1].kill()  # and still listed
+        appender = await create(ledgers)
+        assert appender.metadata.ensemble_size == appender.metadata.write_quorum == 2
+        assert appender.metadata.ack_quorum == 2
+        assert appender.metadata.under_replicated
+        assert appender.degraded
+        append(appender)
+        await confirmed(appender)
+        nodes.bookies[0].kill()
+        with pytest.raises(NotEnoughBookies) as caught:
+            await create(ledgers)
+        assert (caught.value.needed, caught.value.writable) == (2, 1)
+
+
+async def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> None:
+    config = replace(QUICK, health_half_life_s=3600.0)  # time alone forgives nothing here
+    async with world(3, config) as (nodes, ledgers):
+        victim = nodes.bookies[1]
+        victim.kill()
+        narrow = await create(ledgers)
+        assert narrow.degraded
+        assert not ledgers.full_ensemble_possible()
+        victim.restart()
+        await nodes.register(victim, boot_epoch=2)
+        await wait_until(ledgers.full_ensemble_possible)
+        wide = await create(ledgers)
+        assert not wide.degraded
+        assert wide.metadata.write_quorum == 3
+        assert not wide.metadata.under_replicated
+
+
+async def test_a_bookie_that_dies_while_the_ledger_is_created_is_noticed() -> None:
+    async with cluster(3) as nodes:
+
+        def kill(operation: str, path: str) -> None:
+            if operation == "put" and path.startswith(paths.LEDGERS):
+                nodes.bookies[1].kill()
+
+        store = MemoryStore(nodes.tree, delay_s=lambda: 0.01, faults=kill)
+        async with nodes.process(QUICK, store=store) as ledgers:
             appender = await create(ledgers)
-            assert appender.metadata.ensemble_size == appender.metadata.write_quorum == 2
-            assert appender.metadata.ack_quorum == 2
-            assert appender.metadata.under_replicated
+            assert appender.metadata.ensemble_size == 3
             assert appender.degraded
-            append(appender)
+            append(appender, 3)
             await confirmed(appender)
-            nodes.bookies[0].kill()
-            with pytest.raises(NotEnoughBookies) as caught:
-                await create(ledgers)
-            assert (caught.value.needed, caught.value.writable) == (2, 1)
-
-    run(main())
 
 
-def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> None:
-    async def main() -> None:
-        config = replace(QUICK, health_half_life_s=3600.0)  # time alone forgives nothing here
-        async with world(3, config) as (nodes, ledgers):
-            victim = nodes.bookies[1]
-            victim.kill()
-            narrow = await create(ledgers)
-            assert narrow.degraded
-            assert not ledgers.full_ensemble_possible()
-            victim.restart()
-            await nodes.register(victim, boot_epoch=2)
-            await wait_until(ledgers.full_ensemble_possible)
-            wide = await create(ledgers)
-            assert not wide.degraded
-            assert wide.metadata.write_quorum == 3
-            assert not wide.metadata.under_replicated
-
-    run(main())
+async def test_min_write_quorum_forbids_it() -> None:
+    async with world(2, LedgerConfig(min_write_quorum=3)) as (_, ledgers):
+        with pytest.raises(NotEnoughBookies):
+            await create(ledgers)
 
 
-def test_a_bookie_that_dies_while_the_ledger_is_created_is_noticed() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes:
-
-            def kill(operation: str, path: str) -> None:
-                if operation == "put" and path.startswith(paths.LEDGERS):
-                    nodes.bookies[1].kill()
-
-            store = MemoryStore(nodes.tree, delay_s=lambda: 0.01, faults=kill)
-            async with nodes.process(QUICK, store=store) as ledgers:
+async def test_read_only_bookies_are_not_chosen() -> None:
+    async with cluster(4) as nodes:
+        await nodes.register(nodes.bookies[2], read_only=True)
+        async with nodes.process(QUICK) as ledgers:
+            for _ in range(10):
                 appender = await create(ledgers)
-                assert appender.metadata.ensemble_size == 3
-                assert appender.degraded
-                append(appender, 3)
-                await confirmed(appender)
-
-    run(main())
-
-
-def test_min_write_quorum_forbids_it() -> None:
-    async def main() -> None:
-        async with world(2, LedgerConfig(min_write_quorum=3)) as (_, ledgers):
-            with pytest.raises(NotEnoughBookies):
-                await create(ledgers)
-
-    run(main())
-
-
-def test_read_only_bookies_are_not_chosen() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes:
-            await nodes.register(nodes.bookies[2], read_only=True)
-            async with nodes.process(QUICK) as ledgers:
-                for _ in range(10):
-                    appender = await create(ledgers)
-                    assert nodes.bookies[2] not in seated(nodes, appender)
-
-    run(main())
+                assert nodes.bookies[2] not in seated(nodes, appender)
 
 
 @pytest.mark.parametrize("value", [1, 4])
@@ -296,234 +253,198 @@ def test_an_impossible_min_write_quorum_is_refused(value: int) -> None:
 # -- bookies that die, hang, refuse --------------------------------------------------------------
 
 
-def test_a_killed_bookie_is_replaced_at_once_and_nothing_is_lost() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 5)
-            victim = seated(nodes, appender)[1]
-            began = asyncio.get_running_loop().time()
+async def test_a_killed_bookie_is_replaced_at_once_and_nothing_is_lost() -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 5)
+        victim = seated(nodes, appender)[1]
+        began = asyncio.get_running_loop().time()
+        victim.kill()
+        append(appender, 5)
+        await confirmed(appender)
+        await wait_until(lambda: victim not in seated(nodes, appender))
+        assert asyncio.get_running_loop().time() - began < 1.0
+        append(appender, 5)
+        await confirmed(appender)
+        assert not appender.degraded
+        metadata = await appender.close()
+        assert metadata.last_entry == 14
+        assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(15)]
+
+
+async def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_back() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        victim = seated(nodes, appender)[2]
+        victim.kill()
+        append(appender, 3)
+        await confirmed(appender)
+        assert appender.degraded
+        victim.restart()
+        await wait_until(lambda: not appender.degraded)
+        append(appender, 3)
+        await confirmed(appender)
+        await wait_until(lambda: victim.entries(appender.ledger)[-1:] == [8])
+        assert len(appender.metadata.segments) == 1
+        # What it lacks for good, as far as this ledger is concerned, is told for repair.
+        told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
+        assert told == [(victim.member, 5)]
+
+
+async def test_a_delayed_change_gives_a_restarted_bookie_its_seat_back() -> None:
+    config = replace(QUICK, ensemble_change_delay_s=5.0)
+    async with world(4, config) as (nodes, ledgers):
+        appender = await create(ledgers)
+        victim = seated(nodes, appender)[1]
+        victim.kill()
+        append(appender, 3)
+        await confirmed(appender)
+        victim.restart()
+        await wait_until(lambda: not appender.degraded)
+        append(appender, 3)
+        await confirmed(appender)
+        assert seated(nodes, appender)[1] is victim
+        assert len((await appender.close()).segments) == 1
+        assert [note.member for _, note in ledgers.bad_copies.drain()] == [victim.member]
+
+
+async def test_a_ledger_that_ends_with_a_member_away_tells_what_that_one_lacks() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        victim = seated(nodes, appender)[0]
+        await wait_until(lambda: len(victim.entries(appender.ledger)) == 3)
+        victim.kill()
+        append(appender, 4)
+        await confirmed(appender)
+        await appender.close()
+        ((ledger, note),) = ledgers.bad_copies.drain()
+        assert (ledger, note.member, note.last_entry) == (appender.ledger, victim.member, 6)
+        assert note.first_entry <= 3
+
+
+async def test_a_rolling_restart_of_all_bookies_of_three_goes_unnoticed() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        for victim in nodes.bookies:
             victim.kill()
-            append(appender, 5)
-            await confirmed(appender)
-            await wait_until(lambda: victim not in seated(nodes, appender))
-            assert asyncio.get_running_loop().time() - began < 1.0
-            append(appender, 5)
-            await confirmed(appender)
-            assert not appender.degraded
-            metadata = await appender.close()
-            assert metadata.last_entry == 14
-            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(15)]
-
-    run(main())
-
-
-def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_back() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
             append(appender, 3)
             await confirmed(appender)
-            victim = seated(nodes, appender)[2]
-            victim.kill()
-            append(appender, 3)
-            await confirmed(appender)
-            assert appender.degraded
             victim.restart()
             await wait_until(lambda: not appender.degraded)
-            append(appender, 3)
-            await confirmed(appender)
-            await wait_until(lambda: victim.entries(appender.ledger)[-1:] == [8])
-            assert len(appender.metadata.segments) == 1
-            # What it lacks for good, as far as this ledger is concerned, is told for repair.
-            told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
-            assert told == [(victim.member, 5)]
-
-    run(main())
+        append(appender, 3)
+        await confirmed(appender)
+        assert (await appender.close()).last_entry == 11
+        assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(12)]
 
 
-def test_a_delayed_change_gives_a_restarted_bookie_its_seat_back() -> None:
-    async def main() -> None:
-        config = replace(QUICK, ensemble_change_delay_s=5.0)
-        async with world(4, config) as (nodes, ledgers):
-            appender = await create(ledgers)
-            victim = seated(nodes, appender)[1]
+async def test_t14_a_spare_that_registers_later_is_used() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        victim = seated(nodes, appender)[0]
+        victim.kill()
+        append(appender, 3)
+        await confirmed(appender)
+        newcomer = await nodes.add_bookie()
+        append(appender)
+        await wait_until(lambda: newcomer in seated(nodes, appender))
+        await wait_until(lambda: not appender.degraded)
+        append(appender, 3)
+        await confirmed(appender)
+
+
+async def test_an_idle_ledger_does_not_change_its_ensemble() -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        assert [b.entries(appender.ledger) for b in seated(nodes, appender)] == [[0, 1]] * 3
+        await settle()
+        victim = seated(nodes, appender)[0]
+        victim.kill()
+        await settle()
+        assert victim in seated(nodes, appender)
+        append(appender)
+        await wait_until(lambda: victim not in seated(nodes, appender))
+        await confirmed(appender)
+
+
+async def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        for victim in nodes.bookies[:2]:
             victim.kill()
-            append(appender, 3)
-            await confirmed(appender)
-            victim.restart()
-            await wait_until(lambda: not appender.degraded)
-            append(appender, 3)
-            await confirmed(appender)
-            assert seated(nodes, appender)[1] is victim
-            assert len((await appender.close()).segments) == 1
-            assert [note.member for _, note in ledgers.bad_copies.drain()] == [victim.member]
-
-    run(main())
-
-
-def test_a_ledger_that_ends_with_a_member_away_tells_what_that_one_lacks() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            victim = seated(nodes, appender)[0]
-            await wait_until(lambda: len(victim.entries(appender.ledger)) == 3)
-            victim.kill()
-            append(appender, 4)
-            await confirmed(appender)
-            await appender.close()
-            ((ledger, note),) = ledgers.bad_copies.drain()
-            assert (ledger, note.member, note.last_entry) == (appender.ledger, victim.member, 6)
-            assert note.first_entry <= 3
-
-    run(main())
-
-
-def test_a_rolling_restart_of_all_bookies_of_three_goes_unnoticed() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            for victim in nodes.bookies:
-                victim.kill()
-                append(appender, 3)
-                await confirmed(appender)
-                victim.restart()
-                await wait_until(lambda: not appender.degraded)
-            append(appender, 3)
-            await confirmed(appender)
-            assert (await appender.close()).last_entry == 11
-            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(12)]
-
-    run(main())
-
-
-def test_t14_a_spare_that_registers_later_is_used() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            victim = seated(nodes, appender)[0]
-            victim.kill()
-            append(appender, 3)
-            await confirmed(appender)
-            newcomer = await nodes.add_bookie()
+        append(appender, 2)
+        told: list[int] = []
+        appender.progress = lambda: told.append(appender.confirmed)
+        await wait_until(lambda: appender.failure)
+        assert isinstance(appender.failure, QuorumTimeout)
+        assert not appender.failure.definite
+        assert appender.failure.entry == 2
+        assert told[-1] == 1
+        with pytest.raises(QuorumTimeout):
             append(appender)
-            await wait_until(lambda: newcomer in seated(nodes, appender))
-            await wait_until(lambda: not appender.degraded)
-            append(appender, 3)
-            await confirmed(appender)
-
-    run(main())
+        # It can be closed where it was confirmed: bookies are not needed for that.
+        assert (await appender.close()).last_entry == 1
 
 
-def test_an_idle_ledger_does_not_change_its_ensemble() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 2)
-            await confirmed(appender)
-            assert [b.entries(appender.ledger) for b in seated(nodes, appender)] == [[0, 1]] * 3
-            await settle()
-            victim = seated(nodes, appender)[0]
+async def test_two_dead_of_three_and_one_is_back_in_time() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        for victim in nodes.bookies[:2]:
             victim.kill()
-            await settle()
-            assert victim in seated(nodes, appender)
-            append(appender)
-            await wait_until(lambda: victim not in seated(nodes, appender))
-            await confirmed(appender)
-
-    run(main())
+        append(appender, 4)
+        await settle()
+        assert appender.confirmed == -1
+        nodes.bookies[0].restart()
+        await confirmed(appender)
 
 
-def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 2)
-            await confirmed(appender)
-            for victim in nodes.bookies[:2]:
-                victim.kill()
-            append(appender, 2)
-            told: list[int] = []
-            appender.progress = lambda: told.append(appender.confirmed)
-            await wait_until(lambda: appender.failure)
-            assert isinstance(appender.failure, QuorumTimeout)
-            assert not appender.failure.definite
-            assert appender.failure.entry == 2
-            assert told[-1] == 1
-            with pytest.raises(QuorumTimeout):
-                append(appender)
-            # It can be closed where it was confirmed: bookies are not needed for that.
-            assert (await appender.close()).last_entry == 1
-
-    run(main())
+async def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        silent = seated(nodes, appender)[0]
+        silent.may_ack.clear()
+        append(appender, 3)
+        await confirmed(appender)
+        await wait_until(lambda: appender.degraded)
+        append(appender, 1)
+        await wait_until(lambda: silent not in seated(nodes, appender))
+        append(appender, 3)
+        await confirmed(appender)
 
 
-def test_two_dead_of_three_and_one_is_back_in_time() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            for victim in nodes.bookies[:2]:
-                victim.kill()
-            append(appender, 4)
-            await settle()
-            assert appender.confirmed == -1
-            nodes.bookies[0].restart()
-            await confirmed(appender)
-
-    run(main())
-
-
-def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            silent = seated(nodes, appender)[0]
-            silent.may_ack.clear()
-            append(appender, 3)
-            await confirmed(appender)
-            await wait_until(lambda: appender.degraded)
-            append(appender, 1)
-            await wait_until(lambda: silent not in seated(nodes, appender))
-            append(appender, 3)
-            await confirmed(appender)
-
-    run(main())
-
-
-def test_a_silent_bookie_without_a_spare_is_tried_again_later() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            silent = seated(nodes, appender)[0]
-            silent.may_ack.clear()
-            append(appender, 1)
-            await wait_until(lambda: appender.degraded)
-            silent.may_ack.set()
-            await wait_until(lambda: not appender.degraded)
-            append(appender, 1)
-            await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
-            await confirmed(appender)
-
-    run(main())
+async def test_a_silent_bookie_without_a_spare_is_tried_again_later() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        silent = seated(nodes, appender)[0]
+        silent.may_ack.clear()
+        append(appender, 1)
+        await wait_until(lambda: appender.degraded)
+        silent.may_ack.set()
+        await wait_until(lambda: not appender.degraded)
+        append(appender, 1)
+        await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
+        await confirmed(appender)
 
 
 @pytest.mark.parametrize("code", [BookieCode.READ_ONLY, BookieCode.IO_ERROR, BookieCode.OVERLOADED])
-def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            refuser = seated(nodes, appender)[1]
-            refuser.judge_add = lambda _: code
-            append(appender, 3)
-            await confirmed(appender)
-            await wait_until(lambda: refuser not in seated(nodes, appender))
-            # It counts as failing: new ledgers do without it, too.
-            for _ in range(5):
-                assert refuser not in seated(nodes, await create(ledgers))
-
-    run(main())
+async def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        refuser = seated(nodes, appender)[1]
+        refuser.judge_add = lambda _: code
+        append(appender, 3)
+        await confirmed(appender)
+        await wait_until(lambda: refuser not in seated(nodes, appender))
+        # It counts as failing: new ledgers do without it, too.
+        for _ in range(5):
+            assert refuser not in seated(nodes, await create(ledgers))
 
 
 @pytest.mark.parametrize(
@@ -535,139 +456,121 @@ def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
         (BookieCode.BAD_REQUEST, LedgerRefused),
     ],
 )
-def test_a_lost_ledger_fails_everything_without_touching_metadata(
+async def test_a_lost_ledger_fails_everything_without_touching_metadata(
     code: BookieCode, failure: type[Exception]
 ) -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            before = await ledgers.metadata(appender.ledger)
-            for bookie in nodes.bookies:
-                bookie.judge_add = lambda _: code
-            append(appender, 3)
-            await wait_until(lambda: appender.failure)
-            assert isinstance(appender.failure, failure)
-            assert appender.confirmed == -1
-            assert appender.in_flight_bytes == 0
-            assert await ledgers.metadata(appender.ledger) == before
-            await appender.wait_room()
-
-    run(main())
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        before = await ledgers.metadata(appender.ledger)
+        for bookie in nodes.bookies:
+            bookie.judge_add = lambda _: code
+        append(appender, 3)
+        await wait_until(lambda: appender.failure)
+        assert isinstance(appender.failure, failure)
+        assert appender.confirmed == -1
+        assert appender.in_flight_bytes == 0
+        assert await ledgers.metadata(appender.ledger) == before
+        await appender.wait_room()
 
 
-def test_a_spare_that_is_listed_but_dead_is_passed_over() -> None:
-    async def main() -> None:
-        async with world(5) as (nodes, ledgers):
-            appender = await create(ledgers)
-            others = [each for each in nodes.bookies if each not in seated(nodes, appender)]
-            others[0].kill()
-            seated(nodes, appender)[0].kill()
-            append(appender, 3)
-            await wait_until(lambda: others[1] in seated(nodes, appender))
-            await confirmed(appender)
-
-    run(main())
+async def test_a_spare_that_is_listed_but_dead_is_passed_over() -> None:
+    async with world(5) as (nodes, ledgers):
+        appender = await create(ledgers)
+        others = [each for each in nodes.bookies if each not in seated(nodes, appender)]
+        others[0].kill()
+        seated(nodes, appender)[0].kill()
+        append(appender, 3)
+        await wait_until(lambda: others[1] in seated(nodes, appender))
+        await confirmed(appender)
 
 
 # -- the metadata store misbehaves during the change ---------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST])
-def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes:
-            faults: list[Fault] = []
-            store = MemoryStore(
-                nodes.tree,
-                faults=lambda op, path: (
-                    faults.pop() if faults and op == "put" and "/ledgers/meta" in path else None
-                ),
-            )
-            async with nodes.process(QUICK, store=store) as ledgers:
-                appender = await create(ledgers)
-                append(appender, 3)
-                await confirmed(appender)
-                faults += [fault] * (1 if fault is Fault.REPLY_LOST else 2)
-                victim = seated(nodes, appender)[0]
-                victim.kill()
-                append(appender, 3)
-                await wait_until(lambda: victim not in seated(nodes, appender))
-                await confirmed(appender)
-                assert not faults
-                assert await ledgers.metadata(appender.ledger) == appender.metadata
-                # T44: the reply to the close is lost, too.
-                faults.append(fault)
-                assert (await appender.close()).last_entry == 5
-
-    run(main())
-
-
-def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+async def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
+    async with cluster(4) as nodes:
+        faults: list[Fault] = []
+        store = MemoryStore(
+            nodes.tree,
+            faults=lambda op, path: (
+                faults.pop() if faults and op == "put" and "/ledgers/meta" in path else None
+            ),
+        )
+        async with nodes.process(QUICK, store=store) as ledgers:
             appender = await create(ledgers)
             append(appender, 3)
             await confirmed(appender)
-            recovered = await others.recover(appender.ledger)
-            assert recovered.last_entry == 2
-            seated(nodes, appender)[0].kill()
-            append(appender)
-            await wait_until(lambda: appender.failure)
-            assert isinstance(appender.failure, LedgerFenced)
-            with pytest.raises(LedgerFenced):
-                await appender.close()
-            assert await ledgers.metadata(appender.ledger) == recovered
-
-    run(main())
-
-
-def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes:
-            store = MemoryStore(nodes.tree)
-            config = LedgerConfig(metadata_timeout_s=0.2, connect_timeout_s=0.3)
-            async with nodes.process(config, store=store) as ledgers:
-                appender = await create(ledgers)
-                append(appender, 1)
-                await confirmed(appender)
-                store.suspend()
-                victim = seated(nodes, appender)[0]
-                victim.kill()
-                append(appender, 3)
-                await confirmed(appender)
-                assert victim in seated(nodes, appender)
-                store.reconnect()
-                append(appender, 1)
-                await wait_until(lambda: victim not in seated(nodes, appender))
-                await confirmed(appender)
-
-    run(main())
+            faults += [fault] * (1 if fault is Fault.REPLY_LOST else 2)
+            victim = seated(nodes, appender)[0]
+            victim.kill()
+            append(appender, 3)
+            await wait_until(lambda: victim not in seated(nodes, appender))
+            await confirmed(appender)
+            assert not faults
+            assert await ledgers.metadata(appender.ledger) == appender.metadata
+            # T44: the reply to the close is lost, too.
+            faults.append(fault)
+            assert (await appender.close()).last_entry == 5
 
 
-def test_closing_does_not_wait_for_a_change_that_does_not_matter_any_more() -> None:
+async def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
+    async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        recovered = await others.recover(appender.ledger)
+        assert recovered.last_entry == 2
+        seated(nodes, appender)[0].kill()
+        append(appender)
+        await wait_until(lambda: appender.failure)
+        assert isinstance(appender.failure, LedgerFenced)
+        with pytest.raises(LedgerFenced):
+            await appender.close()
+        assert await ledgers.metadata(appender.ledger) == recovered
+
+
+async def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() -> None:
+    async with cluster(4) as nodes:
+        store = MemoryStore(nodes.tree)
+        config = LedgerConfig(metadata_timeout_s=0.2, connect_timeout_s=0.3)
+        async with nodes.process(config, store=store) as ledgers:
+            appender = await create(ledgers)
+            append(appender, 1)
+            await confirmed(appender)
+            store.suspend()
+            victim = seated(nodes, appender)[0]
+            victim.kill()
+            append(appender, 3)
+            await confirmed(appender)
+            assert victim in seated(nodes, appender)
+            store.reconnect()
+            append(appender, 1)
+            await wait_until(lambda: victim not in seated(nodes, appender))
+            await confirmed(appender)
+
+
+async def test_closing_does_not_wait_for_a_change_that_does_not_matter_any_more() -> None:
     """Nothing is in flight; whether the new ensemble gets recorded is all the same to the end."""
 
-    async def main() -> None:
-        async with cluster(4) as nodes, asyncio.TaskGroup() as group:
-            faults: list[Fault] = []
-            store = MemoryStore(
-                nodes.tree,
-                faults=lambda op, path: (
-                    faults[0] if faults and op == "put" and "/ledgers/meta" in path else None
-                ),
-            )
-            async with nodes.process(QUICK, store=store) as ledgers:
-                appender = await create(ledgers)
-                faults.append(Fault.REQUEST_LOST)
-                seated(nodes, appender)[0].kill()
-                append(appender)
-                await wait_until(lambda: "changing" in appender.describe())
-                assert appender.confirmed == 0
-                closing = group.create_task(appender.close())
-                await wait_until(lambda: "sealed" in appender.describe())
-                faults.clear()
-                metadata = await closing
-                assert metadata.last_entry == 0
-                assert await ledgers.metadata(appender.ledger) == metadata
-
-    run(main())
+    async with cluster(4) as nodes, asyncio.TaskGroup() as group:
+        faults: list[Fault] = []
+        store = MemoryStore(
+            nodes.tree,
+            faults=lambda op, path: (
+                faults[0] if faults and op == "put" and "/ledgers/meta" in path else None
+            ),
+        )
+        async with nodes.process(QUICK, store=store) as ledgers:
+            appender = await create(ledgers)
+            faults.append(Fault.REQUEST_LOST)
+            seated(nodes, appender)[0].kill()
+            append(appender)
+            await wait_until(lambda: "changing" in appender.describe())
+            assert appender.confirmed == 0
+            closing = group.create_task(appender.close())
+            await wait_until(lambda: "sealed" in appender.describe())
+            faults.clear()
+            metadata = await closing
+            assert metadata.last_entry == 0
+            assert await ledgers.metadata(appender.ledger) == metadata

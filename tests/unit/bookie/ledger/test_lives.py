@@ -12,7 +12,6 @@ from random import Random
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
 from fakes.ledger_lives import QUICK, append, create, payload, read_all
-from fakes.virtual_loop import run_virtual as run
 from fakes.virtual_loop import stand_still
 from support import settle
 
@@ -206,9 +205,7 @@ async def live(seed: int) -> int:
             return await life.judge()
 
 
+@pytest.mark.virtual_loop(deadline_s=20_000)
 @pytest.mark.parametrize("start", [0, 20])
-def test_nothing_confirmed_is_lost_and_no_missing_copy_goes_unnoticed(start: int) -> None:
-    async def main() -> None:
-        assert sum([await live(seed) for seed in range(start, start + 20)]) > 300
-
-    run(main(), deadline_s=20_000)
+async def test_nothing_confirmed_is_lost_and_no_missing_copy_goes_unnoticed(start: int) -> None:
+    assert sum([await live(seed) for seed in range(start, start + 20)]) > 300

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, FormerIncarnation, cluster
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
@@ -79,114 +78,96 @@ async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieRegistr
             peer.kill()
 
 
-def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, pooling(nodes) as (pool, directory, made):
-            member = nodes.bookies[0].member
-            assert pool.peer(member) is pool.peer(member)
-            path = paths.bookie_available(member.bookie)
-            stored = await nodes.store.get(path)
-            assert stored is not None
-            moved = replace(decode_bookie_registration(stored.value), address="elsewhere:1")
-            await nodes.store.put(path, encode_bookie_registration(moved), expected=0)
-            await wait_until(lambda: directory.find(member) == moved)
-            assert pool.peer(member) is made[1]
-            assert [peer.address for peer in made] == ["b0:3181", "elsewhere:1"]
-            await wait_until(lambda: made[0].closed)
-            # It has left the list, and may answer all the same.
-            await nodes.unregister(nodes.bookies[0])
-            await wait_until(lambda: not directory.is_writable(member))
-            assert pool.peer(member) is made[1]
-        assert made[1].closed
-
-    run(main())
+async def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
+    async with cluster(1) as nodes, pooling(nodes) as (pool, directory, made):
+        member = nodes.bookies[0].member
+        assert pool.peer(member) is pool.peer(member)
+        path = paths.bookie_available(member.bookie)
+        stored = await nodes.store.get(path)
+        assert stored is not None
+        moved = replace(decode_bookie_registration(stored.value), address="elsewhere:1")
+        await nodes.store.put(path, encode_bookie_registration(moved), expected=0)
+        await wait_until(lambda: directory.find(member) == moved)
+        assert pool.peer(member) is made[1]
+        assert [peer.address for peer in made] == ["b0:3181", "elsewhere:1"]
+        await wait_until(lambda: made[0].closed)
+        # It has left the list, and may answer all the same.
+        await nodes.unregister(nodes.bookies[0])
+        await wait_until(lambda: not directory.is_writable(member))
+        assert pool.peer(member) is made[1]
+    assert made[1].closed
 
 
-def test_who_was_never_listed_cannot_be_reached() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
-            stranger = Member(BookieId("b7"), "f" * 32)
-            with pytest.raises(BookieUnavailable, match="not listed"):
-                pool.peer(stranger)
-            assert not await pool.adds(stranger).connect(1.0)
-
-    run(main())
+async def test_who_was_never_listed_cannot_be_reached() -> None:
+    async with cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
+        stranger = Member(BookieId("b7"), "f" * 32)
+        with pytest.raises(BookieUnavailable, match="not listed"):
+            pool.peer(stranger)
+        assert not await pool.adds(stranger).connect(1.0)
 
 
-def test_ledgers_share_a_stream_and_recoveries_another() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
-            member = nodes.bookies[0].member
-            assert pool.adds(member) is pool.adds(member)
-            assert pool.write_backs(member) is not pool.adds(member)
-            assert await pool.adds(member).connect(1.0)
-            assert await pool.write_backs(member).connect(1.0)
-            assert made[0].opened == 2
-
-    run(main())
+async def test_ledgers_share_a_stream_and_recoveries_another() -> None:
+    async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+        member = nodes.bookies[0].member
+        assert pool.adds(member) is pool.adds(member)
+        assert pool.write_backs(member) is not pool.adds(member)
+        assert await pool.adds(member).connect(1.0)
+        assert await pool.write_backs(member).connect(1.0)
+        assert made[0].opened == 2
 
 
-def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
-            member = nodes.bookies[0].member
-            stream = pool.adds(member)
-            assert await stream.connect(1.0)
-            made[0].kill()
-            await wait_until(lambda: stream.put is None)
-            for _ in range(3):
-                await stream.connect(0.2)  # the pauses between attempts have grown meanwhile
-            made[0].restart()
-            await nodes.register(nodes.bookies[0])
-            assert await stream.connect(1.0)
-
-    run(main())
+async def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
+    async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+        member = nodes.bookies[0].member
+        stream = pool.adds(member)
+        assert await stream.connect(1.0)
+        made[0].kill()
+        await wait_until(lambda: stream.put is None)
+        for _ in range(3):
+            await stream.connect(0.2)  # the pauses between attempts have grown meanwhile
+        made[0].restart()
+        await nodes.register(nodes.bookies[0])
+        assert await stream.connect(1.0)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_who_is_listed_again_is_tried_at_once_also_if_it_takes_nothing_new(
+async def test_who_is_listed_again_is_tried_at_once_also_if_it_takes_nothing_new(
     *, read_only: bool
 ) -> None:
     """Another bookie answered at its address meanwhile, so it is seldom asked for; but it may have
     seats still, and be read-only or draining."""
 
-    async def main() -> None:
-        async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
-            member = nodes.bookies[0].member
-            stream, sink = pool.adds(member), Sink()
-            stream.attach(1, sink)
-            await wait_until(lambda: stream.put is not None)
-            made[0].replaced = True
-            made[0].kill()
-            await asyncio.sleep(10)  # its first attempt is over
-            made[0].replaced = False
-            made[0].restart()
-            await nodes.register(nodes.bookies[0], read_only=read_only, boot_epoch=2)
-            await wait_until(lambda: stream.put is not None, deadline_s=1.0)
-            assert sink.streams == [True, False, True]
-
-    run(main())
+    async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+        member = nodes.bookies[0].member
+        stream, sink = pool.adds(member), Sink()
+        stream.attach(1, sink)
+        await wait_until(lambda: stream.put is not None)
+        made[0].replaced = True
+        made[0].kill()
+        await asyncio.sleep(10)  # its first attempt is over
+        made[0].replaced = False
+        made[0].restart()
+        await nodes.register(nodes.bookies[0], read_only=read_only, boot_epoch=2)
+        await wait_until(lambda: stream.put is not None, deadline_s=1.0)
+        assert sink.streams == [True, False, True]
 
 
-def test_a_pool_that_is_stopping_begins_no_stream() -> None:
+async def test_a_pool_that_is_stopping_begins_no_stream() -> None:
     """A recovery that is cancelled together with the pool may ask for one more stream."""
 
-    async def main() -> None:
-        async with cluster(2) as nodes, asyncio.TaskGroup() as group:
-            pool = PeerPool(
-                BookieRegistry(nodes.store),
-                lambda member, _: nodes.bookie(member),
-                client_name="test",
-                random=Random(1),
-                connect_timeout_s=0.2,
-            )
-            running = group.create_task(pool.run())
-            await asyncio.sleep(0)
-            held = pool.adds(nodes.bookies[0].member)  # its task takes a turn to end
-            assert await asyncio.wait_for(held.connect(0.1), 1.0) is False  # (not listed here)
-            running.cancel()
-            await asyncio.sleep(0)
-            assert not running.done()
-            assert pool.adds(nodes.bookies[1].member).put is None
-
-    run(main())
+    async with cluster(2) as nodes, asyncio.TaskGroup() as group:
+        pool = PeerPool(
+            BookieRegistry(nodes.store),
+            lambda member, _: nodes.bookie(member),
+            client_name="test",
+            random=Random(1),
+            connect_timeout_s=0.2,
+        )
+        running = group.create_task(pool.run())
+        await asyncio.sleep(0)
+        held = pool.adds(nodes.bookies[0].member)  # its task takes a turn to end
+        assert await asyncio.wait_for(held.connect(0.1), 1.0) is False  # (not listed here)
+        running.cancel()
+        await asyncio.sleep(0)
+        assert not running.done()
+        assert pool.adds(nodes.bookies[1].member).put is None

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 from fakes.ledger_bookies import FakeBookie, cluster
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
@@ -62,7 +61,9 @@ class Sink:
 
 
 @pytest.mark.parametrize("side", ["send", "receive"])
-def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begun_anew(side: str) -> None:
+async def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begun_anew(
+    side: str,
+) -> None:
     class Frail(FakeBookie):
         async def open_write(self, client_name: str) -> FrameStream:
             stream = await super().open_write(client_name)
@@ -71,85 +72,76 @@ def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begun_anew
             self.broken = Broken(stream, side)
             return self.broken
 
-    async def main() -> None:
-        async with cluster(1) as nodes, asyncio.TaskGroup() as group:
-            frail = Frail("b0", group=group)
-            directory = BookieRegistry(MemoryStore(nodes.tree))
-            pool = PeerPool(
-                directory,
-                lambda *_: frail,
-                client_name="test",
-                random=Random(1),
-                connect_timeout_s=0.2,
-            )
-            tasks = [group.create_task(directory.run()), group.create_task(pool.run())]
-            await directory.wait_ready()
-            stream, sink = pool.adds(frail.member), Sink()
-            stream.attach(1, sink)
-            assert await stream.connect(1.0)
-            assert stream.put is not None
-            stream.put(*an_add(0))
-            frail.broken.stop.set()
-            await wait_until(lambda: sink.streams == [True, False, True], deadline_s=3)
-            stream.put(
-                *encode_add(ledger=1, entry=0, confirmed=-1, length=1, payload=[b"x"], master_key=1)
-            )
-            await wait_until(lambda: sink.acks == [0], deadline_s=3)
-            assert frail.broken._stream.ended  # type: ignore[attr-defined]
-            for task in tasks:
-                task.cancel()
-            frail.kill()
-
-    run(main())
+    async with cluster(1) as nodes, asyncio.TaskGroup() as group:
+        frail = Frail("b0", group=group)
+        directory = BookieRegistry(MemoryStore(nodes.tree))
+        pool = PeerPool(
+            directory,
+            lambda *_: frail,
+            client_name="test",
+            random=Random(1),
+            connect_timeout_s=0.2,
+        )
+        tasks = [group.create_task(directory.run()), group.create_task(pool.run())]
+        await directory.wait_ready()
+        stream, sink = pool.adds(frail.member), Sink()
+        stream.attach(1, sink)
+        assert await stream.connect(1.0)
+        assert stream.put is not None
+        stream.put(*an_add(0))
+        frail.broken.stop.set()
+        await wait_until(lambda: sink.streams == [True, False, True], deadline_s=3)
+        stream.put(
+            *encode_add(ledger=1, entry=0, confirmed=-1, length=1, payload=[b"x"], master_key=1)
+        )
+        await wait_until(lambda: sink.acks == [0], deadline_s=3)
+        assert frail.broken._stream.ended  # type: ignore[attr-defined]
+        for task in tasks:
+            task.cancel()
+        frail.kill()
 
 
-def test_a_stream_that_was_asked_for_before_the_pool_runs_is_begun_with_it() -> None:
-    async def main() -> None:
-        async with cluster(1) as nodes, asyncio.TaskGroup() as group:
-            directory = BookieRegistry(MemoryStore(nodes.tree))
-            pool = PeerPool(
-                directory,
-                lambda member, _: nodes.bookie(member),
-                client_name="test",
-                random=Random(1),
-                connect_timeout_s=0.2,
-            )
-            stream = pool.adds(nodes.bookies[0].member)
-            tasks = [group.create_task(directory.run()), group.create_task(pool.run())]
-            await directory.wait_ready()
-            assert await stream.connect(1.0)
-            for task in tasks:
-                task.cancel()
-
-    run(main())
+async def test_a_stream_that_was_asked_for_before_the_pool_runs_is_begun_with_it() -> None:
+    async with cluster(1) as nodes, asyncio.TaskGroup() as group:
+        directory = BookieRegistry(MemoryStore(nodes.tree))
+        pool = PeerPool(
+            directory,
+            lambda member, _: nodes.bookie(member),
+            client_name="test",
+            random=Random(1),
+            connect_timeout_s=0.2,
+        )
+        stream = pool.adds(nodes.bookies[0].member)
+        tasks = [group.create_task(directory.run()), group.create_task(pool.run())]
+        await directory.wait_ready()
+        assert await stream.connect(1.0)
+        for task in tasks:
+            task.cancel()
 
 
-def test_a_stream_that_fails_ends_the_pool() -> None:
+async def test_a_stream_that_fails_ends_the_pool() -> None:
     class Faulty(Sink):
         def on_stream(self, stream: AddStream) -> None:
             raise AssertionError("a bug")
 
-    async def main() -> None:
-        async with cluster(2) as nodes:
-            directory = BookieRegistry(MemoryStore(nodes.tree))
-            pool = PeerPool(
-                directory,
-                lambda member, _: nodes.bookie(member),
-                client_name="test",
-                random=Random(1),
-                connect_timeout_s=0.2,
-            )
-            loop = asyncio.get_running_loop()
-            listing = loop.create_task(directory.run())
-            await directory.wait_ready()
-            running = loop.create_task(pool.run())
-            await asyncio.sleep(0)
-            assert await pool.adds(nodes.bookies[0].member).connect(1.0)
-            pool.adds(nodes.bookies[1].member).attach(1, Faulty())
-            await asyncio.wait([running], timeout=5)
-            with pytest.raises(ExceptionGroup):
-                running.result()
-            listing.cancel()
-            await asyncio.wait([listing])
-
-    run(main())
+    async with cluster(2) as nodes:
+        directory = BookieRegistry(MemoryStore(nodes.tree))
+        pool = PeerPool(
+            directory,
+            lambda member, _: nodes.bookie(member),
+            client_name="test",
+            random=Random(1),
+            connect_timeout_s=0.2,
+        )
+        loop = asyncio.get_running_loop()
+        listing = loop.create_task(directory.run())
+        await directory.wait_ready()
+        running = loop.create_task(pool.run())
+        await asyncio.sleep(0)
+        assert await pool.adds(nodes.bookies[0].member).connect(1.0)
+        pool.adds(nodes.bookies[1].member).attach(1, Faulty())
+        await asyncio.wait([running], timeout=5)
+        with pytest.raises(ExceptionGroup):
+            running.result()
+        listing.cancel()
+        await asyncio.wait([listing])

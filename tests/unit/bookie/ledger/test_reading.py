@@ -7,7 +7,6 @@ from random import Random
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
 from fakes.ledger_lives import QUICK, append, confirmed, create, payload, seated, world
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
@@ -63,131 +62,110 @@ async def read_until_noted(ledgers: Ledgers, appender: LedgerAppender, entry: in
         BookieCode.NO_SUCH_LEDGER,
     ],
 )
-def test_t36_a_bad_copy_is_passed_over_and_noted(code: BookieCode) -> None:
-    async def main() -> None:
-        async with world(3, PATIENT) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 4)
-            bad = nodes.bookies[1]
-            bad.judge_read = lambda _, entry: code if entry == 2 else None
-            await read_until_noted(ledgers, appender, 2)
-            assert noted(ledgers.bad_copies) == [(bad.member, 2, 2)]
-
-    run(main())
+async def test_t36_a_bad_copy_is_passed_over_and_noted(code: BookieCode) -> None:
+    async with world(3, PATIENT) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 4)
+        bad = nodes.bookies[1]
+        bad.judge_read = lambda _, entry: code if entry == 2 else None
+        await read_until_noted(ledgers, appender, 2)
+        assert noted(ledgers.bad_copies) == [(bad.member, 2, 2)]
 
 
-def test_a_bad_copy_in_the_midst_of_a_range_is_noted_at_once() -> None:
-    async def main() -> None:
-        async with world(1, LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)) as (
-            nodes,
-            ledgers,
-        ):
-            appender = await written(ledgers, nodes, 5)
-            stored = nodes.bookies[0].ledgers[appender.ledger].entries
-            stored[3] = stored[3][:-1] + b"?"
-            found = await ledgers.reader(appender.metadata).read(0, 4, bytes_max=1 << 20)
-            assert len(found) == 3
-            assert noted(ledgers.bad_copies) == [(nodes.bookies[0].member, 3, 3)]
-
-    run(main())
+async def test_a_bad_copy_in_the_midst_of_a_range_is_noted_at_once() -> None:
+    async with world(1, LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)) as (
+        nodes,
+        ledgers,
+    ):
+        appender = await written(ledgers, nodes, 5)
+        stored = nodes.bookies[0].ledgers[appender.ledger].entries
+        stored[3] = stored[3][:-1] + b"?"
+        found = await ledgers.reader(appender.metadata).read(0, 4, bytes_max=1 << 20)
+        assert len(found) == 3
+        assert noted(ledgers.bad_copies) == [(nodes.bookies[0].member, 3, 3)]
 
 
-def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
-    async def main() -> None:
-        async with world(3, PATIENT) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 5)
+async def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
+    async with world(3, PATIENT) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 5)
 
-            def lose(_: int, entry: int) -> BookieCode | None:
-                if entry == 3:
-                    raise StreamClosed("lost", clean=False)
-                return None
+        def lose(_: int, entry: int) -> BookieCode | None:
+            if entry == 3:
+                raise StreamClosed("lost", clean=False)
+            return None
 
-            for bookie in nodes.bookies:
-                bookie.judge_read = lose
-            reader = ledgers.reader(appender.metadata)
-            found = await reader.read(0, 4, bytes_max=1 << 20)
-            assert [entry.entry for entry in found] == [0, 1, 2]
-            with pytest.raises(EntryUnreadable):
-                await reader.read(3, 4, bytes_max=1 << 20)
-            assert noted(ledgers.bad_copies) == []
-
-    run(main())
+        for bookie in nodes.bookies:
+            bookie.judge_read = lose
+        reader = ledgers.reader(appender.metadata)
+        found = await reader.read(0, 4, bytes_max=1 << 20)
+        assert [entry.entry for entry in found] == [0, 1, 2]
+        with pytest.raises(EntryUnreadable):
+            await reader.read(3, 4, bytes_max=1 << 20)
+        assert noted(ledgers.bad_copies) == []
 
 
 @pytest.mark.parametrize(
     "code", [BookieCode.LIMBO, BookieCode.OVERLOADED, BookieCode.WRONG_INCARNATION]
 )
-def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> None:
-    async def main() -> None:
-        async with world(3, PATIENT) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 1)
-            asked: list[int] = []
-            nodes.bookies[1].judge_read = lambda _, entry: asked.append(entry) or code
-            for _ in range(20):
-                await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
-            assert asked
-            assert noted(ledgers.bad_copies) == []
-
-    run(main())
+async def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> None:
+    async with world(3, PATIENT) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 1)
+        asked: list[int] = []
+        nodes.bookies[1].judge_read = lambda _, entry: asked.append(entry) or code
+        for _ in range(20):
+            await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
+        assert asked
+        assert noted(ledgers.bad_copies) == []
 
 
-def test_in_the_open_segment_an_absent_entry_is_nothing_to_note() -> None:
+async def test_in_the_open_segment_an_absent_entry_is_nothing_to_note() -> None:
     """The member was away when it was confirmed by the others."""
 
-    async def main() -> None:
-        async with world(3, PATIENT) as (nodes, ledgers):
-            appender = await create(ledgers)
-            away = nodes.bookies[0]
-            away.may_take.clear()
-            append(appender, 2)
-            await confirmed(appender)
-            for _ in range(20):
-                assert len(await appender.read(0, 1, bytes_max=1 << 20)) == 2
-            assert away.reads
-            assert noted(ledgers.bad_copies) == []
-            away.may_take.set()
-
-    run(main())
+    async with world(3, PATIENT) as (nodes, ledgers):
+        appender = await create(ledgers)
+        away = nodes.bookies[0]
+        away.may_take.clear()
+        append(appender, 2)
+        await confirmed(appender)
+        for _ in range(20):
+            assert len(await appender.read(0, 1, bytes_max=1 << 20)) == 2
+        assert away.reads
+        assert noted(ledgers.bad_copies) == []
+        away.may_take.set()
 
 
 # -- what it says in the end ---------------------------------------------------------------------
 
 
-def test_a_ledger_that_was_deleted_meanwhile_is_not_called_lost() -> None:
-    async def main() -> None:
-        async with world(3, PATIENT) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 2)
-            reader = ledgers.reader(appender.metadata)
-            await ledgers.delete(appender.ledger)
-            assert len(await reader.read(0, 1, bytes_max=100)) == 2  # not collected yet
-            for bookie in nodes.bookies:
-                del bookie.ledgers[appender.ledger]
-            with pytest.raises(EntryUnreadable, match="deleted") as caught:
-                await reader.read(0, 1, bytes_max=100)
-            assert caught.value.deleted
-            assert not caught.value.missing
-
-    run(main())
+async def test_a_ledger_that_was_deleted_meanwhile_is_not_called_lost() -> None:
+    async with world(3, PATIENT) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 2)
+        reader = ledgers.reader(appender.metadata)
+        await ledgers.delete(appender.ledger)
+        assert len(await reader.read(0, 1, bytes_max=100)) == 2  # not collected yet
+        for bookie in nodes.bookies:
+            del bookie.ledgers[appender.ledger]
+        with pytest.raises(EntryUnreadable, match="deleted") as caught:
+            await reader.read(0, 1, bytes_max=100)
+        assert caught.value.deleted
+        assert not caught.value.missing
 
 
-def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None:
+async def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None:
     """The replicas may have moved."""
 
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            store = MemoryStore(nodes.tree)
-            config = replace(PATIENT, metadata_timeout_s=0.1)
-            async with nodes.process(config, store=store) as ledgers:
-                appender = await written(ledgers, nodes, 1)
-                for bookie in nodes.bookies:
-                    del bookie.ledgers[appender.ledger].entries[0]
-                store.suspend()
-                with pytest.raises(EntryUnreadable) as caught:
-                    await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
-                assert not caught.value.missing
-                assert not caught.value.deleted
-                store.reconnect()
-
-    run(main())
+    async with cluster(3) as nodes:
+        store = MemoryStore(nodes.tree)
+        config = replace(PATIENT, metadata_timeout_s=0.1)
+        async with nodes.process(config, store=store) as ledgers:
+            appender = await written(ledgers, nodes, 1)
+            for bookie in nodes.bookies:
+                del bookie.ledgers[appender.ledger].entries[0]
+            store.suspend()
+            with pytest.raises(EntryUnreadable) as caught:
+                await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
+            assert not caught.value.missing
+            assert not caught.value.deleted
+            store.reconnect()
 
 
 # -- whom it asks --------------------------------------------------------------------------------
@@ -204,57 +182,46 @@ async def first_asked(ledgers: Ledgers, nodes: Cluster, appender: LedgerAppender
     return names
 
 
-def test_well_before_doubtful_before_read_only_before_unlisted() -> None:
-    async def main() -> None:
-        async with world(3, PATIENT) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 1)
-            b0, b1, b2 = nodes.bookies
-            assert await first_asked(ledgers, nodes, appender) == {"b0", "b1", "b2"}
-            await nodes.unregister(b0)
-            await wait_until(lambda: len(ledgers.services.directory.listed) == 2)
-            assert await first_asked(ledgers, nodes, appender) == {"b1", "b2"}
-            await nodes.register(b1, read_only=True)
-            await wait_until(lambda: not ledgers.services.directory.is_writable(b1.member))
-            assert await first_asked(ledgers, nodes, appender) == {"b2"}
-            now = asyncio.get_running_loop().time()
-            ledgers.services.health.on_error(b2.member, now)
-            assert await first_asked(ledgers, nodes, appender) == {"b2"}
-            b2.kill()
-            await settle()
-            assert await first_asked(ledgers, nodes, appender) == {"b1"}
-            b1.kill()
-            await settle()
-            assert await first_asked(ledgers, nodes, appender) == {"b0"}
-
-    run(main())
+async def test_well_before_doubtful_before_read_only_before_unlisted() -> None:
+    async with world(3, PATIENT) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 1)
+        b0, b1, b2 = nodes.bookies
+        assert await first_asked(ledgers, nodes, appender) == {"b0", "b1", "b2"}
+        await nodes.unregister(b0)
+        await wait_until(lambda: len(ledgers.services.directory.listed) == 2)
+        assert await first_asked(ledgers, nodes, appender) == {"b1", "b2"}
+        await nodes.register(b1, read_only=True)
+        await wait_until(lambda: not ledgers.services.directory.is_writable(b1.member))
+        assert await first_asked(ledgers, nodes, appender) == {"b2"}
+        now = asyncio.get_running_loop().time()
+        ledgers.services.health.on_error(b2.member, now)
+        assert await first_asked(ledgers, nodes, appender) == {"b2"}
+        b2.kill()
+        await settle()
+        assert await first_asked(ledgers, nodes, appender) == {"b1"}
+        b1.kill()
+        await settle()
+        assert await first_asked(ledgers, nodes, appender) == {"b0"}
 
 
-def test_the_own_zone_comes_first_among_those_that_are_well() -> None:
-    async def main() -> None:
-        async with (
-            cluster(3, zones="abc") as nodes,
-            nodes.process(replace(PATIENT, zone="b")) as ledgers,
-        ):
-            appender = await written(ledgers, nodes, 1)
-            assert await first_asked(ledgers, nodes, appender) == {"b1"}
-            ledgers.services.health.on_error(
-                nodes.bookies[1].member, asyncio.get_running_loop().time()
-            )
-            assert await first_asked(ledgers, nodes, appender) == {"b0", "b2"}
-
-    run(main())
+async def test_the_own_zone_comes_first_among_those_that_are_well() -> None:
+    async with (
+        cluster(3, zones="abc") as nodes,
+        nodes.process(replace(PATIENT, zone="b")) as ledgers,
+    ):
+        appender = await written(ledgers, nodes, 1)
+        assert await first_asked(ledgers, nodes, appender) == {"b1"}
+        ledgers.services.health.on_error(nodes.bookies[1].member, asyncio.get_running_loop().time())
+        assert await first_asked(ledgers, nodes, appender) == {"b0", "b2"}
 
 
-def test_a_silent_replica_is_asked_later_next_time() -> None:
-    async def main() -> None:
-        async with world(3, replace(PATIENT, speculative_read_s=0.3)) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 1)
-            nodes.bookies[2].may_read.clear()
-            await first_asked(ledgers, nodes, appender)
-            assert await first_asked(ledgers, nodes, appender) == {"b0", "b1"}
-            nodes.bookies[2].may_read.set()
-
-    run(main())
+async def test_a_silent_replica_is_asked_later_next_time() -> None:
+    async with world(3, replace(PATIENT, speculative_read_s=0.3)) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 1)
+        nodes.bookies[2].may_read.clear()
+        await first_asked(ledgers, nodes, appender)
+        assert await first_asked(ledgers, nodes, appender) == {"b0", "b1"}
+        nodes.bookies[2].may_read.set()
 
 
 # -- striped ledgers -----------------------------------------------------------------------------
@@ -271,148 +238,127 @@ def requests(nodes: Cluster) -> int:
 
 
 @pytest.mark.parametrize("sizes", STRIPED)
-def test_a_striped_range_takes_as_few_requests_as_bookies_that_hold_it(
+async def test_a_striped_range_takes_as_few_requests_as_bookies_that_hold_it(
     sizes: tuple[int, int, int],
 ) -> None:
-    async def main() -> None:
-        async with world(sizes[0] + 1, striped(sizes)) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 60)
-            found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
-            assert [bytes(entry.payload) for entry in found] == [payload(n) for n in range(60)]
-            assert requests(nodes) == -(-sizes[0] // sizes[1])
-
-    run(main())
+    async with world(sizes[0] + 1, striped(sizes)) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 60)
+        found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
+        assert [bytes(entry.payload) for entry in found] == [payload(n) for n in range(60)]
+        assert requests(nodes) == -(-sizes[0] // sizes[1])
 
 
 @pytest.mark.parametrize("sizes", STRIPED)
-def test_without_one_bookie_for_each_stripe_each_write_set_is_asked_for(
+async def test_without_one_bookie_for_each_stripe_each_write_set_is_asked_for(
     sizes: tuple[int, int, int],
 ) -> None:
-    async def main() -> None:
-        async with world(sizes[0], striped(sizes)) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 60)
-            for bookie in nodes.bookies:
-                await nodes.register(bookie, read_only=True)
-            await wait_until(lambda: not ledgers.services.directory.writable)
-            found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
+    async with world(sizes[0], striped(sizes)) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 60)
+        for bookie in nodes.bookies:
+            await nodes.register(bookie, read_only=True)
+        await wait_until(lambda: not ledgers.services.directory.writable)
+        found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
+        assert [bytes(entry.payload) for entry in found] == [payload(n) for n in range(60)]
+        assert requests(nodes) == -(-60 // sizes[1])
+
+
+async def test_a_silent_bookie_holds_up_its_stripe_only_for_so_long() -> None:
+    async with world(5, replace(striped((5, 3, 2)), speculative_read_s=0.3)) as (
+        nodes,
+        ledgers,
+    ):
+        appender = await written(ledgers, nodes, 60)
+        reader = ledgers.reader(appender.metadata)
+        await reader.read(0, 59, bytes_max=1 << 20)
+        silent = next(bookie for bookie in nodes.bookies if bookie.reads)
+        silent.may_read.clear()
+        for _ in range(3):
+            found = await reader.read(0, 59, bytes_max=1 << 20)
             assert [bytes(entry.payload) for entry in found] == [payload(n) for n in range(60)]
-            assert requests(nodes) == -(-60 // sizes[1])
-
-    run(main())
+        silent.may_read.set()
 
 
-def test_a_silent_bookie_holds_up_its_stripe_only_for_so_long() -> None:
-    async def main() -> None:
-        async with world(5, replace(striped((5, 3, 2)), speculative_read_s=0.3)) as (
-            nodes,
-            ledgers,
-        ):
-            appender = await written(ledgers, nodes, 60)
-            reader = ledgers.reader(appender.metadata)
-            await reader.read(0, 59, bytes_max=1 << 20)
-            silent = next(bookie for bookie in nodes.bookies if bookie.reads)
-            silent.may_read.clear()
-            for _ in range(3):
-                found = await reader.read(0, 59, bytes_max=1 << 20)
-                assert [bytes(entry.payload) for entry in found] == [payload(n) for n in range(60)]
-            silent.may_read.set()
-
-    run(main())
-
-
-def test_reading_ahead_in_stripes_is_bounded() -> None:
-    async def main() -> None:
-        async with world(5, striped((5, 3, 2))) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 600)
-            read: list[int] = []
-            for bookie in nodes.bookies:
-                bookie.judge_read = lambda _, entry: read.append(entry)
-            reader = ledgers.reader(appender.metadata)
-            found = await reader.read(0, 599, bytes_max=200)
-            assert 10 <= len(found) <= 40
-            assert len(read) <= 60, "many more entries were read than asked for"
-
-    run(main())
+async def test_reading_ahead_in_stripes_is_bounded() -> None:
+    async with world(5, striped((5, 3, 2))) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 600)
+        read: list[int] = []
+        for bookie in nodes.bookies:
+            bookie.judge_read = lambda _, entry: read.append(entry)
+        reader = ledgers.reader(appender.metadata)
+        found = await reader.read(0, 599, bytes_max=200)
+        assert 10 <= len(found) <= 40
+        assert len(read) <= 60, "many more entries were read than asked for"
 
 
 @pytest.mark.parametrize("sizes", STRIPED)
 @pytest.mark.parametrize("seed", range(3))
-def test_striped_ranges_are_whole_whatever_happens_to_replicas(
+async def test_striped_ranges_are_whole_whatever_happens_to_replicas(
     sizes: tuple[int, int, int], seed: int
 ) -> None:
     """Entries of very different sizes, several segments, a bookie dead, copies damaged."""
 
-    async def main() -> None:
-        random = Random(seed)
-        async with world(sizes[0] + 2, striped(sizes)) as (nodes, ledgers):
-            appender = await create(ledgers)
-            data = [random.randbytes(random.choice([0, 3, 50, 4000])) for _ in range(120)]
-            for number, each in enumerate(data):
-                appender.append_nowait([each], len(each))
-                if number in (40, 80):
-                    await confirmed(appender)
-                    victim = random.choice(seated(nodes, appender))
-                    victim.kill()
-                    await settle()
-                    victim.restart()
-            await confirmed(appender)
-            await appender.close()
-            await settle(100)
-            if sizes[2] > 1:
-                random.choice(nodes.bookies).kill()
-            reader, found = ledgers.reader(appender.metadata), list[bytes]()
-            while len(found) < len(data):
-                last = min(len(found) + random.randrange(100), len(data) - 1)
-                part = await reader.read(len(found), last, bytes_max=random.choice([1, 900, 9000]))
-                assert [e.entry for e in part] == list(range(len(found), len(found) + len(part)))
-                found += [bytes(entry.payload) for entry in part]
-            assert found == data
-
-    run(main())
+    random = Random(seed)
+    async with world(sizes[0] + 2, striped(sizes)) as (nodes, ledgers):
+        appender = await create(ledgers)
+        data = [random.randbytes(random.choice([0, 3, 50, 4000])) for _ in range(120)]
+        for number, each in enumerate(data):
+            appender.append_nowait([each], len(each))
+            if number in (40, 80):
+                await confirmed(appender)
+                victim = random.choice(seated(nodes, appender))
+                victim.kill()
+                await settle()
+                victim.restart()
+        await confirmed(appender)
+        await appender.close()
+        await settle(100)
+        if sizes[2] > 1:
+            random.choice(nodes.bookies).kill()
+        reader, found = ledgers.reader(appender.metadata), list[bytes]()
+        while len(found) < len(data):
+            last = min(len(found) + random.randrange(100), len(data) - 1)
+            part = await reader.read(len(found), last, bytes_max=random.choice([1, 900, 9000]))
+            assert [e.entry for e in part] == list(range(len(found), len(found) + len(part)))
+            found += [bytes(entry.payload) for entry in part]
+        assert found == data
 
 
 @pytest.mark.parametrize("entry", range(20, 30))
-def test_a_bad_copy_in_the_midst_of_a_stripe_is_noted_at_once(entry: int) -> None:
-    async def main() -> None:
-        async with world(5, striped((5, 3, 2))) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 60)
-            asked: dict[int, FakeBookie] = {}
+async def test_a_bad_copy_in_the_midst_of_a_stripe_is_noted_at_once(entry: int) -> None:
+    async with world(5, striped((5, 3, 2))) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 60)
+        asked: dict[int, FakeBookie] = {}
 
-            def watch(bookie: FakeBookie) -> None:
-                def judge(_: int, number: int) -> BookieCode | None:
-                    asked.setdefault(number, bookie)
-                    bad = number == entry and asked[number] is bookie
-                    return BookieCode.IO_ERROR if bad else None
+        def watch(bookie: FakeBookie) -> None:
+            def judge(_: int, number: int) -> BookieCode | None:
+                asked.setdefault(number, bookie)
+                bad = number == entry and asked[number] is bookie
+                return BookieCode.IO_ERROR if bad else None
 
-                bookie.judge_read = judge
+            bookie.judge_read = judge
 
-            for bookie in nodes.bookies:
-                watch(bookie)
-            found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
-            assert len(found) == 60
-            assert noted(ledgers.bad_copies) == [(asked[entry].member, entry, entry)]
-
-    run(main())
+        for bookie in nodes.bookies:
+            watch(bookie)
+        found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
+        assert len(found) == 60
+        assert noted(ledgers.bad_copies) == [(asked[entry].member, entry, entry)]
 
 
-def test_a_striped_read_gives_what_comes_before_an_unreadable_entry() -> None:
-    async def main() -> None:
-        async with world(3, striped((3, 2, 2))) as (nodes, ledgers):
-            appender = await written(ledgers, nodes, 20)
-            for bookie in nodes.bookies:
-                bookie.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 11 else None
-            reader = ledgers.reader(appender.metadata)
-            found = await reader.read(0, 19, bytes_max=1 << 20)
-            assert [entry.entry for entry in found] == list(range(11))
-            with pytest.raises(EntryUnreadable) as caught:
-                await reader.read(11, 19, bytes_max=1 << 20)
-            assert caught.value.entry == 11
-            assert len(await reader.read(12, 19, bytes_max=1 << 20)) == 8
-            assert {who for who, _, _ in noted(ledgers.bad_copies)} == {
-                member for member in (b.member for b in nodes.bookies) if holds(member, appender)
-            }
-
-    run(main())
+async def test_a_striped_read_gives_what_comes_before_an_unreadable_entry() -> None:
+    async with world(3, striped((3, 2, 2))) as (nodes, ledgers):
+        appender = await written(ledgers, nodes, 20)
+        for bookie in nodes.bookies:
+            bookie.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 11 else None
+        reader = ledgers.reader(appender.metadata)
+        found = await reader.read(0, 19, bytes_max=1 << 20)
+        assert [entry.entry for entry in found] == list(range(11))
+        with pytest.raises(EntryUnreadable) as caught:
+            await reader.read(11, 19, bytes_max=1 << 20)
+        assert caught.value.entry == 11
+        assert len(await reader.read(12, 19, bytes_max=1 << 20)) == 8
+        assert {who for who, _, _ in noted(ledgers.bad_copies)} == {
+            member for member in (b.member for b in nodes.bookies) if holds(member, appender)
+        }
 
 
 def holds(member: Member, appender: LedgerAppender) -> bool:

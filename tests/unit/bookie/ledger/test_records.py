@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.ledger_world import member, open_metadata
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.errors import LedgerFenced, LedgerNotFound
@@ -103,7 +102,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", list(STEPS))
-def test_t44_every_step_survives_faults_of_every_request(step: str) -> None:
+async def test_t44_every_step_survives_faults_of_every_request(step: str) -> None:
     """Faults in all places of the first four requests, and it is done once."""
     before, act, after = STEPS[step]
 
@@ -115,276 +114,222 @@ def test_t44_every_step_survives_faults_of_every_request(step: str) -> None:
         await act(world)
         assert await world.elsewhere.get(NEW.ledger) == after, faults
 
-    async def main() -> None:
-        for place in range(4):
-            for fault in Fault:
-                await once([None] * place + [fault])
-        await once([Fault.REPLY_LOST] * 3)
-
-    run(main())
+    for place in range(4):
+        for fault in Fault:
+            await once([None] * place + [fault])
+    await once([Fault.REPLY_LOST] * 3)
 
 
-def test_a_ledger_of_another_creator_under_the_same_id_is_a_bug() -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(replace(NEW, creator_token=99))
-        with pytest.raises(AssertionError, match="twice"):
-            await world.records.create(NEW)
-
-    run(main())
+async def test_a_ledger_of_another_creator_under_the_same_id_is_a_bug() -> None:
+    world = World()
+    await world.records.create(replace(NEW, creator_token=99))
+    with pytest.raises(AssertionError, match="twice"):
+        await world.records.create(NEW)
 
 
 @pytest.mark.parametrize("state", ["claimed", "closed", "deleted", "other ensemble"])
-def test_t12_an_ensemble_change_is_refused_once_somebody_else_has_the_ledger(state: str) -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(NEW)
-        match state:
-            case "claimed":
-                await world.elsewhere.claim(NEW.ledger)
-            case "closed":
-                await world.elsewhere.close(NEW, -1, 0)
-            case "deleted":
-                await world.elsewhere.delete(NEW.ledger)
-            case _:
-                await world.elsewhere.change_ensemble(NEW, 3, B[2:5], wanted=always)
-        before = await world.elsewhere.get(NEW.ledger)
-        with pytest.raises(LedgerFenced):
-            await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-        assert await world.elsewhere.get(NEW.ledger) == before
+async def test_t12_an_ensemble_change_is_refused_once_somebody_else_has_the_ledger(
+    state: str,
+) -> None:
+    world = World()
+    await world.records.create(NEW)
+    match state:
+        case "claimed":
+            await world.elsewhere.claim(NEW.ledger)
+        case "closed":
+            await world.elsewhere.close(NEW, -1, 0)
+        case "deleted":
+            await world.elsewhere.delete(NEW.ledger)
+        case _:
+            await world.elsewhere.change_ensemble(NEW, 3, B[2:5], wanted=always)
+    before = await world.elsewhere.get(NEW.ledger)
+    with pytest.raises(LedgerFenced):
+        await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    assert await world.elsewhere.get(NEW.ledger) == before
 
-    run(main())
 
-
-def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced() -> None:
+async def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced() -> None:
     """Its own earlier change is not visible yet behind another server."""
 
-    async def main() -> None:
-        world = World()
-        await world.records.create(NEW)
-        first = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-        late = MemoryStore(world.tree)
-        await late.get(paths.ledger(NEW.ledger))
-        late.fall_behind()
-        records = LedgerRecords(late, timeout_s=2.0)
-        second = await world.records.change_ensemble(first, 7, B[2:5], wanted=always)
-        third = await records.change_ensemble(second, 9, B[:3], wanted=always)
-        assert [part.first_entry for part in third.segments] == [0, 5, 7, 9]
-
-    run(main())
+    world = World()
+    await world.records.create(NEW)
+    first = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    late = MemoryStore(world.tree)
+    await late.get(paths.ledger(NEW.ledger))
+    late.fall_behind()
+    records = LedgerRecords(late, timeout_s=2.0)
+    second = await world.records.change_ensemble(first, 7, B[2:5], wanted=always)
+    third = await records.change_ensemble(second, 9, B[:3], wanted=always)
+    assert [part.first_entry for part in third.segments] == [0, 5, 7, 9]
 
 
-def test_w1_the_past_is_not_taken_for_the_change_that_is_wanted() -> None:
+async def test_w1_the_past_is_not_taken_for_the_change_that_is_wanted() -> None:
     """A to B to A, nothing confirmed between: what a lagging follower shows of the beginning looks
     like the second change, which has not been made."""
 
-    async def main() -> None:
-        world = World()
-        await world.records.create(NEW)
-        late = MemoryStore(world.tree)
-        await late.get(paths.ledger(NEW.ledger))
-        late.fall_behind()
-        away = await world.records.change_ensemble(NEW, 0, B[1:4], wanted=always)
-        records = LedgerRecords(late, timeout_s=2.0)
-        back = await records.change_ensemble(away, 0, B[:3], wanted=always)
-        assert back.last_segment == NEW.last_segment
-        assert await world.elsewhere.get(NEW.ledger) == back
-
-    run(main())
+    world = World()
+    await world.records.create(NEW)
+    late = MemoryStore(world.tree)
+    await late.get(paths.ledger(NEW.ledger))
+    late.fall_behind()
+    away = await world.records.change_ensemble(NEW, 0, B[1:4], wanted=always)
+    records = LedgerRecords(late, timeout_s=2.0)
+    back = await records.change_ensemble(away, 0, B[:3], wanted=always)
+    assert back.last_segment == NEW.last_segment
+    assert await world.elsewhere.get(NEW.ledger) == back
 
 
-def test_sealed_segments_are_taken_from_the_store() -> None:
+async def test_sealed_segments_are_taken_from_the_store() -> None:
     """Auto-recovery moved replicas of a sealed segment of the open ledger."""
 
-    async def main() -> None:
-        world = World()
-        await world.records.create(NEW)
-        known = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-        moved = replace(
-            known, segments=(replace(known.segments[0], members=tuple(B[3:6])), known.segments[1])
-        )
-        await world.store.put(paths.ledger(NEW.ledger), encode_ledger(moved), expected=1)
-        after = await world.records.change_ensemble(known, 8, B[:3], wanted=always)
-        assert after.segments[:2] == moved.segments
-        assert after.segments[2].first_entry == 8
-
-    run(main())
+    world = World()
+    await world.records.create(NEW)
+    known = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    moved = replace(
+        known, segments=(replace(known.segments[0], members=tuple(B[3:6])), known.segments[1])
+    )
+    await world.store.put(paths.ledger(NEW.ledger), encode_ledger(moved), expected=1)
+    after = await world.records.change_ensemble(known, 8, B[:3], wanted=always)
+    assert after.segments[:2] == moved.segments
+    assert after.segments[2].first_entry == 8
 
 
-def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -> None:
-    async def main() -> None:
-        world = World(timeout_s=0.15)
-        await world.records.create(NEW)
-        world.faults = [None, Fault.REPLY_LOST]
-        looks = 0
+async def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -> None:
+    world = World(timeout_s=0.15)
+    await world.records.create(NEW)
+    world.faults = [None, Fault.REPLY_LOST]
+    looks = 0
 
-        def wanted() -> bool:
-            nonlocal looks
-            looks += 1
-            if looks == 2:
-                world.store.reconnect()
-            return True
+    def wanted() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            world.store.reconnect()
+        return True
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(world.go_away_after_the_faults())
-            metadata = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
-        assert looks >= 2
-        assert metadata.last_segment.members == tuple(B[1:4])
-
-    run(main())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.go_away_after_the_faults())
+        metadata = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
+    assert looks >= 2
+    assert metadata.last_segment.members == tuple(B[1:4])
 
 
-def test_a_change_that_was_never_sent_is_known_not_to_have_happened() -> None:
-    async def main() -> None:
-        world = World(timeout_s=0.1)
-        await world.records.create(NEW)
-        world.store.suspend()
-        with pytest.raises(Unavailable):
-            await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-        world.store.reconnect()
-        assert await world.records.get(NEW.ledger) == NEW
-
-    run(main())
+async def test_a_change_that_was_never_sent_is_known_not_to_have_happened() -> None:
+    world = World(timeout_s=0.1)
+    await world.records.create(NEW)
+    world.store.suspend()
+    with pytest.raises(Unavailable):
+        await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    world.store.reconnect()
+    assert await world.records.get(NEW.ledger) == NEW
 
 
-def test_nobody_wants_the_change_any_more() -> None:
-    async def main() -> None:
-        world = World(timeout_s=0.1)
-        await world.records.create(NEW)
-        world.faults = [None, Fault.REQUEST_LOST]
-        async with asyncio.TaskGroup() as group:
-            group.create_task(world.go_away_after_the_faults())
-            with pytest.raises(OutcomeUnknown):
-                await world.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
-
-    run(main())
+async def test_nobody_wants_the_change_any_more() -> None:
+    world = World(timeout_s=0.1)
+    await world.records.create(NEW)
+    world.faults = [None, Fault.REQUEST_LOST]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.go_away_after_the_faults())
+        with pytest.raises(OutcomeUnknown):
+            await world.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
 
 
-def test_a_writer_closes_only_what_is_open_or_closed_just_so() -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(NEW)
-        first = await world.records.close(NEW, 4, 99)
-        assert await world.records.close(NEW, 4, 99) == first
-        with pytest.raises(LedgerFenced):
-            await world.records.close(NEW, 3, 80)
-        await world.records.delete(NEW.ledger)
-        with pytest.raises(LedgerFenced):
-            await world.records.close(NEW, 4, 99)
-        await world.records.create(NEW)
-        await world.elsewhere.claim(NEW.ledger)
-        with pytest.raises(LedgerFenced):
-            await world.records.close(NEW, 4, 99)
-
-    run(main())
+async def test_a_writer_closes_only_what_is_open_or_closed_just_so() -> None:
+    world = World()
+    await world.records.create(NEW)
+    first = await world.records.close(NEW, 4, 99)
+    assert await world.records.close(NEW, 4, 99) == first
+    with pytest.raises(LedgerFenced):
+        await world.records.close(NEW, 3, 80)
+    await world.records.delete(NEW.ledger)
+    with pytest.raises(LedgerFenced):
+        await world.records.close(NEW, 4, 99)
+    await world.records.create(NEW)
+    await world.elsewhere.claim(NEW.ledger)
+    with pytest.raises(LedgerFenced):
+        await world.records.close(NEW, 4, 99)
 
 
-def test_r7_a_recoverer_adopts_the_end_that_another_one_has_recorded() -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(NEW)
-        await world.records.claim(NEW.ledger)
-        one = await world.elsewhere.close_recovered(NEW.ledger, closed)
-        merge: Callable[[LedgerMetadata], LedgerMetadata] = lambda stored: replace(  # noqa: E731
-            stored, state=LedgerState.CLOSED, last_entry=EntryId(7), length=1
-        )
-        assert await world.records.close_recovered(NEW.ledger, merge) == one
-        assert one.last_entry == 4
-
-    run(main())
+async def test_r7_a_recoverer_adopts_the_end_that_another_one_has_recorded() -> None:
+    world = World()
+    await world.records.create(NEW)
+    await world.records.claim(NEW.ledger)
+    one = await world.elsewhere.close_recovered(NEW.ledger, closed)
+    merge: Callable[[LedgerMetadata], LedgerMetadata] = lambda stored: replace(  # noqa: E731
+        stored, state=LedgerState.CLOSED, last_entry=EntryId(7), length=1
+    )
+    assert await world.records.close_recovered(NEW.ledger, merge) == one
+    assert one.last_entry == 4
 
 
-def test_claims_and_closes_of_what_is_not_there() -> None:
-    async def main() -> None:
-        world = World()
-        with pytest.raises(LedgerNotFound):
-            await world.records.claim(LedgerId(5))
-        with pytest.raises(LedgerNotFound):
-            await world.records.close_recovered(LedgerId(5), closed)
-        assert await world.records.get(LedgerId(5)) is None
-
-    run(main())
+async def test_claims_and_closes_of_what_is_not_there() -> None:
+    world = World()
+    with pytest.raises(LedgerNotFound):
+        await world.records.claim(LedgerId(5))
+    with pytest.raises(LedgerNotFound):
+        await world.records.close_recovered(LedgerId(5), closed)
+    assert await world.records.get(LedgerId(5)) is None
 
 
-def test_claim_finds_a_ledger_that_the_follower_does_not_show_yet() -> None:
-    async def main() -> None:
-        world = World()
-        late = MemoryStore(world.tree)
-        await late.get(paths.ledger(NEW.ledger))
-        late.fall_behind()
-        await world.records.create(NEW)
-        claimed = await LedgerRecords(late, timeout_s=2.0).claim(NEW.ledger)
-        assert claimed.state is LedgerState.IN_RECOVERY
-
-    run(main())
+async def test_claim_finds_a_ledger_that_the_follower_does_not_show_yet() -> None:
+    world = World()
+    late = MemoryStore(world.tree)
+    await late.get(paths.ledger(NEW.ledger))
+    late.fall_behind()
+    await world.records.create(NEW)
+    claimed = await LedgerRecords(late, timeout_s=2.0).claim(NEW.ledger)
+    assert claimed.state is LedgerState.IN_RECOVERY
 
 
-def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
-    async def main() -> None:
-        world = World()
-        grown = NEW.with_ensemble(EntryId(3), B[1:4])
-        await world.records.create(grown)
-        replaced = await world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=always)
-        assert replaced is not None
-        assert [each.members for each in replaced.segments] == [(B[4], B[1], B[2]), tuple(B[1:4])]
-        for first, old, new in (
-            (0, B[0], B[5]),  # somebody else was first
-            (0, B[1], B[2]),  # it sits there already
-            (7, B[1], B[5]),  # no such segment
-        ):
-            assert (
-                await world.records.replace_member(NEW.ledger, first, old, new, wanted=always)
-                is None
-            )
-        assert await world.records.get(NEW.ledger) == replaced
+async def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
+    world = World()
+    grown = NEW.with_ensemble(EntryId(3), B[1:4])
+    await world.records.create(grown)
+    replaced = await world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=always)
+    assert replaced is not None
+    assert [each.members for each in replaced.segments] == [(B[4], B[1], B[2]), tuple(B[1:4])]
+    for first, old, new in (
+        (0, B[0], B[5]),  # somebody else was first
+        (0, B[1], B[2]),  # it sits there already
+        (7, B[1], B[5]),  # no such segment
+    ):
         assert (
-            await world.records.replace_member(LedgerId(99), 0, B[1], B[5], wanted=always) is None
+            await world.records.replace_member(NEW.ledger, first, old, new, wanted=always) is None
         )
-        # While the ledger is written its last segment is its writer's.
-        with pytest.raises(AssertionError, match="being written"):
-            await world.records.replace_member(NEW.ledger, 3, B[1], B[5], wanted=always)
-
-    run(main())
-
-
-def test_a_repair_that_has_lost_its_lock_changes_nothing() -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(closed(NEW))
-        lost = world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=lambda: False)
-        assert await lost is None
-        wide = world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=lambda: False)
-        assert await wide is None
-        assert await world.records.get(NEW.ledger) == closed(NEW)
-
-    run(main())
+    assert await world.records.get(NEW.ledger) == replaced
+    assert await world.records.replace_member(LedgerId(99), 0, B[1], B[5], wanted=always) is None
+    # While the ledger is written its last segment is its writer's.
+    with pytest.raises(AssertionError, match="being written"):
+        await world.records.replace_member(NEW.ledger, 3, B[1], B[5], wanted=always)
 
 
-def test_a_reborn_bookie_takes_its_own_seat_and_no_other() -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(closed(NEW))
-        reborn = member(1, incarnation=9)
-        assert (
-            await world.records.replace_member(NEW.ledger, 0, B[0], reborn, wanted=always) is None
-        )
-        replaced = await world.records.replace_member(NEW.ledger, 0, B[1], reborn, wanted=always)
-        assert replaced is not None
-        assert replaced.segments[0].members == (B[0], reborn, B[2])
-
-    run(main())
+async def test_a_repair_that_has_lost_its_lock_changes_nothing() -> None:
+    world = World()
+    await world.records.create(closed(NEW))
+    lost = world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=lambda: False)
+    assert await lost is None
+    wide = world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=lambda: False)
+    assert await wide is None
+    assert await world.records.get(NEW.ledger) == closed(NEW)
 
 
-def test_a_ledger_that_changed_is_not_widened() -> None:
-    async def main() -> None:
-        world = World()
-        await world.records.create(closed(NEW))
-        await world.records.replace_member(NEW.ledger, 0, B[1], B[4], wanted=always)
-        assert await world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=always) is None
-        stored = await world.records.get(NEW.ledger)
-        assert stored is not None
-        wide = await world.records.widen(stored, [B[3]], write_quorum=4, wanted=always)
-        assert wide is not None
-        assert not wide.under_replicated
+async def test_a_reborn_bookie_takes_its_own_seat_and_no_other() -> None:
+    world = World()
+    await world.records.create(closed(NEW))
+    reborn = member(1, incarnation=9)
+    assert await world.records.replace_member(NEW.ledger, 0, B[0], reborn, wanted=always) is None
+    replaced = await world.records.replace_member(NEW.ledger, 0, B[1], reborn, wanted=always)
+    assert replaced is not None
+    assert replaced.segments[0].members == (B[0], reborn, B[2])
 
-    run(main())
+
+async def test_a_ledger_that_changed_is_not_widened() -> None:
+    world = World()
+    await world.records.create(closed(NEW))
+    await world.records.replace_member(NEW.ledger, 0, B[1], B[4], wanted=always)
+    assert await world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=always) is None
+    stored = await world.records.get(NEW.ledger)
+    assert stored is not None
+    wide = await world.records.widen(stored, [B[3]], write_quorum=4, wanted=always)
+    assert wide is not None
+    assert not wide.under_replicated

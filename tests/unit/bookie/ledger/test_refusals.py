@@ -10,7 +10,6 @@ from random import Random
 import pytest
 from fakes.bookies import IDENTITY, OTHER, Bookie, running_bookie
 from fakes.ledger_lives import QUICK, append, confirmed, create, payload, read_all
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
@@ -107,142 +106,121 @@ async def pretend(store: MemoryStore, metadata: LedgerMetadata) -> None:
 # -- another master key --------------------------------------------------------------------------
 
 
-def test_a_writer_with_another_master_key_is_refused_as_a_stranger() -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, _):
-            appender = await create(ledgers)
-            append(appender, 2)
-            await confirmed(appender)
-            await wait_until(lambda: not ledgers._busy)
-            true = appender.metadata
-            appender._leave()  # one writer of a ledger in a process
-            stranger = writer_of(replace(true, master_key=true.master_key ^ 1), ledgers)
-            append(stranger)
-            await wait_until(lambda: stranger.failure)
-            assert isinstance(stranger.failure, LedgerFenced)
-            assert "UNAUTHORIZED" in str(stranger.failure)
-            assert stranger.metadata.segments == true.segments, "the ensemble was changed"
-            assert (await ledgers.recover(true.ledger)).last_entry == 1
-            assert await read_all(ledgers, true.ledger) == [payload(0), payload(1)]
-
-    run(main())
+async def test_a_writer_with_another_master_key_is_refused_as_a_stranger() -> None:
+    async with three_bookies() as (ledgers, _):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        await wait_until(lambda: not ledgers._busy)
+        true = appender.metadata
+        appender._leave()  # one writer of a ledger in a process
+        stranger = writer_of(replace(true, master_key=true.master_key ^ 1), ledgers)
+        append(stranger)
+        await wait_until(lambda: stranger.failure)
+        assert isinstance(stranger.failure, LedgerFenced)
+        assert "UNAUTHORIZED" in str(stranger.failure)
+        assert stranger.metadata.segments == true.segments, "the ensemble was changed"
+        assert (await ledgers.recover(true.ledger)).last_entry == 1
+        assert await read_all(ledgers, true.ledger) == [payload(0), payload(1)]
 
 
-def test_a_reader_with_another_master_key_learns_nothing_not_even_absence() -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, _):
-            appender = await create(ledgers)
-            append(appender, 2)
-            await confirmed(appender)
-            metadata = await appender.close()
-            wrong = replace(metadata, master_key=metadata.master_key ^ 1)
-            with pytest.raises(EntryUnreadable) as caught:
-                await LedgerReader(wrong, ledgers.services).read(5, 5, bytes_max=1)
-            assert BookieCode.UNAUTHORIZED in caught.value.answers.values()
-            assert not caught.value.missing
-            assert ledgers.bad_copies.drain() == []
-
-    run(main())
+async def test_a_reader_with_another_master_key_learns_nothing_not_even_absence() -> None:
+    async with three_bookies() as (ledgers, _):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        metadata = await appender.close()
+        wrong = replace(metadata, master_key=metadata.master_key ^ 1)
+        with pytest.raises(EntryUnreadable) as caught:
+            await LedgerReader(wrong, ledgers.services).read(5, 5, bytes_max=1)
+        assert BookieCode.UNAUTHORIZED in caught.value.answers.values()
+        assert not caught.value.missing
+        assert ledgers.bad_copies.drain() == []
 
 
-def test_a_recovery_with_another_master_key_neither_fences_nor_closes() -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, store):
-            appender = await create(ledgers)
-            append(appender, 2)
-            await confirmed(appender)
-            true = appender.metadata
-            await pretend(store, replace(true, master_key=true.master_key ^ 1))
-            with pytest.raises(RecoveryIncomplete, match="UNAUTHORIZED"):
-                await ledgers.recover(true.ledger)
-            await pretend(store, true)
-            await unharmed(ledgers, appender, 2)
-
-    run(main())
+async def test_a_recovery_with_another_master_key_neither_fences_nor_closes() -> None:
+    async with three_bookies() as (ledgers, store):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        true = appender.metadata
+        await pretend(store, replace(true, master_key=true.master_key ^ 1))
+        with pytest.raises(RecoveryIncomplete, match="UNAUTHORIZED"):
+            await ledgers.recover(true.ledger)
+        await pretend(store, true)
+        await unharmed(ledgers, appender, 2)
 
 
 # -- another incarnation -------------------------------------------------------------------------
 
 
-def test_members_of_another_incarnation_are_not_written_to_and_prove_nothing() -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, store):
-            appender = await create(ledgers)
-            append(appender, 2)
-            await confirmed(appender)
-            true = appender.metadata
-            former = [Member(who.bookie, OTHER) for who in true.last_segment.members]
-            wrong = true.with_ensemble(true.segments[0].first_entry, former)
-            await pretend(store, wrong)
-            with pytest.raises(RecoveryIncomplete, match="WRONG_INCARNATION"):
-                await ledgers.recover(true.ledger)
-            stranger = writer_of(replace(wrong, ledger=LedgerId(4711)), ledgers)
-            append(stranger)
-            await wait_until(lambda: stranger.degraded)
-            assert stranger.confirmed == -1
-            stranger.abandon()
-            reader = LedgerReader(wrong, ledgers.services)
-            await pretend(store, true)
-            # The refresh shows who really has it.
-            assert len(await reader.read(0, 0, bytes_max=1)) == 1
-            await unharmed(ledgers, appender, 2)
-
-    run(main())
+async def test_members_of_another_incarnation_are_not_written_to_and_prove_nothing() -> None:
+    async with three_bookies() as (ledgers, store):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        true = appender.metadata
+        former = [Member(who.bookie, OTHER) for who in true.last_segment.members]
+        wrong = true.with_ensemble(true.segments[0].first_entry, former)
+        await pretend(store, wrong)
+        with pytest.raises(RecoveryIncomplete, match="WRONG_INCARNATION"):
+            await ledgers.recover(true.ledger)
+        stranger = writer_of(replace(wrong, ledger=LedgerId(4711)), ledgers)
+        append(stranger)
+        await wait_until(lambda: stranger.degraded)
+        assert stranger.confirmed == -1
+        stranger.abandon()
+        reader = LedgerReader(wrong, ledgers.services)
+        await pretend(store, true)
+        # The refresh shows who really has it.
+        assert len(await reader.read(0, 0, bytes_max=1)) == 1
+        await unharmed(ledgers, appender, 2)
 
 
 # -- ledgers that nobody knows -------------------------------------------------------------------
 
 
-def test_a_ledger_without_metadata_is_not_found() -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, _):
-            with pytest.raises(LedgerNotFound) as caught:
-                await ledgers.recover(LedgerId(99))
-            assert caught.value.ledger == 99
-            assert await ledgers.metadata(LedgerId(99)) is None
-            await ledgers.delete(LedgerId(99))
-
-    run(main())
+async def test_a_ledger_without_metadata_is_not_found() -> None:
+    async with three_bookies() as (ledgers, _):
+        with pytest.raises(LedgerNotFound) as caught:
+            await ledgers.recover(LedgerId(99))
+        assert caught.value.ledger == 99
+        assert await ledgers.metadata(LedgerId(99)) is None
+        await ledgers.delete(LedgerId(99))
 
 
-def test_a_ledger_that_no_bookie_knows_is_closed_empty_but_its_entries_are_missed() -> None:
+async def test_a_ledger_that_no_bookie_knows_is_closed_empty_but_its_entries_are_missed() -> None:
     """Recovery believes undamaged bookies; who was told of entries hears that they are lost."""
 
-    async def main() -> None:
-        async with three_bookies() as (ledgers, store):
-            appender = await create(ledgers)
-            unknown = replace(appender.metadata, ledger=LedgerId(4711))
-            await pretend(store, unknown)
-            closed = await ledgers.recover(unknown.ledger)
-            assert (closed.last_entry, closed.length) == (-1, 0)
-            other = replace(appender.metadata, ledger=LedgerId(4712))
-            await pretend(store, other)
-            with pytest.raises(EntryUnreadable) as caught:
-                await LedgerReader(other, ledgers.services).read(3, 3, bytes_max=1)
-            assert set(caught.value.answers.values()) == {BookieCode.NO_SUCH_LEDGER}
-            assert caught.value.missing
-            await unharmed(ledgers, appender, 0)
-
-    run(main())
+    async with three_bookies() as (ledgers, store):
+        appender = await create(ledgers)
+        unknown = replace(appender.metadata, ledger=LedgerId(4711))
+        await pretend(store, unknown)
+        closed = await ledgers.recover(unknown.ledger)
+        assert (closed.last_entry, closed.length) == (-1, 0)
+        other = replace(appender.metadata, ledger=LedgerId(4712))
+        await pretend(store, other)
+        with pytest.raises(EntryUnreadable) as caught:
+            await LedgerReader(other, ledgers.services).read(3, 3, bytes_max=1)
+        assert set(caught.value.answers.values()) == {BookieCode.NO_SUCH_LEDGER}
+        assert caught.value.missing
+        await unharmed(ledgers, appender, 0)
 
 
 # -- sizes ---------------------------------------------------------------------------------------
 
 
-def test_t34_too_large_an_entry_never_reaches_a_bookie() -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, _):
-            appender = await create(ledgers)
-            append(appender)
-            large = bytes(ENTRY_BYTES_MAX + 1)
-            with pytest.raises(EntryTooLarge) as caught:
-                appender.append_nowait([large], len(large))
-            assert (caught.value.size, caught.value.limit) == (len(large), ENTRY_BYTES_MAX)
-            assert caught.value.definite
-            await unharmed(ledgers, appender, 1)
-            assert len(appender.metadata.segments) == 1
-
-    run(main())
+async def test_t34_too_large_an_entry_never_reaches_a_bookie() -> None:
+    async with three_bookies() as (ledgers, _):
+        appender = await create(ledgers)
+        append(appender)
+        large = bytes(ENTRY_BYTES_MAX + 1)
+        with pytest.raises(EntryTooLarge) as caught:
+            appender.append_nowait([large], len(large))
+        assert (caught.value.size, caught.value.limit) == (len(large), ENTRY_BYTES_MAX)
+        assert caught.value.definite
+        await unharmed(ledgers, appender, 1)
+        assert len(appender.metadata.segments) == 1
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 3), (2, 3, 2), (3, 3, 0), (0, 0, 0), (33, 3, 2)])
@@ -253,13 +231,8 @@ def test_sizes_that_contradict_each_other_are_refused_by_name(sizes: tuple[int, 
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 3), (2, 3, 2), (3, 3, 0)])
-def test_metadata_with_such_sizes_is_never_used(sizes: tuple[int, int, int]) -> None:
-    async def main() -> None:
-        async with three_bookies() as (ledgers, _):
-            metadata = (await create(ledgers)).metadata
-            with pytest.raises(InvalidLedgerMetadata, match="quorums"):
-                replace(
-                    metadata, ensemble_size=sizes[0], write_quorum=sizes[1], ack_quorum=sizes[2]
-                )
-
-    run(main())
+async def test_metadata_with_such_sizes_is_never_used(sizes: tuple[int, int, int]) -> None:
+    async with three_bookies() as (ledgers, _):
+        metadata = (await create(ledgers)).metadata
+        with pytest.raises(InvalidLedgerMetadata, match="quorums"):
+            replace(metadata, ensemble_size=sizes[0], write_quorum=sizes[1], ack_quorum=sizes[2])

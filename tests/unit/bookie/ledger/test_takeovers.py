@@ -7,7 +7,6 @@ from random import Random
 import pytest
 from fakes.ledger_bookies import cluster
 from fakes.ledger_lives import append, confirmed, create, payload, read_all, seated, world
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -36,186 +35,162 @@ QUICK = LedgerConfig(
 # -- fencing and recovery ------------------------------------------------------------------------
 
 
-def test_recovery_takes_the_ledger_from_a_live_writer() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
-            appender = await create(ledgers)
-            append(appender, 20)
-            await wait_until(lambda: appender.confirmed >= 0)
-            metadata = await others.recover(appender.ledger)
-            assert metadata.state is LedgerState.CLOSED
-            assert metadata.last_entry is not None
-            assert metadata.last_entry >= appender.confirmed
-            append_failed = False
-            for _ in range(3):
-                try:
-                    append(appender)
-                except LedgerFenced:
-                    append_failed = True
-                await settle()
-            await wait_until(lambda: appender.failure)
-            assert isinstance(appender.failure, LedgerFenced)
-            assert append_failed
-            assert appender.confirmed <= metadata.last_entry
-            with pytest.raises(LedgerFenced):
-                await appender.close()
-            found = await read_all(others, appender.ledger)
-            assert found == [payload(n) for n in range(metadata.last_entry + 1)]
-            assert metadata.length == sum(map(len, found))
-            assert await ledgers.recover(appender.ledger) == metadata  # idempotent
-
-    run(main())
+async def test_recovery_takes_the_ledger_from_a_live_writer() -> None:
+    async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+        appender = await create(ledgers)
+        append(appender, 20)
+        await wait_until(lambda: appender.confirmed >= 0)
+        metadata = await others.recover(appender.ledger)
+        assert metadata.state is LedgerState.CLOSED
+        assert metadata.last_entry is not None
+        assert metadata.last_entry >= appender.confirmed
+        append_failed = False
+        for _ in range(3):
+            try:
+                append(appender)
+            except LedgerFenced:
+                append_failed = True
+            await settle()
+        await wait_until(lambda: appender.failure)
+        assert isinstance(appender.failure, LedgerFenced)
+        assert append_failed
+        assert appender.confirmed <= metadata.last_entry
+        with pytest.raises(LedgerFenced):
+            await appender.close()
+        found = await read_all(others, appender.ledger)
+        assert found == [payload(n) for n in range(metadata.last_entry + 1)]
+        assert metadata.length == sum(map(len, found))
+        assert await ledgers.recover(appender.ledger) == metadata  # idempotent
 
 
-def test_r4_every_read_of_a_recovery_fences() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 5)
-            await confirmed(appender)
-            appender.abandon()
-            for bookie in nodes.bookies:
-                bookie.reads.clear()
-            await ledgers.recover(appender.ledger)
-            requests = [request for bookie in nodes.bookies for request in bookie.reads]
-            assert requests
-            assert all(request.fence for request in requests)
-            assert all(request.fence for b in nodes.bookies for request in b.fences)
-
-    run(main())
+async def test_r4_every_read_of_a_recovery_fences() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 5)
+        await confirmed(appender)
+        appender.abandon()
+        for bookie in nodes.bookies:
+            bookie.reads.clear()
+        await ledgers.recover(appender.ledger)
+        requests = [request for bookie in nodes.bookies for request in bookie.reads]
+        assert requests
+        assert all(request.fence for request in requests)
+        assert all(request.fence for b in nodes.bookies for request in b.fences)
 
 
-def test_t2_an_add_that_arrives_after_the_recovery_is_refused() -> None:
+async def test_t2_an_add_that_arrives_after_the_recovery_is_refused() -> None:
     """One bookie has the entry and is gone, two will see it only after the recoverer has concluded
     without it."""
 
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
-            appender = await create(ledgers)
-            gone, *late = seated(nodes, appender)
-            for bookie in late:
-                bookie.may_take.clear()
-            append(appender)
-            await wait_until(lambda: gone.entries(appender.ledger) == [0])
-            gone.kill()
-            metadata = await others.recover(appender.ledger)
-            assert metadata.last_entry == -1
-            for bookie in late:
-                bookie.may_take.set()
-            await wait_until(lambda: appender.failure)
-            assert isinstance(appender.failure, LedgerFenced)
-            assert appender.confirmed == -1
-
-    run(main())
+    async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+        appender = await create(ledgers)
+        gone, *late = seated(nodes, appender)
+        for bookie in late:
+            bookie.may_take.clear()
+        append(appender)
+        await wait_until(lambda: gone.entries(appender.ledger) == [0])
+        gone.kill()
+        metadata = await others.recover(appender.ledger)
+        assert metadata.last_entry == -1
+        for bookie in late:
+            bookie.may_take.set()
+        await wait_until(lambda: appender.failure)
+        assert isinstance(appender.failure, LedgerFenced)
+        assert appender.confirmed == -1
 
 
-def test_t4_an_empty_ledger_is_recovered_as_empty_or_not_at_all() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            appender.abandon()
-            for bookie in nodes.bookies[:2]:
-                bookie.kill()
-            with pytest.raises(RecoveryIncomplete) as caught:
-                await ledgers.recover(appender.ledger)
-            assert "CONNECTION_LOST" in caught.value.why
-            assert not caught.value.definite
-            stored = await ledgers.metadata(appender.ledger)
-            assert stored is not None
-            assert stored.state is LedgerState.IN_RECOVERY
-            nodes.bookies[0].restart()
-            closed = await ledgers.recover(appender.ledger)
-            assert (closed.last_entry, closed.length) == (-1, 0)
-
-    run(main())
+async def test_t4_an_empty_ledger_is_recovered_as_empty_or_not_at_all() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        appender.abandon()
+        for bookie in nodes.bookies[:2]:
+            bookie.kill()
+        with pytest.raises(RecoveryIncomplete) as caught:
+            await ledgers.recover(appender.ledger)
+        assert "CONNECTION_LOST" in caught.value.why
+        assert not caught.value.definite
+        stored = await ledgers.metadata(appender.ledger)
+        assert stored is not None
+        assert stored.state is LedgerState.IN_RECOVERY
+        nodes.bookies[0].restart()
+        closed = await ledgers.recover(appender.ledger)
+        assert (closed.last_entry, closed.length) == (-1, 0)
 
 
-def test_t18_recovery_does_not_wait_for_a_hung_bookie() -> None:
-    async def main() -> None:
-        async with world(3, LedgerConfig()) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 5)
-            await confirmed(appender)
-            appender.abandon()
-            nodes.bookies[1].may_read.clear()
-            began = asyncio.get_running_loop().time()
-            assert (await ledgers.recover(appender.ledger)).last_entry == 4
-            assert asyncio.get_running_loop().time() - began < 1.0
-            nodes.bookies[1].may_read.set()
-
-    run(main())
+async def test_t18_recovery_does_not_wait_for_a_hung_bookie() -> None:
+    async with world(3, LedgerConfig()) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 5)
+        await confirmed(appender)
+        appender.abandon()
+        nodes.bookies[1].may_read.clear()
+        began = asyncio.get_running_loop().time()
+        assert (await ledgers.recover(appender.ledger)).last_entry == 4
+        assert asyncio.get_running_loop().time() - began < 1.0
+        nodes.bookies[1].may_read.set()
 
 
-def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_the_close() -> None:
-    async def main() -> None:
-        async with world(4) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            # An entry that only one bookie has, and a bookie that takes no write-backs.
-            bookies = seated(nodes, appender)
-            for bookie in bookies[1:]:
-                bookie.judge_add = lambda _: BookieCode.IO_ERROR
-            append(appender)
-            await wait_until(lambda: bookies[0].entries(appender.ledger) == [0, 1, 2, 3])
-            appender.abandon()
-            bookies[2].judge_add = lambda _: None
-            metadata = await ledgers.recover(appender.ledger)
-            assert metadata.last_entry == 3
-            members = [nodes.bookie(m) for m in metadata.segment_of(metadata.last_entry).members]
-            holders = [b for b in members if 3 in b.entries(appender.ledger)]
-            assert len(holders) >= 2
-            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(4)]
-
-    run(main())
+async def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_the_close() -> None:
+    async with world(4) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        # An entry that only one bookie has, and a bookie that takes no write-backs.
+        bookies = seated(nodes, appender)
+        for bookie in bookies[1:]:
+            bookie.judge_add = lambda _: BookieCode.IO_ERROR
+        append(appender)
+        await wait_until(lambda: bookies[0].entries(appender.ledger) == [0, 1, 2, 3])
+        appender.abandon()
+        bookies[2].judge_add = lambda _: None
+        metadata = await ledgers.recover(appender.ledger)
+        assert metadata.last_entry == 3
+        members = [nodes.bookie(m) for m in metadata.segment_of(metadata.last_entry).members]
+        holders = [b for b in members if 3 in b.entries(appender.ledger)]
+        assert len(holders) >= 2
+        assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(4)]
 
 
-def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            appender.abandon()
-            _, other, slow = seated(nodes, appender)
-            for bookie in (other, slow):  # the last entry was on its way to them
-                del bookie.ledgers[appender.ledger].entries[2]
-            slow.may_open.clear()
-            closed = await ledgers.recover(appender.ledger)
-            assert closed.last_entry == 2
-            [(ledger, bad)] = ledgers.bad_copies.drain()
-            assert (ledger, bad.member) == (appender.ledger, slow.member)
-            assert bad.first_entry <= 2 <= bad.last_entry
-
-    run(main())
+async def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        appender.abandon()
+        _, other, slow = seated(nodes, appender)
+        for bookie in (other, slow):  # the last entry was on its way to them
+            del bookie.ledgers[appender.ledger].entries[2]
+        slow.may_open.clear()
+        closed = await ledgers.recover(appender.ledger)
+        assert closed.last_entry == 2
+        [(ledger, bad)] = ledgers.bad_copies.drain()
+        assert (ledger, bad.member) == (appender.ledger, slow.member)
+        assert bad.first_entry <= 2 <= bad.last_entry
 
 
-def test_a_recovery_without_a_spare_tells_what_the_dead_member_lacks() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            victim = seated(nodes, appender)[2]
-            append(appender)
-            await confirmed(appender)
-            await wait_until(lambda: victim.entries(appender.ledger) == [0])
-            for bookie in nodes.bookies:
-                bookie.may_ack.clear()
-            append(appender, 2)  # stored, and never confirmed
-            others = [bookie for bookie in nodes.bookies if bookie is not victim]
-            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in others))
-            appender.abandon()
-            victim.kill()
-            for bookie in nodes.bookies:
-                bookie.may_ack.set()
-            ledgers.bad_copies.drain()
-            assert (await ledgers.recover(appender.ledger)).last_entry == 2
-            told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
-            assert told == [(victim.member, 2)]
-
-    run(main())
+async def test_a_recovery_without_a_spare_tells_what_the_dead_member_lacks() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        victim = seated(nodes, appender)[2]
+        append(appender)
+        await confirmed(appender)
+        await wait_until(lambda: victim.entries(appender.ledger) == [0])
+        for bookie in nodes.bookies:
+            bookie.may_ack.clear()
+        append(appender, 2)  # stored, and never confirmed
+        others = [bookie for bookie in nodes.bookies if bookie is not victim]
+        await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in others))
+        appender.abandon()
+        victim.kill()
+        for bookie in nodes.bookies:
+            bookie.may_ack.set()
+        ledgers.bad_copies.drain()
+        assert (await ledgers.recover(appender.ledger)).last_entry == 2
+        told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
+        assert told == [(victim.member, 2)]
 
 
-def test_concurrent_recoveries_agree() -> None:
+async def test_concurrent_recoveries_agree() -> None:
     async def once(first: Ledgers, second: Ledgers) -> None:
         appender = await create(first)
         append(appender, 30)
@@ -229,102 +204,87 @@ def test_concurrent_recoveries_agree() -> None:
         assert end is not None
         assert end >= appender.confirmed
 
-    async def main() -> None:
-        async with world(5) as (nodes, first), nodes.process(QUICK, seed=2) as second:
-            for _ in range(5):
-                await once(first, second)
-
-    run(main())
+    async with world(5) as (nodes, first), nodes.process(QUICK, seed=2) as second:
+        for _ in range(5):
+            await once(first, second)
 
 
-def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers), asyncio.TaskGroup() as group:
-            for cut in range(1, 30, 2):
-                appender = await create(ledgers)
-                append(appender, 4)
-                await confirmed(appender)
-                appender.abandon()
-                async with nodes.process(QUICK, seed=2) as dying:
-                    task = group.create_task(dying.recover(appender.ledger))
-                    await settle(cut)
-                    task.cancel()
-                metadata = await ledgers.recover(appender.ledger)
-                assert metadata.last_entry == 3
-                assert len(await read_all(ledgers, appender.ledger)) == 4
-
-    run(main())
+async def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
+    async with world(3) as (nodes, ledgers), asyncio.TaskGroup() as group:
+        for cut in range(1, 30, 2):
+            appender = await create(ledgers)
+            append(appender, 4)
+            await confirmed(appender)
+            appender.abandon()
+            async with nodes.process(QUICK, seed=2) as dying:
+                task = group.create_task(dying.recover(appender.ledger))
+                await settle(cut)
+                task.cancel()
+            metadata = await ledgers.recover(appender.ledger)
+            assert metadata.last_entry == 3
+            assert len(await read_all(ledgers, appender.ledger)) == 4
 
 
-def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
+async def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
+    async with world(3) as (_, ledgers):
+        appender = await create(ledgers)
+        append(appender, 2)
+        await confirmed(appender)
+        appender.abandon()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await ledgers.recover(appender.ledger)
+        stored = None
+        for _ in range(100):
+            stored = await ledgers.metadata(appender.ledger)
+            assert stored is not None
+            if stored.state is LedgerState.CLOSED:
+                break
+            await settle()
+        assert stored is not None
+        assert stored.last_entry == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_whoever_waits_for_a_recovery_is_told_when_the_process_stops(begun: bool) -> None:
+    """Told, not cancelled: it did not ask for that. Also when the work had not begun yet."""
+
+    async with cluster(3) as nodes:
+        async with nodes.process(QUICK) as ledgers:
             appender = await create(ledgers)
             append(appender, 2)
             await confirmed(appender)
             appender.abandon()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await ledgers.recover(appender.ledger)
-            stored = None
-            for _ in range(100):
-                stored = await ledgers.metadata(appender.ledger)
-                assert stored is not None
-                if stored.state is LedgerState.CLOSED:
-                    break
-                await settle()
-            assert stored is not None
-            assert stored.last_entry == 1
+        for bookie in nodes.bookies:
+            bookie.may_read.clear()
+        errors: list[BaseException] = []
 
-    run(main())
+        async def recover(stopping: Ledgers) -> None:
+            try:
+                await stopping.recover(appender.ledger)
+            except RecoveryIncomplete as error:
+                errors.append(error)
 
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_whoever_waits_for_a_recovery_is_told_when_the_process_stops(begun: bool) -> None:
-    """Told, not cancelled: it did not ask for that. Also when the work had not begun yet."""
-
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            async with nodes.process(QUICK) as ledgers:
-                appender = await create(ledgers)
-                append(appender, 2)
-                await confirmed(appender)
-                appender.abandon()
-            for bookie in nodes.bookies:
-                bookie.may_read.clear()
-            errors: list[BaseException] = []
-
-            async def recover(stopping: Ledgers) -> None:
-                try:
-                    await stopping.recover(appender.ledger)
-                except RecoveryIncomplete as error:
-                    errors.append(error)
-
-            async with asyncio.TaskGroup() as group, nodes.process(QUICK, seed=2) as stopping:
-                for _ in range(2):
-                    group.create_task(recover(stopping))
-                await settle(30 if begun else 1)
-            assert [type(error) for error in errors] == [RecoveryIncomplete] * 2
-            assert stopping._recovering == {}
-
-    run(main())
+        async with asyncio.TaskGroup() as group, nodes.process(QUICK, seed=2) as stopping:
+            for _ in range(2):
+                group.create_task(recover(stopping))
+            await settle(30 if begun else 1)
+        assert [type(error) for error in errors] == [RecoveryIncomplete] * 2
+        assert stopping._recovering == {}
 
 
-def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
+async def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
     """A topic that left this broker and came back, faster than its former appender noticed."""
 
-    async def main() -> None:
-        async with world(3) as (_, ledgers):
-            zombie = await create(ledgers)
-            append(zombie, 10)
-            await wait_until(lambda: zombie.confirmed >= 0)
-            metadata = await ledgers.recover(zombie.ledger)
-            await wait_until(lambda: zombie.failure or zombie.confirmed == zombie.appended)
-            assert metadata.last_entry is not None
-            assert metadata.last_entry >= zombie.confirmed
-            assert len(await read_all(ledgers, zombie.ledger)) == metadata.last_entry + 1
-
-    run(main())
+    async with world(3) as (_, ledgers):
+        zombie = await create(ledgers)
+        append(zombie, 10)
+        await wait_until(lambda: zombie.confirmed >= 0)
+        metadata = await ledgers.recover(zombie.ledger)
+        await wait_until(lambda: zombie.failure or zombie.confirmed == zombie.appended)
+        assert metadata.last_entry is not None
+        assert metadata.last_entry >= zombie.confirmed
+        assert len(await read_all(ledgers, zombie.ledger)) == metadata.last_entry + 1
 
 
 async def live(seed: int) -> tuple[int, int]:
@@ -377,250 +337,213 @@ async def live(seed: int) -> tuple[int, int]:
         return appender.confirmed + 1, len(appender.metadata.segments) - 1
 
 
+@pytest.mark.virtual_loop(deadline_s=60)
 @pytest.mark.parametrize("start", [0, 8])
-def test_lives_of_writers_among_bookies_that_die(start: int) -> None:
-    async def main() -> None:
-        lives = [await live(seed) for seed in range(start, start + 8)]
-        assert sum(confirmed for confirmed, _ in lives) > 200
-        assert sum(changes for _, changes in lives) > 3
-
-    run(main(), deadline_s=60)
+async def test_lives_of_writers_among_bookies_that_die(start: int) -> None:
+    lives = [await live(seed) for seed in range(start, start + 8)]
+    assert sum(confirmed for confirmed, _ in lives) > 200
+    assert sum(changes for _, changes in lives) > 3
 
 
 # -- reading -------------------------------------------------------------------------------------
 
 
-def test_t36_a_damaged_replica_is_passed_over() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            await appender.close()
-            bookies = seated(nodes, appender)
-            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in bookies))
-            for bookie in bookies[:2]:
-                stored = bookie.ledgers[appender.ledger].entries
-                stored[1] = stored[1][:-1] + b"?"
-            for _ in range(6):
-                assert len(await read_all(ledgers, appender.ledger)) == 3
-
-    run(main())
-
-
-def test_t37_another_entrys_bytes_are_not_taken() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            await appender.close()
-            bookies = seated(nodes, appender)
-            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in bookies))
-            for bookie in bookies:
-                stored = bookie.ledgers[appender.ledger].entries
-                stored[1] = stored[2]
-            reader = ledgers.reader(appender.metadata)
-            with pytest.raises(EntryUnreadable) as caught:
-                await reader.read(1, 1, bytes_max=100)
-            assert set(caught.value.answers.values()) == {BookieCode.CORRUPT}
-            assert not caught.value.missing
-
-    run(main())
-
-
-def test_reads_fall_back_from_dead_and_hanging_bookies() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            await appender.close()
-            await wait_until(
-                lambda: all(len(b.entries(appender.ledger)) == 3 for b in nodes.bookies)
-            )
-            nodes.bookies[0].kill()
-            nodes.bookies[1].may_read.clear()
+async def test_t36_a_damaged_replica_is_passed_over() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        await appender.close()
+        bookies = seated(nodes, appender)
+        await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in bookies))
+        for bookie in bookies[:2]:
+            stored = bookie.ledgers[appender.ledger].entries
+            stored[1] = stored[1][:-1] + b"?"
+        for _ in range(6):
             assert len(await read_all(ledgers, appender.ledger)) == 3
-            nodes.bookies[2].kill()
-            with pytest.raises(EntryUnreadable) as caught:
-                await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
-            assert set(caught.value.answers.values()) == {
-                BookieCode.CONNECTION_LOST,
-                BookieCode.TIMEOUT,
-            }
-            nodes.bookies[1].may_read.set()
-
-    run(main())
 
 
-def test_an_entry_that_nobody_has_is_named_missing() -> None:
-    async def main() -> None:
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender)
-            await confirmed(appender)
-            await appender.close()
-            await wait_until(lambda: all(b.entries(appender.ledger) for b in nodes.bookies))
-            for bookie in nodes.bookies:
-                del bookie.ledgers[appender.ledger].entries[0]
-            with pytest.raises(EntryUnreadable) as caught:
-                await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
-            assert caught.value.missing
-            assert not caught.value.definite
-
-    run(main())
-
-
-def test_t45_replicas_that_moved_are_found_by_reading_the_metadata_again() -> None:
-    async def main() -> None:
-        async with world(6) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 3)
-            await confirmed(appender)
-            before = await appender.close()
-            old = seated(nodes, appender)
-            await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in old))
-            new = [each for each in nodes.bookies if each not in old]
-            for source, target in zip(old, new, strict=True):
-                target.ledgers[appender.ledger] = source.ledgers[appender.ledger]
-                source.kill()
-            await nodes.move(appender.ledger, [each.member for each in new])
-            reader = ledgers.reader(before)
-            assert len(await reader.read(0, 2, bytes_max=1000)) == 3
-            assert reader.metadata != before
-
-    run(main())
+async def test_t37_another_entrys_bytes_are_not_taken() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        await appender.close()
+        bookies = seated(nodes, appender)
+        await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in bookies))
+        for bookie in bookies:
+            stored = bookie.ledgers[appender.ledger].entries
+            stored[1] = stored[2]
+        reader = ledgers.reader(appender.metadata)
+        with pytest.raises(EntryUnreadable) as caught:
+            await reader.read(1, 1, bytes_max=100)
+        assert set(caught.value.answers.values()) == {BookieCode.CORRUPT}
+        assert not caught.value.missing
 
 
-def test_striped_ledgers_are_read_across_their_stripes() -> None:
+async def test_reads_fall_back_from_dead_and_hanging_bookies() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        await appender.close()
+        await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in nodes.bookies))
+        nodes.bookies[0].kill()
+        nodes.bookies[1].may_read.clear()
+        assert len(await read_all(ledgers, appender.ledger)) == 3
+        nodes.bookies[2].kill()
+        with pytest.raises(EntryUnreadable) as caught:
+            await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
+        assert set(caught.value.answers.values()) == {
+            BookieCode.CONNECTION_LOST,
+            BookieCode.TIMEOUT,
+        }
+        nodes.bookies[1].may_read.set()
+
+
+async def test_an_entry_that_nobody_has_is_named_missing() -> None:
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender)
+        await confirmed(appender)
+        await appender.close()
+        await wait_until(lambda: all(b.entries(appender.ledger) for b in nodes.bookies))
+        for bookie in nodes.bookies:
+            del bookie.ledgers[appender.ledger].entries[0]
+        with pytest.raises(EntryUnreadable) as caught:
+            await ledgers.reader(appender.metadata).read(0, 0, bytes_max=1)
+        assert caught.value.missing
+        assert not caught.value.definite
+
+
+async def test_t45_replicas_that_moved_are_found_by_reading_the_metadata_again() -> None:
+    async with world(6) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 3)
+        await confirmed(appender)
+        before = await appender.close()
+        old = seated(nodes, appender)
+        await wait_until(lambda: all(len(b.entries(appender.ledger)) == 3 for b in old))
+        new = [each for each in nodes.bookies if each not in old]
+        for source, target in zip(old, new, strict=True):
+            target.ledgers[appender.ledger] = source.ledgers[appender.ledger]
+            source.kill()
+        await nodes.move(appender.ledger, [each.member for each in new])
+        reader = ledgers.reader(before)
+        assert len(await reader.read(0, 2, bytes_max=1000)) == 3
+        assert reader.metadata != before
+
+
+async def test_striped_ledgers_are_read_across_their_stripes() -> None:
     config = LedgerConfig(ensemble_size=4, write_quorum=2, ack_quorum=2, connect_timeout_s=0.3)
 
-    async def main() -> None:
-        async with world(6, config) as (nodes, ledgers):
-            appender = await create(ledgers)
-            append(appender, 10)
-            await confirmed(appender)
-            seated(nodes, appender)[1].kill()
-            append(appender, 10)
-            await confirmed(appender)
-            assert len(appender.metadata.segments) == 2
-            found = await appender.read(2, 19, bytes_max=1 << 20)
-            assert [entry.entry for entry in found] == list(range(2, 20))
-            found = await appender.read(0, 19, bytes_max=30)
-            assert 1 < len(found) < 20
-            appender.abandon()
-            assert (await ledgers.recover(appender.ledger)).last_entry == 19
-            assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(20)]
-
-    run(main())
+    async with world(6, config) as (nodes, ledgers):
+        appender = await create(ledgers)
+        append(appender, 10)
+        await confirmed(appender)
+        seated(nodes, appender)[1].kill()
+        append(appender, 10)
+        await confirmed(appender)
+        assert len(appender.metadata.segments) == 2
+        found = await appender.read(2, 19, bytes_max=1 << 20)
+        assert [entry.entry for entry in found] == list(range(2, 20))
+        found = await appender.read(0, 19, bytes_max=30)
+        assert 1 < len(found) < 20
+        appender.abandon()
+        assert (await ledgers.recover(appender.ledger)).last_entry == 19
+        assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(20)]
 
 
 # -- memory --------------------------------------------------------------------------------------
 
 
-def test_appenders_wait_for_room() -> None:
+async def test_appenders_wait_for_room() -> None:
     config = LedgerConfig(unconfirmed_bytes_max=1 << 20)
 
-    async def main() -> None:
-        async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
-            appender = await create(ledgers)
-            for bookie in nodes.bookies:
-                bookie.may_ack.clear()
-            entry = bytes(300_000)
-            for _ in range(4):
-                await appender.wait_room()
-                appender.append_nowait([entry], len(entry))
-            waiting = group.create_task(appender.wait_room())
-            await settle()
-            assert not waiting.done()
-            assert appender.in_flight_bytes > 1 << 20
-            for bookie in nodes.bookies:
-                bookie.may_ack.set()
-            await waiting
-            await confirmed(appender)
-            assert appender.in_flight_bytes == 0
-
-    run(main())
+    async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
+        appender = await create(ledgers)
+        for bookie in nodes.bookies:
+            bookie.may_ack.clear()
+        entry = bytes(300_000)
+        for _ in range(4):
+            await appender.wait_room()
+            appender.append_nowait([entry], len(entry))
+        waiting = group.create_task(appender.wait_room())
+        await settle()
+        assert not waiting.done()
+        assert appender.in_flight_bytes > 1 << 20
+        for bookie in nodes.bookies:
+            bookie.may_ack.set()
+        await waiting
+        await confirmed(appender)
+        assert appender.in_flight_bytes == 0
 
 
-def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_go() -> None:
+async def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_go() -> None:
     config = LedgerConfig(lag_bytes_max=1 << 20, connect_timeout_s=0.3)
 
-    async def main() -> None:
-        async with world(4, config) as (nodes, ledgers):
-            appender = await create(ledgers)
-            slow = seated(nodes, appender)[0]
-            slow.may_ack.clear()
-            entry = bytes(100_000)
-            budget = ledgers.services.budget
-            for _ in range(30):
-                appender.append_nowait([entry], len(entry))
-                await wait_until(lambda: appender.confirmed == appender.appended)
-                assert budget.retained < 2 << 20
-                budget.check()
-            await wait_until(lambda: slow not in seated(nodes, appender))
-            await wait_until(lambda: budget.retained == 0)
-            slow.may_ack.set()
-
-    run(main())
+    async with world(4, config) as (nodes, ledgers):
+        appender = await create(ledgers)
+        slow = seated(nodes, appender)[0]
+        slow.may_ack.clear()
+        entry = bytes(100_000)
+        budget = ledgers.services.budget
+        for _ in range(30):
+            appender.append_nowait([entry], len(entry))
+            await wait_until(lambda: appender.confirmed == appender.appended)
+            assert budget.retained < 2 << 20
+            budget.check()
+        await wait_until(lambda: slow not in seated(nodes, appender))
+        await wait_until(lambda: budget.retained == 0)
+        slow.may_ack.set()
 
 
-def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
+async def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
     config = LedgerConfig(retained_bytes_max=1 << 20)
 
-    async def main() -> None:
-        async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
-            one, two = await create(ledgers), await create(ledgers)
-            for bookie in nodes.bookies:
-                bookie.may_ack.clear()
-            large = bytes(1 << 20)
-            await one.wait_room()
-            one.append_nowait([large], len(large))
-            waits = [group.create_task(each.wait_room()) for each in (one, two)]
-            await settle()
-            assert not any(wait.done() for wait in waits)
-            for bookie in nodes.bookies:
-                bookie.may_ack.set()
-            for wait in waits:
-                await wait
-            assert ledgers.services.budget.retained == 0
-
-    run(main())
-
-
-def test_stopping_leaves_no_task_behind() -> None:
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        async with world(3) as (nodes, ledgers):
-            appender = await create(ledgers)
-            for bookie in nodes.bookies:
-                bookie.may_ack.clear()
-            append(appender, 3)
-            seated(nodes, appender)[0].kill()
-            await settle()
+    async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
+        one, two = await create(ledgers), await create(ledgers)
+        for bookie in nodes.bookies:
+            bookie.may_ack.clear()
+        large = bytes(1 << 20)
+        await one.wait_room()
+        one.append_nowait([large], len(large))
+        waits = [group.create_task(each.wait_room()) for each in (one, two)]
         await settle()
-        assert asyncio.all_tasks() == before
-        with pytest.raises(RecoveryIncomplete):
-            await ledgers.recover(appender.ledger)
+        assert not any(wait.done() for wait in waits)
+        for bookie in nodes.bookies:
+            bookie.may_ack.set()
+        for wait in waits:
+            await wait
+        assert ledgers.services.budget.retained == 0
 
-    run(main())
+
+async def test_stopping_leaves_no_task_behind() -> None:
+    before = asyncio.all_tasks()
+    async with world(3) as (nodes, ledgers):
+        appender = await create(ledgers)
+        for bookie in nodes.bookies:
+            bookie.may_ack.clear()
+        append(appender, 3)
+        seated(nodes, appender)[0].kill()
+        await settle()
+    await settle()
+    assert asyncio.all_tasks() == before
+    with pytest.raises(RecoveryIncomplete):
+        await ledgers.recover(appender.ledger)
 
 
-def test_a_store_that_answers_nothing_is_a_named_error() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            faults: list[Fault] = []
-            store = MemoryStore(
-                nodes.tree, faults=lambda op, _: faults[0] if faults and op == "put" else None
-            )
-            config = LedgerConfig(metadata_timeout_s=0.2)
-            async with nodes.process(config, store=store) as ledgers:
+async def test_a_store_that_answers_nothing_is_a_named_error() -> None:
+    async with cluster(3) as nodes:
+        faults: list[Fault] = []
+        store = MemoryStore(
+            nodes.tree, faults=lambda op, _: faults[0] if faults and op == "put" else None
+        )
+        config = LedgerConfig(metadata_timeout_s=0.2)
+        async with nodes.process(config, store=store) as ledgers:
+            await create(ledgers)
+            faults.append(Fault.REPLY_LOST)
+            await create(ledgers)  # reading again shows that it is there, and ours
+            faults[0] = Fault.REQUEST_LOST
+            with pytest.raises((OutcomeUnknown, Unavailable)):
                 await create(ledgers)
-                faults.append(Fault.REPLY_LOST)
-                await create(ledgers)  # reading again shows that it is there, and ours
-                faults[0] = Fault.REQUEST_LOST
-                with pytest.raises((OutcomeUnknown, Unavailable)):
-                    await create(ledgers)
-
-    run(main())

@@ -16,7 +16,6 @@ from fakes.repairs import (
     replicating,
     written,
 )
-from fakes.virtual_loop import run_virtual
 from support import ManualClock
 
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
@@ -44,95 +43,86 @@ async def founded(bookies: int) -> AsyncIterator[Cluster]:
         yield nodes
 
 
-def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> None:
-    async def main() -> None:
-        told: list[Progress] = []
-        async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
-            made = [await written(ledgers, 5) for _ in range(6)]
-            empty = await written(ledgers, 0)
-            leaving = nodes.bookie(empty.segments[0].members[0])
-            name = leaving.member.bookie
-            async with asyncio.TaskGroup() as group:
-                work = group.create_task(
-                    decommission(
-                        nodes.store, ManualClock(), name, timeout_s=600, on_progress=told.append
-                    )
+async def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> None:
+    told: list[Progress] = []
+    async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
+        made = [await written(ledgers, 5) for _ in range(6)]
+        empty = await written(ledgers, 0)
+        leaving = nodes.bookie(empty.segments[0].members[0])
+        name = leaving.member.bookie
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(
+                decommission(
+                    nodes.store, ManualClock(), name, timeout_s=600, on_progress=told.append
                 )
-                while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
-                    await asyncio.sleep(0.5)
-                for each in (*made, empty):
-                    after = await metadata_of(nodes, each.ledger)
-                    assert leaving.member not in after.segments[0].members
-                # Nothing new comes to it, and it is known until it is stopped.
-                assert leaving.member not in (await written(ledgers, 1)).segments[0].members
-                assert await nodes.store.get(paths.bookie_cookie(name)) is not None
-                assert not work.done()
-                await lose(nodes, leaving)
-                await work
-            assert [each.stage for each in told][-2:] == [Stage.SERVING, Stage.REMOVED]
-            assert told[0].stage is Stage.MOVING
-            assert await nodes.store.get(paths.bookie_cookie(name)) is None
-            assert await nodes.store.get(paths.bookie_draining(name)) is None
+            )
+            while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            for each in (*made, empty):
+                after = await metadata_of(nodes, each.ledger)
+                assert leaving.member not in after.segments[0].members
+            # Nothing new comes to it, and it is known until it is stopped.
+            assert leaving.member not in (await written(ledgers, 1)).segments[0].members
+            assert await nodes.store.get(paths.bookie_cookie(name)) is not None
+            assert not work.done()
+            await lose(nodes, leaving)
+            await work
+        assert [each.stage for each in told][-2:] == [Stage.SERVING, Stage.REMOVED]
+        assert told[0].stage is Stage.MOVING
+        assert await nodes.store.get(paths.bookie_cookie(name)) is None
+        assert await nodes.store.get(paths.bookie_draining(name)) is None
 
-    run_virtual(main())
 
-
-def test_a_metadata_store_that_is_away_for_a_while_ends_no_decommission() -> None:
+async def test_a_metadata_store_that_is_away_for_a_while_ends_no_decommission() -> None:
     """It takes hours, and an ensemble elects a leader now and then."""
 
-    async def main() -> None:
-        told: list[Progress] = []
-        async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
-            made = await written(ledgers, 5)
-            leaving = nodes.bookie(made.segments[0].members[0])
-            name = leaving.member.bookie
-            store = MemoryStore(nodes.store._shared)
-            async with asyncio.TaskGroup() as group:
-                work = group.create_task(
-                    decommission(store, ManualClock(), name, timeout_s=600, on_progress=told.append)
-                )
-                while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
-                    await asyncio.sleep(0.5)
-                store.suspend()
-                await asyncio.sleep(20)
-                assert not work.done()
-                await lose(nodes, leaving)
-                store.reconnect()
-                await work
-            assert told[-1].stage is Stage.REMOVED
-            assert await nodes.store.get(paths.bookie_cookie(name)) is None
-
-    run_virtual(main())
+    told: list[Progress] = []
+    async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
+        made = await written(ledgers, 5)
+        leaving = nodes.bookie(made.segments[0].members[0])
+        name = leaving.member.bookie
+        store = MemoryStore(nodes.store._shared)
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(
+                decommission(store, ManualClock(), name, timeout_s=600, on_progress=told.append)
+            )
+            while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            store.suspend()
+            await asyncio.sleep(20)
+            assert not work.done()
+            await lose(nodes, leaving)
+            store.reconnect()
+            await work
+        assert told[-1].stage is Stage.REMOVED
+        assert await nodes.store.get(paths.bookie_cookie(name)) is None
 
 
-def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() -> None:
+async def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() -> None:
     """Its process manager may start it while its ledgers are looked for once more."""
 
-    async def main() -> None:
-        told: list[Progress] = []
-        async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
-            made = await written(ledgers, 5)
-            leaving = nodes.bookie(made.segments[0].members[0])
-            name = leaving.member.bookie
-            store = Restarting(nodes, leaving)
-            async with asyncio.TaskGroup() as group:
-                work = group.create_task(
-                    decommission(store, ManualClock(), name, timeout_s=600, on_progress=told.append)
-                )
-                while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
-                    await asyncio.sleep(0.5)
-                store.armed = True
-                await lose(nodes, leaving)
-                await asyncio.sleep(30)
-                assert not store.armed, "it did not start again"
-                assert await nodes.store.get(paths.bookie_cookie(name)) is not None
-                assert await nodes.store.get(paths.bookie_draining(name)) is not None
-                assert told[-1].stage is Stage.SERVING
-                await lose(nodes, leaving)
-                await work
-            assert await nodes.store.get(paths.bookie_cookie(name)) is None
-
-    run_virtual(main())
+    told: list[Progress] = []
+    async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
+        made = await written(ledgers, 5)
+        leaving = nodes.bookie(made.segments[0].members[0])
+        name = leaving.member.bookie
+        store = Restarting(nodes, leaving)
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(
+                decommission(store, ManualClock(), name, timeout_s=600, on_progress=told.append)
+            )
+            while not told or told[-1].stage is not Stage.SERVING:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+            store.armed = True
+            await lose(nodes, leaving)
+            await asyncio.sleep(30)
+            assert not store.armed, "it did not start again"
+            assert await nodes.store.get(paths.bookie_cookie(name)) is not None
+            assert await nodes.store.get(paths.bookie_draining(name)) is not None
+            assert told[-1].stage is Stage.SERVING
+            await lose(nodes, leaving)
+            await work
+        assert await nodes.store.get(paths.bookie_cookie(name)) is None
 
 
 class Restarting(MemoryStore):
@@ -154,80 +144,73 @@ class Restarting(MemoryStore):
         return found
 
 
-def test_t32_what_keeps_it_is_named() -> None:
-    async def main() -> None:
-        told: list[Progress] = []
-        async with founded(3) as nodes, nodes.process() as ledgers:
-            made = await written(ledgers, 5)
-            appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
-            appender.append_nowait([payload_of(0)], 20)
-            name = nodes.bookies[0].member.bookie
+async def test_t32_what_keeps_it_is_named() -> None:
+    told: list[Progress] = []
+    async with founded(3) as nodes, nodes.process() as ledgers:
+        made = await written(ledgers, 5)
+        appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
+        appender.append_nowait([payload_of(0)], 20)
+        name = nodes.bookies[0].member.bookie
+        with pytest.raises(StillNeeded) as caught:
+            await decommission(
+                nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
+            )
+        assert "replicator" in caught.value.blockers[made.ledger]
+        assert "being written" in caught.value.blockers[appender.ledger]
+        # With a replicator, but nowhere to copy to.
+        async with replicating(nodes):
             with pytest.raises(StillNeeded) as caught:
                 await decommission(
                     nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
                 )
-            assert "replicator" in caught.value.blockers[made.ledger]
-            assert "being written" in caught.value.blockers[appender.ledger]
-            # With a replicator, but nowhere to copy to.
-            async with replicating(nodes):
-                with pytest.raises(StillNeeded) as caught:
-                    await decommission(
-                        nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
-                    )
-                assert "no other bookie" in caught.value.blockers[made.ledger]
-                # The writer goes on, and in the end it leaves by itself: there is a bookie for it.
-                await nodes.add_bookie()
-                appender.append_nowait([payload_of(1)], 20)
-                await appender.close()
-                with pytest.raises(StillNeeded) as caught:
-                    await decommission(
-                        nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
-                    )
-                assert caught.value.blockers == {}
-                assert "still serves" in str(caught.value)
-            assert await nodes.store.get(paths.bookie_cookie(name)) is not None
-
-    run_virtual(main())
+            assert "no other bookie" in caught.value.blockers[made.ledger]
+            # The writer goes on, and in the end it leaves by itself: there is a bookie for it.
+            await nodes.add_bookie()
+            appender.append_nowait([payload_of(1)], 20)
+            await appender.close()
+            with pytest.raises(StillNeeded) as caught:
+                await decommission(
+                    nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
+                )
+            assert caught.value.blockers == {}
+            assert "still serves" in str(caught.value)
+        assert await nodes.store.get(paths.bookie_cookie(name)) is not None
 
 
-def test_what_a_later_version_wrote_into_the_mark_stays() -> None:
-    async def main() -> None:
-        async with founded(2) as nodes:
-            clock, name, later = ManualClock(), BookieId("b0"), b"\xc2\x3e\x05later"  # field 1000
-            value = encode_bookie_drain(BookieDrain(name, 1)) + later
-            await nodes.store.put(paths.bookie_draining(name), value, expected=ABSENT)
-            await drain(nodes.store, clock, name, decommission=True)
+async def test_what_a_later_version_wrote_into_the_mark_stays() -> None:
+    async with founded(2) as nodes:
+        clock, name, later = ManualClock(), BookieId("b0"), b"\xc2\x3e\x05later"  # field 1000
+        value = encode_bookie_drain(BookieDrain(name, 1)) + later
+        await nodes.store.put(paths.bookie_draining(name), value, expected=ABSENT)
+        await drain(nodes.store, clock, name, decommission=True)
+        stored = await nodes.store.get(paths.bookie_draining(name))
+        assert stored is not None
+        assert decode_bookie_drain(stored.value).decommission
+        assert stored.value.endswith(later)
+
+
+async def test_draining_is_idempotent_and_never_takes_a_decommission_back_but_undrain_does() -> (
+    None
+):
+    async with founded(2) as nodes:
+        clock, name = ManualClock(), BookieId("b0")
+
+        async def leaves() -> bool | None:
             stored = await nodes.store.get(paths.bookie_draining(name))
-            assert stored is not None
-            assert decode_bookie_drain(stored.value).decommission
-            assert stored.value.endswith(later)
+            return None if stored is None else decode_bookie_drain(stored.value).decommission
 
-    run_virtual(main())
-
-
-def test_draining_is_idempotent_and_never_takes_a_decommission_back_but_undrain_does() -> None:
-    async def main() -> None:
-        async with founded(2) as nodes:
-            clock, name = ManualClock(), BookieId("b0")
-
-            async def leaves() -> bool | None:
-                stored = await nodes.store.get(paths.bookie_draining(name))
-                return None if stored is None else decode_bookie_drain(stored.value).decommission
-
-            await drain(nodes.store, clock, name, decommission=False)
-            await drain(nodes.store, clock, name, decommission=False)
-            assert await leaves() is False
-            await drain(nodes.store, clock, name, decommission=True)
-            await drain(nodes.store, clock, name, decommission=False)
-            assert await leaves() is True
-            await undrain(nodes.store, name)
-            await undrain(nodes.store, name)
-            assert await leaves() is None
-            for call in (
-                drain(nodes.store, clock, BookieId("b9"), decommission=False),
-                undrain(nodes.store, BookieId("b9")),
-            ):
-                with pytest.raises(NoSuchBookie, match="b0, b1"):
-                    await call
-
-    run_virtual(main())
+        await drain(nodes.store, clock, name, decommission=False)
+        await drain(nodes.store, clock, name, decommission=False)
+        assert await leaves() is False
+        await drain(nodes.store, clock, name, decommission=True)
+        await drain(nodes.store, clock, name, decommission=False)
+        assert await leaves() is True
+        await undrain(nodes.store, name)
+        await undrain(nodes.store, name)
+        assert await leaves() is None
+        for call in (
+            drain(nodes.store, clock, BookieId("b9"), decommission=False),
+            undrain(nodes.store, BookieId("b9")),
+        ):
+            with pytest.raises(NoSuchBookie, match="b0, b1"):
+                await call

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.ledger_bookies import Cluster, FakeBookie, cluster
 from fakes.repairs import held, lose, metadata_of, payload_of, replicating, written
-from fakes.virtual_loop import run_virtual
 from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -89,150 +88,131 @@ def check_whole(nodes: Cluster, metadata: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("sizes", [None, STRIPED])
-def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(sizes: LedgerConfig | None) -> None:
-    async def main() -> None:
-        async with cluster(5) as nodes, nodes.process(sizes) as ledgers:
-            before = await written(ledgers, 50)
-            members = before.segments[0].members
-            dead = nodes.bookie(members[1])
-            await lose(nodes, dead)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes) as replicator:
-                await unmarked(nodes, before.ledger)
+async def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(
+    sizes: LedgerConfig | None,
+) -> None:
+    async with cluster(5) as nodes, nodes.process(sizes) as ledgers:
+        before = await written(ledgers, 50)
+        members = before.segments[0].members
+        dead = nodes.bookie(members[1])
+        await lose(nodes, dead)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await unmarked(nodes, before.ledger)
+        after = await metadata_of(nodes, before.ledger)
+        heir = after.segments[0].members[1]
+        assert heir not in members
+        assert after.segments[0].members == (members[0], heir, *members[2:])
+        assert (after.last_entry, after.length) == (before.last_entry, before.length)
+        check_whole(nodes, after)
+        # Exactly what is striped to the seat, and marked as copies.
+        expected = [entry for run in striped(after, 1, 0, 49) for entry in run]
+        assert held(nodes, after, heir) == expected
+        assert not nodes.bookie(heir).ledgers[before.ledger].fenced
+        assert replicator.counts.members_replaced == 1
+        assert replicator.counts.copied_bytes > 20 * len(expected)
+
+
+async def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        whole = await written(ledgers, 10)
+        members = whole.segments[0].members
+        # Its writer had changed the ensemble, and confirmed nothing afterwards.
+        tail = Segment(EntryId(10), (members[1], members[2], members[0]))
+        before = replace(whole, segments=(*whole.segments, tail))
+        path = paths.ledger(whole.ledger)
+        stored = await nodes.store.get(path)
+        assert stored is not None
+        await nodes.store.put(path, encode_ledger(before), expected=stored.version)
+        dead = nodes.bookie(members[1])
+        await lose(nodes, dead)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+        after = await metadata_of(nodes, before.ledger)
+        assert [part.first_entry for part in after.segments] == [0, 10]
+        assert all(dead.member not in part.members for part in after.segments)
+        check_whole(nodes, after)
+
+
+async def test_an_empty_ledger_is_moved_too() -> None:
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 0)
+        dead = nodes.bookie(before.segments[0].members[2])
+        await lose(nodes, dead)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+        after = await metadata_of(nodes, before.ledger)
+        assert dead.member not in after.segments[0].members
+
+
+async def test_two_lost_members_of_one_segment() -> None:
+    async with cluster(5) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        dead = [nodes.bookie(member) for member in before.segments[0].members[:2]]
+        for each in dead:
+            await lose(nodes, each)
+        await marks_of(nodes).mark_lost(before.ledger, [each.member for each in dead])
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+        after = await metadata_of(nodes, before.ledger)
+        assert not {each.member for each in dead} & set(after.segments[0].members)
+        check_whole(nodes, after)
+
+
+async def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare() -> None:
+    async with cluster(3) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        wiped = nodes.bookies[1]
+        await lose(nodes, wiped)
+        await marks_of(nodes).mark_lost(before.ledger, [wiped.member])
+        async with replicating(nodes), asyncio.TaskGroup() as group:
+            await noted(nodes, before.ledger, "no other bookie")
+            reborn = FakeBookie("b1", incarnation=2, group=group)
+            nodes.bookies.append(reborn)
+            await nodes.register(reborn)
+            await unmarked(nodes, before.ledger)
             after = await metadata_of(nodes, before.ledger)
-            heir = after.segments[0].members[1]
-            assert heir not in members
-            assert after.segments[0].members == (members[0], heir, *members[2:])
-            assert (after.last_entry, after.length) == (before.last_entry, before.length)
+            assert reborn.member in after.segments[0].members
+            assert wiped.member not in after.segments[0].members
             check_whole(nodes, after)
-            # Exactly what is striped to the seat, and marked as copies.
-            expected = [entry for run in striped(after, 1, 0, 49) for entry in run]
-            assert held(nodes, after, heir) == expected
-            assert not nodes.bookie(heir).ledgers[before.ledger].fenced
-            assert replicator.counts.members_replaced == 1
-            assert replicator.counts.copied_bytes > 20 * len(expected)
-
-    run_virtual(main())
+            reborn.kill()
 
 
-def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            whole = await written(ledgers, 10)
-            members = whole.segments[0].members
-            # Its writer had changed the ensemble, and confirmed nothing afterwards.
-            tail = Segment(EntryId(10), (members[1], members[2], members[0]))
-            before = replace(whole, segments=(*whole.segments, tail))
-            path = paths.ledger(whole.ledger)
-            stored = await nodes.store.get(path)
-            assert stored is not None
-            await nodes.store.put(path, encode_ledger(before), expected=stored.version)
-            dead = nodes.bookie(members[1])
-            await lose(nodes, dead)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-            after = await metadata_of(nodes, before.ledger)
-            assert [part.first_entry for part in after.segments] == [0, 10]
-            assert all(dead.member not in part.members for part in after.segments)
-            check_whole(nodes, after)
-
-    run_virtual(main())
+async def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> None:
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        members = before.segments[0].members
+        dead, *others = (nodes.bookie(member) for member in members)
+        await lose(nodes, dead)
+        for other in others:
+            other.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 13 else None
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes):
+            await noted(nodes, before.ledger, f"entry {before.ledger}:13")
+            assert await metadata_of(nodes, before.ledger) == before
+            # The disk was not broken after all: its bookie comes back with the only copy.
+            others[0].judge_read = lambda *_: None
+            await unmarked(nodes, before.ledger, within_s=700)
+        after = await metadata_of(nodes, before.ledger)
+        assert dead.member not in after.segments[0].members
 
 
-def test_an_empty_ledger_is_moved_too() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 0)
-            dead = nodes.bookie(before.segments[0].members[2])
-            await lose(nodes, dead)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-            after = await metadata_of(nodes, before.ledger)
-            assert dead.member not in after.segments[0].members
-
-    run_virtual(main())
-
-
-def test_two_lost_members_of_one_segment() -> None:
-    async def main() -> None:
-        async with cluster(5) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            dead = [nodes.bookie(member) for member in before.segments[0].members[:2]]
-            for each in dead:
-                await lose(nodes, each)
-            await marks_of(nodes).mark_lost(before.ledger, [each.member for each in dead])
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-            after = await metadata_of(nodes, before.ledger)
-            assert not {each.member for each in dead} & set(after.segments[0].members)
-            check_whole(nodes, after)
-
-    run_virtual(main())
-
-
-def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            wiped = nodes.bookies[1]
-            await lose(nodes, wiped)
-            await marks_of(nodes).mark_lost(before.ledger, [wiped.member])
-            async with replicating(nodes), asyncio.TaskGroup() as group:
-                await noted(nodes, before.ledger, "no other bookie")
-                reborn = FakeBookie("b1", incarnation=2, group=group)
-                nodes.bookies.append(reborn)
-                await nodes.register(reborn)
-                await unmarked(nodes, before.ledger)
-                after = await metadata_of(nodes, before.ledger)
-                assert reborn.member in after.segments[0].members
-                assert wiped.member not in after.segments[0].members
-                check_whole(nodes, after)
-                reborn.kill()
-
-    run_virtual(main())
-
-
-def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            members = before.segments[0].members
-            dead, *others = (nodes.bookie(member) for member in members)
-            await lose(nodes, dead)
-            for other in others:
-                other.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 13 else None
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes):
-                await noted(nodes, before.ledger, f"entry {before.ledger}:13")
-                assert await metadata_of(nodes, before.ledger) == before
-                # The disk was not broken after all: its bookie comes back with the only copy.
-                others[0].judge_read = lambda *_: None
-                await unmarked(nodes, before.ledger, within_s=700)
-            after = await metadata_of(nodes, before.ledger)
-            assert dead.member not in after.segments[0].members
-
-    run_virtual(main())
-
-
-def test_an_unreadable_entry_of_another_stripe_stops_nothing() -> None:
-    async def main() -> None:
-        async with cluster(5) as nodes, nodes.process(STRIPED) as ledgers:
-            before = await written(ledgers, 40)
-            dead = nodes.bookie(before.segments[0].members[1])
-            await lose(nodes, dead)
-            # Entry 22 lies on seats 2, 3 and 0.
-            for each in nodes.bookies:
-                each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 22 else None
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-            after = await metadata_of(nodes, before.ledger)
-            assert dead.member not in after.segments[0].members
-            check_whole(nodes, after)
-
-    run_virtual(main())
+async def test_an_unreadable_entry_of_another_stripe_stops_nothing() -> None:
+    async with cluster(5) as nodes, nodes.process(STRIPED) as ledgers:
+        before = await written(ledgers, 40)
+        dead = nodes.bookie(before.segments[0].members[1])
+        await lose(nodes, dead)
+        # Entry 22 lies on seats 2, 3 and 0.
+        for each in nodes.bookies:
+            each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 22 else None
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+        after = await metadata_of(nodes, before.ledger)
+        assert dead.member not in after.segments[0].members
+        check_whole(nodes, after)
 
 
 def refuse(code: BookieCode) -> Callable[[Add], BookieCode | None]:
@@ -240,150 +220,129 @@ def refuse(code: BookieCode) -> Callable[[Add], BookieCode | None]:
 
 
 @pytest.mark.parametrize("how", ["refuses", "dies", "silent"])
-def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str) -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before, dead, spare = await one_lost(nodes, ledgers)
+async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str) -> None:
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before, dead, spare = await one_lost(nodes, ledgers)
 
-            def die(add: Add) -> None:
-                if add.entry == 7:
-                    spare.kill()
+        def die(add: Add) -> None:
+            if add.entry == 7:
+                spare.kill()
 
-            if how == "refuses":
-                spare.judge_add = refuse(BookieCode.OVERLOADED)
-            elif how == "dies":
-                spare.judge_add = die
-            else:
-                spare.may_ack.clear()
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes):
-                await noted(nodes, before.ledger, "does not take copies")
-                assert await metadata_of(nodes, before.ledger) == before
-                spare.judge_add = lambda _: None
-                spare.may_ack.set()
-                spare.restart()
-                await unmarked(nodes, before.ledger, within_s=700)
-            check_whole(nodes, await metadata_of(nodes, before.ledger))
-
-    run_virtual(main())
+        if how == "refuses":
+            spare.judge_add = refuse(BookieCode.OVERLOADED)
+        elif how == "dies":
+            spare.judge_add = die
+        else:
+            spare.may_ack.clear()
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes):
+            await noted(nodes, before.ledger, "does not take copies")
+            assert await metadata_of(nodes, before.ledger) == before
+            spare.judge_add = lambda _: None
+            spare.may_ack.set()
+            spare.restart()
+            await unmarked(nodes, before.ledger, within_s=700)
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
+async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
     """Each change of the list is a reason to try. Together they are none to wait for minutes."""
 
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before, dead, spare = await one_lost(nodes, ledgers)
-            spare.judge_add = refuse(BookieCode.OVERLOADED)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes) as replicator:
-                await noted(nodes, before.ledger, "does not take copies")
-                other = await nodes.add_bookie()
-                other.judge_add = refuse(BookieCode.OVERLOADED)
-                for change in [nodes.unregister, nodes.register] * 5:
-                    failed = replicator.counts.repairs_failed
-                    await change(other)
-                    await wait_until(lambda was=failed: replicator.counts.repairs_failed > was)
-                spare.judge_add = other.judge_add = lambda _: None
-                await unmarked(nodes, before.ledger, within_s=20)
-            check_whole(nodes, await metadata_of(nodes, before.ledger))
-
-    run_virtual(main())
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before, dead, spare = await one_lost(nodes, ledgers)
+        spare.judge_add = refuse(BookieCode.OVERLOADED)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await noted(nodes, before.ledger, "does not take copies")
+            other = await nodes.add_bookie()
+            other.judge_add = refuse(BookieCode.OVERLOADED)
+            for change in [nodes.unregister, nodes.register] * 5:
+                failed = replicator.counts.repairs_failed
+                await change(other)
+                await wait_until(lambda was=failed: replicator.counts.repairs_failed > was)
+            spare.judge_add = other.judge_add = lambda _: None
+            await unmarked(nodes, before.ledger, within_s=20)
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
-    async def main() -> None:
-        async with cluster(5) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            first, second = (nodes.bookie(member) for member in before.segments[0].members[:2])
-            await lose(nodes, first)
+async def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
+    async with cluster(5) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        first, second = (nodes.bookie(member) for member in before.segments[0].members[:2])
+        await lose(nodes, first)
+        for each in nodes.bookies:
+            each.may_ack.clear()
+        await marks_of(nodes).mark_lost(before.ledger, [first.member])
+        async with replicating(nodes) as replicator:
+            spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
+            await wait_until(lambda: any(each.entries(before.ledger) for each in spares))
+            await lose(nodes, second)
+            await marks_of(nodes).mark_lost(before.ledger, [second.member])
             for each in nodes.bookies:
-                each.may_ack.clear()
-            await marks_of(nodes).mark_lost(before.ledger, [first.member])
-            async with replicating(nodes) as replicator:
-                spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
-                await wait_until(lambda: any(each.entries(before.ledger) for each in spares))
-                await lose(nodes, second)
-                await marks_of(nodes).mark_lost(before.ledger, [second.member])
-                for each in nodes.bookies:
-                    each.may_ack.set()
-                await unmarked(nodes, before.ledger)
-                assert replicator.counts.members_replaced == 2
-            after = await metadata_of(nodes, before.ledger)
-            assert not {first.member, second.member} & set(after.segments[0].members)
-            check_whole(nodes, after)
-
-    run_virtual(main())
+                each.may_ack.set()
+            await unmarked(nodes, before.ledger)
+            assert replicator.counts.members_replaced == 2
+        after = await metadata_of(nodes, before.ledger)
+        assert not {first.member, second.member} & set(after.segments[0].members)
+        check_whole(nodes, after)
 
 
-def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before, dead, spare = await one_lost(nodes, ledgers)
-            spare.may_ack.clear()
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes) as replicator:
-                await wait_until(lambda: spare.entries(before.ledger) == list(range(20)))
-                store = replicator._store
-                store.expire()  # type: ignore[attr-defined]
-                store.reconnect()  # type: ignore[attr-defined]
-                # As the spare's collector does: it does not see why it should keep the copies.
-                assert await marks_of(nodes).lock(before.ledger, "collector")
-                spare.may_ack.set()
-                await asyncio.sleep(60)
-                assert await metadata_of(nodes, before.ledger) == before
-                del spare.ledgers[before.ledger]
-                await marks_of(nodes).unlock(before.ledger, "collector")
-                await unmarked(nodes, before.ledger, within_s=700)
-            check_whole(nodes, await metadata_of(nodes, before.ledger))
-
-    run_virtual(main())
-
-
-def test_a_bookie_that_came_back_needs_nothing() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 20)
-            member = before.segments[0].members[0]
-            await marks_of(nodes).mark_lost(before.ledger, [member])
-            async with replicating(nodes) as replicator:
-                await unmarked(nodes, before.ledger)
-                assert replicator.counts.copied_bytes == 0
+async def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before, dead, spare = await one_lost(nodes, ledgers)
+        spare.may_ack.clear()
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes) as replicator:
+            await wait_until(lambda: spare.entries(before.ledger) == list(range(20)))
+            store = replicator._store
+            store.expire()  # type: ignore[attr-defined]
+            store.reconnect()  # type: ignore[attr-defined]
+            # As the spare's collector does: it does not see why it should keep the copies.
+            assert await marks_of(nodes).lock(before.ledger, "collector")
+            spare.may_ack.set()
+            await asyncio.sleep(60)
             assert await metadata_of(nodes, before.ledger) == before
-
-    run_virtual(main())
-
-
-def test_the_mark_of_a_deleted_ledger_goes() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 3)
-            await marks_of(nodes).mark_lost(before.ledger, before.segments[0].members[:1])
-            await ledgers.delete(before.ledger)
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-
-    run_virtual(main())
+            del spare.ledgers[before.ledger]
+            await marks_of(nodes).unlock(before.ledger, "collector")
+            await unmarked(nodes, before.ledger, within_s=700)
+        check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-def test_bad_copies_are_written_again_where_they_were() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes, nodes.process(STRIPED) as ledgers:
-            before = await written(ledgers, 40)
-            member = before.segments[0].members[2]
-            stored = nodes.bookie(member).ledgers[before.ledger].entries
-            lost = [entry for entry in sorted(stored) if 10 <= entry <= 20]
-            for entry in lost:
-                del stored[entry]
-            await marks_of(nodes).mark_bad(before.ledger, member, 10, 20)
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-            assert await metadata_of(nodes, before.ledger) == before
-            assert set(lost) <= set(stored)
-            assert all(entry % 4 in (2, 1, 0) for entry in stored)
-            check_whole(nodes, before)
+async def test_a_bookie_that_came_back_needs_nothing() -> None:
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 20)
+        member = before.segments[0].members[0]
+        await marks_of(nodes).mark_lost(before.ledger, [member])
+        async with replicating(nodes) as replicator:
+            await unmarked(nodes, before.ledger)
+            assert replicator.counts.copied_bytes == 0
+        assert await metadata_of(nodes, before.ledger) == before
 
-    run_virtual(main())
+
+async def test_the_mark_of_a_deleted_ledger_goes() -> None:
+    async with cluster(3) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 3)
+        await marks_of(nodes).mark_lost(before.ledger, before.segments[0].members[:1])
+        await ledgers.delete(before.ledger)
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+
+
+async def test_bad_copies_are_written_again_where_they_were() -> None:
+    async with cluster(4) as nodes, nodes.process(STRIPED) as ledgers:
+        before = await written(ledgers, 40)
+        member = before.segments[0].members[2]
+        stored = nodes.bookie(member).ledgers[before.ledger].entries
+        lost = [entry for entry in sorted(stored) if 10 <= entry <= 20]
+        for entry in lost:
+            del stored[entry]
+        await marks_of(nodes).mark_bad(before.ledger, member, 10, 20)
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+        assert await metadata_of(nodes, before.ledger) == before
+        assert set(lost) <= set(stored)
+        assert all(entry % 4 in (2, 1, 0) for entry in stored)
+        check_whole(nodes, before)
 
 
 async def narrow_ledger(nodes: Cluster) -> LedgerMetadata:
@@ -398,29 +357,26 @@ async def narrow_ledger(nodes: Cluster) -> LedgerMetadata:
     return metadata
 
 
-def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_metadata() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            before = await narrow_ledger(nodes)
-            await marks_of(nodes).mark_narrow(before.ledger)
-            async with replicating(nodes):
-                await unmarked(nodes, before.ledger)
-            after = await metadata_of(nodes, before.ledger)
-            assert (after.ensemble_size, after.write_quorum, after.ack_quorum) == (3, 3, 2)
-            assert not after.under_replicated
-            assert (after.last_entry, after.length) == (before.last_entry, before.length)
-            check_whole(nodes, after)
-            async with nodes.process() as ledgers:
-                reader = ledgers.reader(before)
-                for old in before.segments[0].members:
-                    await lose(nodes, nodes.bookie(old))
-                # Both bookies that it knows are gone: the third is found by reading again.
-                entries = await reader.read(0, 19, bytes_max=1 << 20)
-                assert [bytes(each.payload) for each in entries] == [
-                    payload_of(entry) for entry in range(20)
-                ]
-
-    run_virtual(main())
+async def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_metadata() -> None:
+    async with cluster(3) as nodes:
+        before = await narrow_ledger(nodes)
+        await marks_of(nodes).mark_narrow(before.ledger)
+        async with replicating(nodes):
+            await unmarked(nodes, before.ledger)
+        after = await metadata_of(nodes, before.ledger)
+        assert (after.ensemble_size, after.write_quorum, after.ack_quorum) == (3, 3, 2)
+        assert not after.under_replicated
+        assert (after.last_entry, after.length) == (before.last_entry, before.length)
+        check_whole(nodes, after)
+        async with nodes.process() as ledgers:
+            reader = ledgers.reader(before)
+            for old in before.segments[0].members:
+                await lose(nodes, nodes.bookie(old))
+            # Both bookies that it knows are gone: the third is found by reading again.
+            entries = await reader.read(0, 19, bytes_max=1 << 20)
+            assert [bytes(each.payload) for each in entries] == [
+                payload_of(entry) for entry in range(20)
+            ]
 
 
 async def open_with_a_loss(nodes: Cluster) -> tuple[LedgerMetadata, FakeBookie]:
@@ -436,115 +392,97 @@ async def open_with_a_loss(nodes: Cluster) -> tuple[LedgerMetadata, FakeBookie]:
     return metadata, dead
 
 
-def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_sooner() -> None:
-    async def main() -> None:
-        async with cluster(4) as nodes:
-            before, dead = await open_with_a_loss(nodes)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
-                await noted(nodes, before.ledger, "waits for its writer")
-                await asyncio.sleep(250)
-                assert await metadata_of(nodes, before.ledger) == before
-                await unmarked(nodes, before.ledger, within_s=200)
-                assert replicator.counts.ledgers_recovered == 1
-            after = await metadata_of(nodes, before.ledger)
-            assert after.state is LedgerState.CLOSED
-            assert after.last_entry == 4
-            assert dead.member not in after.last_segment.members
-            check_whole(nodes, after)
-
-    run_virtual(main())
+async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_sooner() -> None:
+    async with cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
+            await noted(nodes, before.ledger, "waits for its writer")
+            await asyncio.sleep(250)
+            assert await metadata_of(nodes, before.ledger) == before
+            await unmarked(nodes, before.ledger, within_s=200)
+            assert replicator.counts.ledgers_recovered == 1
+        after = await metadata_of(nodes, before.ledger)
+        assert after.state is LedgerState.CLOSED
+        assert after.last_entry == 4
+        assert dead.member not in after.last_segment.members
+        check_whole(nodes, after)
 
 
-def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are(
+async def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replicator_module, "MARKS_KEPT_MAX", 1)
 
-    async def main() -> None:
-        async with cluster(4) as nodes:
-            before, dead = await open_with_a_loss(nodes)
-            marks = marks_of(nodes)
-            await marks.mark_lost(before.ledger, [dead.member])
-            for number in range(1000, 1015):  # which cannot be repaired: they cannot be read
-                path = paths.ledger(LedgerId(number))
-                await nodes.store.put(path, b"what is this", expected=ABSENT)
-                await marks.mark_narrow(LedgerId(number))
-            async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
-                await asyncio.sleep(3000)
-                assert replicator.marked >= 15
-                assert replicator.counts.ledgers_recovered == 1
-
-    run_virtual(main())
+    async with cluster(4) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        marks = marks_of(nodes)
+        await marks.mark_lost(before.ledger, [dead.member])
+        for number in range(1000, 1015):  # which cannot be repaired: they cannot be read
+            path = paths.ledger(LedgerId(number))
+            await nodes.store.put(path, b"what is this", expected=ABSENT)
+            await marks.mark_narrow(LedgerId(number))
+        async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
+            await asyncio.sleep(3000)
+            assert replicator.marked >= 15
+            assert replicator.counts.ledgers_recovered == 1
 
 
-def test_a_ledger_is_not_taken_from_its_writer_when_nothing_is_gained() -> None:
-    async def main() -> None:
-        async with cluster(3) as nodes:
-            before, dead = await open_with_a_loss(nodes)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            async with replicating(nodes, RepairConfig(open_grace_s=60)):
-                await asyncio.sleep(900)
-                assert await metadata_of(nodes, before.ledger) == before
-
-    run_virtual(main())
+async def test_a_ledger_is_not_taken_from_its_writer_when_nothing_is_gained() -> None:
+    async with cluster(3) as nodes:
+        before, dead = await open_with_a_loss(nodes)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        async with replicating(nodes, RepairConfig(open_grace_s=60)):
+            await asyncio.sleep(900)
+            assert await metadata_of(nodes, before.ledger) == before
 
 
-def test_t30_a_writer_that_lives_replaces_the_bookie_and_keeps_its_ledger() -> None:
-    async def main() -> None:
-        async with cluster(5) as nodes, nodes.process() as ledgers, replicating(nodes) as there:
-            appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
-            for entry in range(5):
-                appender.append_nowait([payload_of(entry)], 20)
-            dead = nodes.bookie(appender.metadata.segments[0].members[0])
-            await lose(nodes, dead)
-            await marks_of(nodes).mark_lost(appender.ledger, [dead.member])
-            appender.append_nowait([payload_of(5)], 20)
-            await unmarked(nodes, appender.ledger)
-            after = await appender.close()
-            assert after.last_entry == 5
-            assert all(dead.member not in part.members for part in after.segments)
-            assert there.counts.ledgers_recovered == 0
-            check_whole(nodes, after)
-
-    run_virtual(main())
+async def test_t30_a_writer_that_lives_replaces_the_bookie_and_keeps_its_ledger() -> None:
+    async with cluster(5) as nodes, nodes.process() as ledgers, replicating(nodes) as there:
+        appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
+        for entry in range(5):
+            appender.append_nowait([payload_of(entry)], 20)
+        dead = nodes.bookie(appender.metadata.segments[0].members[0])
+        await lose(nodes, dead)
+        await marks_of(nodes).mark_lost(appender.ledger, [dead.member])
+        appender.append_nowait([payload_of(5)], 20)
+        await unmarked(nodes, appender.ledger)
+        after = await appender.close()
+        assert after.last_entry == 5
+        assert all(dead.member not in part.members for part in after.segments)
+        assert there.counts.ledgers_recovered == 0
+        check_whole(nodes, after)
 
 
-def test_several_replicators_do_each_ledger_once() -> None:
-    async def main() -> None:
-        async with cluster(5) as nodes, nodes.process() as ledgers:
-            made = [await written(ledgers, 5) for _ in range(40)]
-            dead = nodes.bookies[0]
-            await lose(nodes, dead)
-            touched = [each for each in made if dead.member in each.segments[0].members]
+async def test_several_replicators_do_each_ledger_once() -> None:
+    async with cluster(5) as nodes, nodes.process() as ledgers:
+        made = [await written(ledgers, 5) for _ in range(40)]
+        dead = nodes.bookies[0]
+        await lose(nodes, dead)
+        touched = [each for each in made if dead.member in each.segments[0].members]
+        for each in touched:
+            await marks_of(nodes).mark_lost(each.ledger, [dead.member])
+        there: list[Replicator] = []
+        async with replicating(nodes, seed=5) as one, replicating(nodes, seed=6) as two:
+            there += [one, two]
             for each in touched:
-                await marks_of(nodes).mark_lost(each.ledger, [dead.member])
-            there: list[Replicator] = []
-            async with replicating(nodes, seed=5) as one, replicating(nodes, seed=6) as two:
-                there += [one, two]
-                for each in touched:
-                    await unmarked(nodes, each.ledger)
-            for each in touched:
-                check_whole(nodes, await metadata_of(nodes, each.ledger))
-            replaced = [each.counts.members_replaced for each in there]
-            assert sum(replaced) == len(touched)
-            assert all(replaced), "both took part"
-
-    run_virtual(main())
+                await unmarked(nodes, each.ledger)
+        for each in touched:
+            check_whole(nodes, await metadata_of(nodes, each.ledger))
+        replaced = [each.counts.members_replaced for each in there]
+        assert sum(replaced) == len(touched)
+        assert all(replaced), "both took part"
 
 
-def test_copying_keeps_to_its_rate() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with cluster(4) as nodes, nodes.process() as ledgers:
-            before = await written(ledgers, 80, size=100_000)
-            dead = nodes.bookie(before.segments[0].members[0])
-            await lose(nodes, dead)
-            await marks_of(nodes).mark_lost(before.ledger, [dead.member])
-            began = loop.time()
-            async with replicating(nodes, RepairConfig(copy_bytes_per_s=1 << 20)):
-                await unmarked(nodes, before.ledger)
-            # 8 MB at 1 MiB/s; the last piece of 4 MiB may go at once.
-            assert 3.0 <= loop.time() - began <= 12.0
-
-    run_virtual(main())
+async def test_copying_keeps_to_its_rate() -> None:
+    loop = asyncio.get_running_loop()
+    async with cluster(4) as nodes, nodes.process() as ledgers:
+        before = await written(ledgers, 80, size=100_000)
+        dead = nodes.bookie(before.segments[0].members[0])
+        await lose(nodes, dead)
+        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        began = loop.time()
+        async with replicating(nodes, RepairConfig(copy_bytes_per_s=1 << 20)):
+            await unmarked(nodes, before.ledger)
+        # 8 MB at 1 MiB/s; the last piece of 4 MiB may go at once.
+        assert 3.0 <= loop.time() - began <= 12.0

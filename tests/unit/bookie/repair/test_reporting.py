@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from fakes.virtual_loop import run_virtual
 from support import ManualClock
 
 from magnetar.bookie.ledger.bad_copies import BadCopies
@@ -18,27 +17,24 @@ A, B = (Member(BookieId(name), f"{number:032x}") for number, name in enumerate("
 LEDGER = LedgerId(5)
 
 
-def test_notes_become_marks_once_the_store_is_there() -> None:
-    async def main() -> None:
-        store, notes = MemoryStore(), BadCopies()
-        marks = Marks(store, ManualClock())
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(report_bad_copies(notes, marks))
-            store.suspend()
-            for entry in (3, 4, 9):
-                notes.on_bad_copy(LEDGER, EntryId(entry), A)
-            notes.on_bad_copy(LEDGER, EntryId(4), B)
-            await asyncio.sleep(5 * REPORT_S)
-            store.reconnect()
-            await asyncio.sleep(3 * REPORT_S)
-            running.cancel()
-        mark = await marks.get(LEDGER)
-        assert mark is not None
-        assert mark.what.bad == (
-            BadCopy(A, EntryId(3), EntryId(4)),
-            BadCopy(A, EntryId(9), EntryId(9)),
-            BadCopy(B, EntryId(4), EntryId(4)),
-        )
-        assert len(notes) == 0
-
-    run_virtual(main())
+async def test_notes_become_marks_once_the_store_is_there() -> None:
+    store, notes = MemoryStore(), BadCopies()
+    marks = Marks(store, ManualClock())
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(report_bad_copies(notes, marks))
+        store.suspend()
+        for entry in (3, 4, 9):
+            notes.on_bad_copy(LEDGER, EntryId(entry), A)
+        notes.on_bad_copy(LEDGER, EntryId(4), B)
+        await asyncio.sleep(5 * REPORT_S)
+        store.reconnect()
+        await asyncio.sleep(3 * REPORT_S)
+        running.cancel()
+    mark = await marks.get(LEDGER)
+    assert mark is not None
+    assert mark.what.bad == (
+        BadCopy(A, EntryId(3), EntryId(4)),
+        BadCopy(A, EntryId(9), EntryId(9)),
+        BadCopy(B, EntryId(4), EntryId(4)),
+    )
+    assert len(notes) == 0

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookies import Bookie, FaultyStorage, GatedThread, add, running_bookie
-from fakes.virtual_loop import run_virtual
-from support import run, settle, wait_until
+from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.commit import HELD_S_MAX, PRESSURE_LOOK_S, GroupCommit
@@ -17,7 +16,7 @@ from magnetar.bookie.storage.store import BATCH_BYTES_MAX
 from magnetar.protos.envelope import BookieCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 FAILURE = StorageFailed("sync", "Input/output error")
 
@@ -37,7 +36,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World]:
+async def committing(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World]:
     storage, thread = FaultyStorage(), GatedThread()
     noted: list[int] = []
     deaths: list[StorageFailed] = []
@@ -63,16 +62,9 @@ async def world(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World]:
         thread.shutdown()
 
 
-def in_world(test: Callable[[World], object], **limits: int) -> None:
-    async def main() -> None:
-        async with world(**limits) as built:
-            await test(built)  # type: ignore[misc]
-
-    run(main())
-
-
-def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
+    async with committing() as world:
         world.thread.open = False
         world.add(0, "a")
         await wait_until(lambda: world.thread.held)
@@ -83,11 +75,10 @@ def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
         assert world.noted == [1]
         assert world.storage.unsynced == 0
 
-    in_world(test)
 
-
-def test_all_that_gathers_during_a_sync_is_one_group() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_all_that_gathers_during_a_sync_is_one_group() -> None:
+    async with committing() as world:
         world.thread.open = False
         world.add(0, "a")
         await wait_until(lambda: world.thread.held)
@@ -103,13 +94,12 @@ def test_all_that_gathers_during_a_sync_is_one_group() -> None:
         assert world.storage.syncs == 2
         assert world.noted == [1, 100]
 
-    in_world(test)
 
-
-def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
+@pytest.mark.real_loop
+async def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
     """The classic bug: acknowledging with a sync that was under way already."""
 
-    async def test(world: World) -> None:
+    async with committing() as world:
         world.thread.open = False
         world.add(0, "a")
         await wait_until(lambda: world.thread.held)
@@ -120,19 +110,17 @@ def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
         assert world.done == ["a"]
         assert world.noted == [1]
 
-    in_world(test)
 
-
-def test_waiting_without_having_written_waits_for_a_sync_all_the_same() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_waiting_without_having_written_waits_for_a_sync_all_the_same() -> None:
+    async with committing() as world:
         await world.commit.wait_durable()
         assert world.storage.syncs == 1
 
-    in_world(test)
 
-
-def test_a_large_write_goes_in_batches_and_in_order() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_large_write_goes_in_batches_and_in_order() -> None:
+    async with committing() as world:
         puts = [(entry_key(1, entry), bytes(100_000)) for entry in range(7)]
         puts.insert(4, (entry_key(2, 0), bytes(BATCH_BYTES_MAX * 3)))
         world.commit.write(puts)
@@ -143,11 +131,10 @@ def test_a_large_write_goes_in_batches_and_in_order() -> None:
         await world.commit.wait_durable()
         assert world.commit.pending_bytes == 0
 
-    in_world(test)
 
-
-def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
+    async with committing(pending_bytes_max=1000) as world:
         world.thread.open = False
         world.add(0, "a", size=600)
         await world.commit.wait_room()
@@ -160,11 +147,10 @@ def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
             world.thread.release()  # the first group; the second is begun
         assert world.commit.pending_bytes < 1000
 
-    in_world(test, pending_bytes_max=1000)
 
-
-def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
+    async with committing() as world:
         world.thread.open = False
         world.add(0, "a")
         await wait_until(lambda: world.thread.held)
@@ -184,11 +170,10 @@ def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
         with pytest.raises(StorageFailed):
             await world.commit.wait_room()
 
-    in_world(test)
 
-
-def test_a_failed_write_dies() -> None:
-    async def test(world: World) -> None:
+@pytest.mark.real_loop
+async def test_a_failed_write_dies() -> None:
+    async with committing() as world:
         world.storage.failing["write"] = StorageFailed("write", "No space left on device")
         with pytest.raises(StorageFailed, match="No space left"):
             world.add(0, "a")
@@ -199,33 +184,29 @@ def test_a_failed_write_dies() -> None:
         assert len(world.deaths) == 1
         assert world.done == []
 
-    in_world(test)
 
+@pytest.mark.real_loop
+async def test_a_watermark_that_cannot_be_written_is_a_failed_sync() -> None:
+    def refuse(_: int) -> None:
+        raise StorageFailed("write the watermark", "Input/output error")
 
-def test_a_watermark_that_cannot_be_written_is_a_failed_sync() -> None:
-    async def main() -> None:
-        def refuse(_: int) -> None:
-            raise StorageFailed("write the watermark", "Input/output error")
-
-        deaths: list[StorageFailed] = []
-        done: list[int] = []
-        thread = GatedThread()
-        commit = GroupCommit(
-            FaultyStorage(),
-            note_durable=refuse,
-            thread=thread,
-            die=deaths.append,
-            pending_bytes_max=1000,
-        )
-        commit.write([(entry_key(1, 0), b"v")])
-        commit.when_durable(lambda: done.append(1))
-        with pytest.raises(StorageFailed, match="watermark"):
-            await commit.run()
-        assert len(deaths) == 1
-        assert done == []
-        thread.shutdown()
-
-    run(main())
+    deaths: list[StorageFailed] = []
+    done: list[int] = []
+    thread = GatedThread()
+    commit = GroupCommit(
+        FaultyStorage(),
+        note_durable=refuse,
+        thread=thread,
+        die=deaths.append,
+        pending_bytes_max=1000,
+    )
+    commit.write([(entry_key(1, 0), b"v")])
+    commit.when_durable(lambda: done.append(1))
+    with pytest.raises(StorageFailed, match="watermark"):
+        await commit.run()
+    assert len(deaths) == 1
+    assert done == []
+    thread.shutdown()
 
 
 class BusyStorage(FaultyStorage):
@@ -237,7 +218,7 @@ class BusyStorage(FaultyStorage):
         return self.busy
 
 
-def test_writers_wait_while_the_store_does_not_keep_up_and_at_last_are_refused() -> None:
+async def test_writers_wait_while_the_store_does_not_keep_up_and_at_last_are_refused() -> None:
     async def test(bookie: Bookie) -> None:
         assert isinstance(bookie.storage, BusyStorage)
         commit, loop = bookie.commit, asyncio.get_running_loop()
@@ -265,8 +246,5 @@ def test_writers_wait_while_the_store_does_not_keep_up_and_at_last_are_refused()
         assert [code for _, _, code in await writer.acks(2)] == [BookieCode.OK] * 2
         assert loop.time() - begun_s < 1.2
 
-    async def main() -> None:
-        async with running_bookie(storage=BusyStorage(), inline=True) as bookie:
-            await test(bookie)
-
-    run_virtual(main())
+    async with running_bookie(storage=BusyStorage(), inline=True) as bookie:
+        await test(bookie)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.storage.directory import DataDirectory
 
+pytestmark = pytest.mark.real_loop
+
 
 @pytest.fixture
 def cluster() -> Cluster:
@@ -40,7 +42,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def used(cluster: Cluster, tmp_path: Path) -> Path:
-    killed_directory(cluster, tmp_path / "used")
+    run(killed_directory(cluster, tmp_path / "used"))
     return tmp_path / "used"
 
 
@@ -48,9 +50,9 @@ def entries(directory: DataDirectory) -> list[int]:
     return directory.storage.entry_ids(1, 0, entries_max=100)
 
 
-def test_an_empty_directory_is_formatted(cluster: Cluster, tmp_path: Path) -> None:
+async def test_an_empty_directory_is_formatted(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "new" / "deep"
-    directory = cluster.start(path)
+    directory = await cluster.start(path)
     identity = directory.identity
     assert (identity.bookie, identity.boot_epoch, identity.state) == (
         "b1",
@@ -60,37 +62,37 @@ def test_an_empty_directory_is_formatted(cluster: Cluster, tmp_path: Path) -> No
     assert sorted(os.listdir(path)) == [IDENTITY, LOCK, STORE, WATERMARK]
     assert decode_identity((path / IDENTITY).read_bytes()) == identity
     assert directory.storage.owner() == identity.incarnation.encode()
-    cookie = cluster.cookie()
+    cookie = await cluster.cookie()
     assert cookie is not None
     assert (cookie.incarnation, cookie.boot_epoch) == (identity.incarnation, 1)
     assert cookie.cluster == identity.cluster
     directory.close()
 
 
-def test_a_directory_that_was_made_is_durable_in_its_parents(
+async def test_a_directory_that_was_made_is_durable_in_its_parents(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(layout, "sync_directory", synced.append)
-    cluster.start(tmp_path / "disk" / "bookie").close()
+    (await cluster.start(tmp_path / "disk" / "bookie")).close()
     assert synced[:2] == [tmp_path, tmp_path / "disk"]
     synced.clear()
-    cluster.start(tmp_path / "disk" / "bookie").close()
+    (await cluster.start(tmp_path / "disk" / "bookie")).close()
     assert tmp_path / "disk" not in synced
 
 
-def test_a_mount_point_counts_as_empty(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_mount_point_counts_as_empty(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
-    cluster.start(tmp_path).close()
+    (await cluster.start(tmp_path)).close()
 
 
-def test_each_start_is_a_new_epoch_of_the_same_incarnation(
+async def test_each_start_is_a_new_epoch_of_the_same_incarnation(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     incarnations = set()
     for epoch in range(1, 5):
-        directory = cluster.start(tmp_path)
-        cookie = cluster.cookie()
+        directory = await cluster.start(tmp_path)
+        cookie = await cluster.cookie()
         assert cookie is not None
         assert directory.identity.boot_epoch == cookie.boot_epoch == epoch
         incarnations.add(directory.identity.incarnation)
@@ -104,17 +106,17 @@ def test_each_start_is_a_new_epoch_of_the_same_incarnation(
     assert len(incarnations) == 1
 
 
-def test_two_directories_have_two_incarnations(cluster: Cluster, tmp_path: Path) -> None:
-    one = cluster.start(tmp_path / "1", bookie="b1")
-    other = cluster.start(tmp_path / "2", bookie="b2")
+async def test_two_directories_have_two_incarnations(cluster: Cluster, tmp_path: Path) -> None:
+    one = await cluster.start(tmp_path / "1", bookie="b1")
+    other = await cluster.start(tmp_path / "2", bookie="b2")
     assert one.identity.incarnation != other.identity.incarnation
     assert one.identity.cluster == other.identity.cluster
     one.close()
     other.close()
 
 
-def test_after_a_kill_everything_synced_is_there(cluster: Cluster, used: Path) -> None:
-    directory = cluster.start(used)
+async def test_after_a_kill_everything_synced_is_there(cluster: Cluster, used: Path) -> None:
+    directory = await cluster.start(used)
     assert entries(directory) == list(range(20))
     directory.close()
 
@@ -125,36 +127,35 @@ def test_after_a_kill_everything_synced_is_there(cluster: Cluster, used: Path) -
 @pytest.mark.parametrize(
     "fault", [Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST], ids=lambda f: f.name
 )
-def test_a_lost_reply_of_the_metadata_is_cleared_up(tmp_path: Path, fault: Fault) -> None:
+async def test_a_lost_reply_of_the_metadata_is_cleared_up(tmp_path: Path, fault: Fault) -> None:
     faults = [fault]
 
-    async def main() -> None:
-        store = MemoryStore(
-            faults=lambda operation, path: (
-                faults.pop() if faults and operation == "put" and path == COOKIE else None
-            )
+    store = MemoryStore(
+        faults=lambda operation, path: (
+            faults.pop() if faults and operation == "put" and path == COOKIE else None
         )
-        for epoch in (1, 2):
-            faults[:] = [fault]
-            directory = await open_directory(
-                tmp_path, bookie="b1", metadata=store, chance=random.Random(1)
-            )
-            assert not faults
-            stored = await store.get(COOKIE)
-            assert stored is not None
-            assert decode_bookie_cookie(stored.value).boot_epoch == epoch
-            directory.close()
+    )
+    for epoch in (1, 2):
+        faults[:] = [fault]
+        directory = await open_directory(
+            tmp_path, bookie="b1", metadata=store, chance=random.Random(1)
+        )
+        assert not faults
+        stored = await store.get(COOKIE)
+        assert stored is not None
+        assert decode_bookie_cookie(stored.value).boot_epoch == epoch
+        directory.close()
 
-    run(main())
 
-
-def test_formatting_goes_on_after_a_crash_at_any_step(cluster: Cluster, tmp_path: Path) -> None:
+async def test_formatting_goes_on_after_a_crash_at_any_step(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     path = tmp_path / "b1"
-    directory = cluster.start(path)
+    directory = await cluster.start(path)
     begun = replace(directory.identity, state=DirectoryState.FORMATTING)
     crash_image(path, tmp_path / "whole")
     directory.close()
-    cookie = cluster.cookie()
+    cookie = await cluster.cookie()
     assert cookie is not None
     for keep in ([IDENTITY_NEW], [IDENTITY], [IDENTITY, STORE], [IDENTITY, STORE, WATERMARK]):
         for known in (False, True):
@@ -168,20 +169,20 @@ def test_formatting_goes_on_after_a_crash_at_any_step(cluster: Cluster, tmp_path
             for name in os.listdir(step):
                 if name not in keep:
                     (shutil.rmtree if name == STORE else os.unlink)(step / name)
-            cluster.set_cookie(cookie if known else None)
-            directory = again.start(step)
+            await cluster.set_cookie(cookie if known else None)
+            directory = await again.start(step)
             assert directory.identity.state is DirectoryState.READY
             assert directory.identity.boot_epoch == 1
-            assert cluster.cookie() is not None
+            assert await cluster.cookie() is not None
             directory.close()
-            cluster.set_cookie(cookie)
+            await cluster.set_cookie(cookie)
 
 
-def test_a_crash_between_intent_and_cookie_is_made_good(cluster: Cluster, used: Path) -> None:
+async def test_a_crash_between_intent_and_cookie_is_made_good(cluster: Cluster, used: Path) -> None:
     identity = decode_identity((used / IDENTITY).read_bytes())
     intent = replace(identity, boot_epoch=2, start="7" * 32)
     (used / IDENTITY).write_bytes(encode_identity(intent))
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
     assert directory.identity.boot_epoch == 2
     directory.close()
 
@@ -199,7 +200,7 @@ REFUSALS: list[tuple[Callable[[Path], object], type[errors.StartRefused], str]] 
 
 
 @pytest.mark.parametrize(("damage", "error", "words"), REFUSALS)
-def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
+async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
     cluster: Cluster,
     used: Path,
     damage: Callable[[Path], object],
@@ -207,34 +208,34 @@ def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
     words: str,
 ) -> None:
     damage(used)
-    before = cluster.cookie()
+    before = await cluster.cookie()
     for _ in range(2):  # nor does a second attempt get through
         with pytest.raises(error, match=words) as refused:
-            cluster.start(used)
+            await cluster.start(used)
         assert str(used) in str(refused.value)
-    assert cluster.cookie() == before
+    assert await cluster.cookie() == before
 
 
-def test_another_name_or_another_cluster_is_refused(cluster: Cluster, used: Path) -> None:
+async def test_another_name_or_another_cluster_is_refused(cluster: Cluster, used: Path) -> None:
     with pytest.raises(errors.WrongBookie, match="bookie b1; expected that of bookie b2"):
-        cluster.start(used, bookie="b2")
+        await cluster.start(used, bookie="b2")
     with pytest.raises(errors.WrongCluster):
-        Cluster(seed=2).start(used)
+        await Cluster(seed=2).start(used)
 
 
-def test_a_second_directory_under_the_same_name_is_refused(
+async def test_a_second_directory_under_the_same_name_is_refused(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(errors.DirectoryEmpty):
-        cluster.start(tmp_path / "second")
-    cookie = cluster.cookie()
+        await cluster.start(tmp_path / "second")
+    cookie = await cluster.cookie()
     assert cookie is not None
-    cluster.set_cookie(replace(cookie, incarnation="d" * 32))
+    await cluster.set_cookie(replace(cookie, incarnation="d" * 32))
     with pytest.raises(errors.WrongIncarnation):
-        cluster.start(used)
+        await cluster.start(used)
 
 
-def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None:
+async def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None:
     """The other one gets its cookie in between our look and our compare-and-set."""
     theirs = BookieCookie(
         bookie=BookieId("b1"), incarnation="d" * 32, boot_epoch=1, cluster="c", start="5" * 32
@@ -251,35 +252,32 @@ def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None:
                     await self.put(COOKIE, encode_bookie_cookie(theirs), expected=ABSENT)
             return found
 
-    async def main() -> None:
-        store = Raced()
-        with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
-            await open_directory(tmp_path, bookie="b1", metadata=store, chance=random.Random(1))
-        stored = await store.get(COOKIE)
-        assert stored is not None
-        assert decode_bookie_cookie(stored.value) == theirs
-
-    run(main())
+    store = Raced()
+    with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+        await open_directory(tmp_path, bookie="b1", metadata=store, chance=random.Random(1))
+    stored = await store.get(COOKIE)
+    assert stored is not None
+    assert decode_bookie_cookie(stored.value) == theirs
 
 
-def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
+async def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    directory = cluster.start(tmp_path)
+    directory = await cluster.start(tmp_path)
     with pytest.raises(errors.DirectoryLocked, match=f"process {os.getpid()} uses it"):
-        cluster.start(tmp_path)
+        await cluster.start(tmp_path)
     directory.close()
-    cluster.start(tmp_path).close()
+    (await cluster.start(tmp_path)).close()
 
 
-def test_a_refused_start_lets_go_of_the_lock(cluster: Cluster, used: Path) -> None:
+async def test_a_refused_start_lets_go_of_the_lock(cluster: Cluster, used: Path) -> None:
     with pytest.raises(errors.WrongBookie):
-        cluster.start(used, bookie="b2")
-    cluster.start(used).close()
+        await cluster.start(used, bookie="b2")
+    (await cluster.start(used)).close()
 
 
-def test_a_path_that_is_no_directory(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_path_that_is_no_directory(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.DirectoryUnusable, match=r"File exists|Not a directory"):
-            cluster.start(path)
+            await cluster.start(path)

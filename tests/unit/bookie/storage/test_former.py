@@ -22,7 +22,6 @@ from fakes.directories import (
     identity_of,
     killed_directory,
 )
-from fakes.virtual_loop import run_virtual
 from support import run
 
 from magnetar.bookie import errors
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.storage.directory import DataDirectory
 
+pytestmark = pytest.mark.real_loop
+
 
 @pytest.fixture
 def cluster() -> Cluster:
@@ -49,7 +50,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def used(cluster: Cluster, tmp_path: Path) -> Path:
-    killed_directory(cluster, tmp_path / "used")
+    run(killed_directory(cluster, tmp_path / "used"))
     return tmp_path / "used"
 
 
@@ -58,13 +59,13 @@ def remove_watermark(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [remove_watermark, lambda path: shutil.rmtree(path / STORE)])
-def test_a_damaged_store_is_kept_for_a_former_incarnation(
+async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     cluster: Cluster, used: Path, damage: Callable[[Path], object]
 ) -> None:
     former = identity_of(used).incarnation
     damage(used)
-    directory = cluster.start(used)
-    identity, cookie = directory.identity, cluster.cookie()
+    directory = await cluster.start(used)
+    identity, cookie = directory.identity, await cluster.cookie()
     assert identity_of(used) == identity
     assert (identity.state, identity.former) == (DirectoryState.READY, former)
     assert identity.incarnation != former
@@ -76,30 +77,30 @@ def test_a_damaged_store_is_kept_for_a_former_incarnation(
     directory.close()
 
 
-def test_a_former_incarnation_gives_only_what_the_caller_may_have(
+async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
     cluster: Cluster, used: Path
 ) -> None:
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
     limbo = DamagedStore(directory.formers)
-    run = partial(limbo.run, former, 1, KEY)
-    assert run(0, 100, bytes_max=1 << 20, entries_max=7) == [
+    given_run = partial(limbo.run, former, 1, KEY)
+    assert given_run(0, 100, bytes_max=1 << 20, entries_max=7) == [
         envelope(1, entry, b"%d" % entry * 600) for entry in range(7)
     ]
-    assert len(run(5, 100, bytes_max=1 << 20, entries_max=100)) == ENTRIES - 5
-    assert len(run(5, 100, bytes_max=700, entries_max=100)) == 2
-    assert len(run(5, 5, bytes_max=1 << 20, entries_max=100)) == 1
+    assert len(given_run(5, 100, bytes_max=1 << 20, entries_max=100)) == ENTRIES - 5
+    assert len(given_run(5, 100, bytes_max=700, entries_max=100)) == 2
+    assert len(given_run(5, 5, bytes_max=1 << 20, entries_max=100)) == 1
     assert given(directory, former, key=KEY + 1) == []
     assert limbo.run(former, 2, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
     assert limbo.run("e" * 32, 1, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
     directory.close()
 
 
-def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
+async def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    live = cluster.start(tmp_path / "live")
+    live = await cluster.start(tmp_path / "live")
     fill(live)
     wrong = bytearray(envelope(1, 3))
     wrong[-1] ^= 1
@@ -107,78 +108,75 @@ def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
     live.storage.write([(entry_key(1, entry), value) for entry, value in puts])
     live.close()
     (tmp_path / "live" / WATERMARK).unlink()
-    directory = cluster.start(tmp_path / "live")
+    directory = await cluster.start(tmp_path / "live")
     found = given(directory, live.identity.incarnation)
     assert found == [0, 1, 2, *range(7, ENTRIES)]
     directory.close()
 
 
-def test_an_older_image_goes_on_as_a_new_incarnation(
+async def test_an_older_image_goes_on_as_a_new_incarnation(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
     former = identity_of(used).incarnation
     shutil.copytree(used, tmp_path / "image")
-    cluster.start(used).close()
-    directory = cluster.start(tmp_path / "image")
+    (await cluster.start(used)).close()
+    directory = await cluster.start(tmp_path / "image")
     assert directory.identity.former == former
     assert directory.identity.boot_epoch == 3
     assert given(directory, former) == list(range(ENTRIES))
     directory.close()
     with pytest.raises(errors.WrongIncarnation):  # two disks, and the cluster knows the other one
-        cluster.start(used)
+        await cluster.start(used)
 
 
 @pytest.mark.parametrize("left", [[], [STORE], [STORE, WATERMARK]])
-def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
+async def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
     cluster: Cluster, used: Path, tmp_path: Path, left: list[str]
 ) -> None:
     """Formatting it to the end would make it the bookie that has served since, and empty."""
     former, image = identity_of(used), tmp_path / "image"
-    cluster.start(used).close()
+    (await cluster.start(used)).close()
     image.mkdir()
     formatting = replace(former, state=DirectoryState.FORMATTING)
     (image / IDENTITY).write_bytes(encode_identity(formatting))
     fresh = Cluster()
-    fresh.start(tmp_path / "fresh").close()
+    (await fresh.start(tmp_path / "fresh")).close()
     for name in left:
         os.rename(tmp_path / "fresh" / name, image / name)
-    directory = cluster.start(image)
+    directory = await cluster.start(image)
     assert directory.identity.incarnation != former.incarnation
     assert directory.identity.former == former.incarnation
     assert directory.storage.ledgers(-1, ledgers_max=9) == []
     assert given(directory, former.incarnation) == []
     directory.close()
-    cluster.start(image).close()
+    (await cluster.start(image)).close()
     with pytest.raises(errors.WrongIncarnation, match="If the other one is lost"):
-        cluster.start(used)
+        await cluster.start(used)
 
 
-def test_an_older_image_does_not_oust_the_bookie_itself(
+async def test_an_older_image_does_not_oust_the_bookie_itself(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(used, tmp_path / "image")
-    live = cluster.start(used)
+    live = await cluster.start(used)
     entry = BookieRegistration(BookieId("b1"), "a" * 32, 2, "h:1", "", "", read_only=False)
 
-    async def main() -> None:
-        store = MemoryStore(cluster.tree)
-        await store.create_ephemeral(
-            paths.bookie_available(entry.bookie), encode_bookie_registration(entry)
+    store = MemoryStore(cluster.tree)
+    await store.create_ephemeral(
+        paths.bookie_available(entry.bookie), encode_bookie_registration(entry)
+    )
+    before = content(tmp_path / "image")
+    with pytest.raises(errors.DirectoryRolledBack, match="the bookie is registered"):
+        await open_directory(
+            tmp_path / "image", bookie="b1", metadata=store, chance=random.Random(1)
         )
-        before = content(tmp_path / "image")
-        with pytest.raises(errors.DirectoryRolledBack, match="the bookie is registered"):
-            await open_directory(
-                tmp_path / "image", bookie="b1", metadata=store, chance=random.Random(1)
-            )
-        assert content(tmp_path / "image").items() >= (before.items() - {("lock", before["lock"])})
-        await store.close()
-
-    run(main())
+    assert content(tmp_path / "image").items() >= (before.items() - {("lock", before["lock"])})
+    await store.close()
     live.close()
-    cluster.start(used).close()
+    (await cluster.start(used)).close()
 
 
-def test_of_two_copies_that_start_at_once_one_does(
+async def test_of_two_copies_that_start_at_once_one_does(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
     """Both read the same cookie and mean to begin the same epoch."""
@@ -195,22 +193,19 @@ def test_of_two_copies_that_start_at_once_one_does(
         finally:
             await store.close()
 
-    async def main() -> None:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(start(path, seed))
-                for seed, path in enumerate((used, tmp_path / "copy"))
-            ]
-        [one, other] = sorted((task.result() for task in tasks), key=lambda r: type(r).__name__)
-        assert not isinstance(one, errors.StartRefused)
-        assert isinstance(other, errors.WrongIncarnation)
-        one.close()
-
-    run(main())
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(start(path, seed))
+            for seed, path in enumerate((used, tmp_path / "copy"))
+        ]
+    [one, other] = sorted((task.result() for task in tasks), key=lambda r: type(r).__name__)
+    assert not isinstance(one, errors.StartRefused)
+    assert isinstance(other, errors.WrongIncarnation)
+    one.close()
     outcomes = []
     for path in (used, tmp_path / "copy"):
         try:
-            cluster.start(path).close()
+            (await cluster.start(path)).close()
             outcomes.append("starts")
         except errors.DirectoryCloned:
             outcomes.append("copy")
@@ -218,62 +213,67 @@ def test_of_two_copies_that_start_at_once_one_does(
     assert sorted(outcomes) in (["copy", "starts"], ["starts", "starts"])
 
 
-def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: Path) -> None:
+async def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: Path) -> None:
     former = identity_of(used).incarnation
     shutil.rmtree(used)
     with pytest.raises(errors.DirectoryEmpty, match="--new-incarnation"):
-        cluster.start(used)
-    directory = cluster.start(used, new_incarnation=True)
+        await cluster.start(used)
+    directory = await cluster.start(used, new_incarnation=True)
     identity = directory.identity
     assert (identity.former, identity.boot_epoch) == (former, 2)
     assert directory.formers == {}
     directory.close()
-    cluster.start(used, new_incarnation=True).close()  # says nothing about a directory in use
+    (
+        await cluster.start(used, new_incarnation=True)
+    ).close()  # says nothing about a directory in use
     assert identity_of(used).incarnation == identity.incarnation
 
 
-def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
+async def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
     cluster: Cluster, used: Path
 ) -> None:
     before = replace(identity_of(used), state=DirectoryState.FORMATTING)
     (used / IDENTITY).write_bytes(encode_identity(before))
     with pytest.raises(errors.DirectoryRolledBack, match="identity file from before"):
-        cluster.start(used)
+        await cluster.start(used)
 
 
 # -- The epoch counts up -------------------------------------------------------------------------
 
 
-def count_up(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
-    run_virtual(directory.count_up(store, chance=chance, thread=InlineThread()), deadline_s=5)
+async def count_up(directory: DataDirectory, store: MemoryStore, chance: random.Random) -> None:
+    async with asyncio.timeout(5):
+        await directory.count_up(store, chance=chance, thread=InlineThread())
 
 
-def test_the_epoch_of_a_running_bookie_counts_up(
+async def test_the_epoch_of_a_running_bookie_counts_up(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
     crash_image(used, tmp_path / "image")
     for epoch in (3, 4):
-        count_up(directory, MemoryStore(cluster.tree), cluster.chance)
-        cookie = cluster.cookie()
+        await count_up(directory, MemoryStore(cluster.tree), cluster.chance)
+        cookie = await cluster.cookie()
         assert cookie is not None
         assert cookie.boot_epoch == identity_of(used).boot_epoch == epoch
         assert cookie.start == identity_of(used).start
     fill(directory, ledger=7)
     directory.close()
-    again = cluster.start(used)
+    again = await cluster.start(used)
     assert again.identity.boot_epoch == 5
     assert again.identity.incarnation == directory.identity.incarnation
     again.close()
     # Within one start, an image from before is known as such.
-    assert cluster.start(tmp_path / "image").identity.former == directory.identity.incarnation
+    assert (
+        await cluster.start(tmp_path / "image")
+    ).identity.former == directory.identity.incarnation
 
 
 @pytest.mark.parametrize("fault", [Fault.REQUEST_LOST, Fault.REPLY_LOST], ids=lambda f: f.name)
-def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
+async def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
     cluster: Cluster, used: Path, fault: Fault
 ) -> None:
-    directory = cluster.start(used)
+    directory = await cluster.start(used)
     asked: list[str] = []
 
     def faults(operation: str, path: str) -> Fault | None:
@@ -283,39 +283,39 @@ def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
         return fault if operation == "put" else Fault.NOT_SENT
 
     with pytest.raises(TimeoutError):
-        count_up(directory, MemoryStore(cluster.tree, faults=faults), cluster.chance)
+        await count_up(directory, MemoryStore(cluster.tree, faults=faults), cluster.chance)
     assert "put" in asked
-    count_up(directory, MemoryStore(cluster.tree), cluster.chance)
-    cookie = cluster.cookie()
+    await count_up(directory, MemoryStore(cluster.tree), cluster.chance)
+    cookie = await cluster.cookie()
     assert cookie is not None
     assert cookie.boot_epoch == identity_of(used).boot_epoch == 3
     assert cookie.start == identity_of(used).start
     directory.close()
 
 
-def test_a_bookie_whose_name_was_taken_learns_it(
+async def test_a_bookie_whose_name_was_taken_learns_it(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
-    directory = cluster.start(used)
-    cluster.start(tmp_path / "other", new_incarnation=True).close()
+    directory = await cluster.start(used)
+    (await cluster.start(tmp_path / "other", new_incarnation=True)).close()
     with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
-        count_up(directory, MemoryStore(cluster.tree), cluster.chance)
+        await count_up(directory, MemoryStore(cluster.tree), cluster.chance)
     directory.close()
 
 
-def test_a_start_that_is_broken_off_at_a_former_store_lets_go_of_everything(
+async def test_a_start_that_is_broken_off_at_a_former_store_lets_go_of_everything(
     cluster: Cluster, used: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove_watermark(used)
-    cluster.start(used).close()
+    (await cluster.start(used)).close()
     sleeping = used.parent / "python"
     sleeping.write_text("#!/bin/sh\nexec sleep 60\n")
     sleeping.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(sleeping))
         with pytest.raises(TimeoutError):
-            run(start_within(cluster, used, seconds=1))
-    directory = cluster.start(used)
+            await start_within(cluster, used, seconds=1)
+    directory = await cluster.start(used)
     assert list(directory.formers)
     directory.close()
 

@@ -18,6 +18,7 @@ from fakes.directories import (
     identity_of,
     killed_directory,
 )
+from support import run
 from typer.testing import CliRunner
 
 from magnetar.bookie import errors
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.real_loop
+
 
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
-    killed_directory(Cluster(), tmp_path / "used")
+    run(killed_directory(Cluster(), tmp_path / "used"))
     return tmp_path / "used"
 
 
@@ -77,7 +80,7 @@ def test_a_whole_directory(used: Path) -> None:
 
 
 def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
-    directory = Cluster().start(tmp_path / "live")
+    directory = run(Cluster().start(tmp_path / "live"))
     record = LedgerRecord(KEY, fenced=True, created_ms=0)
     torn = bytearray(envelope(3, 9))
     torn[-1] ^= 1
@@ -97,7 +100,7 @@ def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_listed_hides_no_other(tmp_path: Path) -> None:
-    directory = Cluster().start(tmp_path / "live")
+    directory = run(Cluster().start(tmp_path / "live"))
     record = LedgerRecord(KEY, fenced=False, created_ms=0)
     for ledger in (1, 2, 3):
         directory.storage.write([(ledger_key(ledger), encode_ledger_record(record))])
@@ -146,12 +149,12 @@ def test_damage_is_named_and_nothing_is_written(
     assert fingerprint(used) == before
 
 
-def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
+async def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
     cluster = Cluster()
-    killed_directory(cluster, tmp_path / "used")
+    await killed_directory(cluster, tmp_path / "used")
     former = identity_of(tmp_path / "used").incarnation
     (tmp_path / "used" / WATERMARK).unlink()
-    directory = cluster.start(tmp_path / "used")
+    directory = await cluster.start(tmp_path / "used")
     fill(directory, ledger=7)
     directory.close()
     before = fingerprint(tmp_path / "used")
@@ -175,7 +178,7 @@ def test_what_is_no_bookies_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_running_bookies_directory_is_refused(tmp_path: Path) -> None:
-    directory = Cluster().start(tmp_path / "live")
+    directory = run(Cluster().start(tmp_path / "live"))
     with pytest.raises(errors.DirectoryLocked, match="uses it"):
         inspect_directory(tmp_path / "live", verify=False)
     crash_image(tmp_path / "live", tmp_path / "copy")

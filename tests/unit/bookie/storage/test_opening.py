@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from support import run
 
 from magnetar.bookie.errors import DirectoryUnusable, OpenTooSlow
 from magnetar.bookie.storage import opening
@@ -17,75 +16,59 @@ from magnetar.bookie.storage.rocks import RocksStorage
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-def test_a_store_that_does_not_open_is_to_blame(tmp_path: Path) -> None:
-    async def main() -> None:
-        reason = await probe(tmp_path, "whole", tmp_path / "none", "0", deadline_s=30)
-        assert reason is not None
-        assert "no store" in reason
-
-    run(main())
+pytestmark = pytest.mark.real_loop
 
 
-def test_a_probe_that_fails_by_itself_does_not_blame_the_store(tmp_path: Path) -> None:
-    async def main() -> None:
-        with pytest.raises(DirectoryUnusable, match="ValueError"):
-            await probe(tmp_path, "whole", deadline_s=30)
-
-    run(main())
+async def test_a_store_that_does_not_open_is_to_blame(tmp_path: Path) -> None:
+    reason = await probe(tmp_path, "whole", tmp_path / "none", "0", deadline_s=30)
+    assert reason is not None
+    assert "no store" in reason
 
 
-def test_a_probe_that_crashes_for_want_of_memory_does_not_blame_the_store(
+async def test_a_probe_that_fails_by_itself_does_not_blame_the_store(tmp_path: Path) -> None:
+    with pytest.raises(DirectoryUnusable, match="ValueError"):
+        await probe(tmp_path, "whole", deadline_s=30)
+
+
+async def test_a_probe_that_crashes_for_want_of_memory_does_not_blame_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RocksStorage(tmp_path / "store", create=True).close()
     python = f'ulimit -v {120 << 10}; exec {sys.executable} "$@"'
     monkeypatch.setattr(sys, "executable", program(tmp_path, python))
 
-    async def main() -> None:
-        with pytest.raises(DirectoryUnusable, match="Cannot allocate memory"):
-            await probe(tmp_path, "whole", tmp_path / "store", "0", deadline_s=30)
-
-    run(main())
+    with pytest.raises(DirectoryUnusable, match="Cannot allocate memory"):
+        await probe(tmp_path, "whole", tmp_path / "store", "0", deadline_s=30)
 
 
-def test_a_probe_that_crashes_where_there_is_memory_blames_the_store(
+async def test_a_probe_that_crashes_where_there_is_memory_blames_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashing = f'[ $3 = means ] && exec {sys.executable} "$@"; echo what >&2; kill -SEGV $$'
     monkeypatch.setattr(sys, "executable", program(tmp_path, crashing))
 
-    async def main() -> None:
-        assert await probe(tmp_path, "whole", tmp_path, "0", deadline_s=30) == "what"
-
-    run(main())
+    assert await probe(tmp_path, "whole", tmp_path, "0", deadline_s=30) == "what"
 
 
 @pytest.mark.parametrize("doing", ["exec sleep 60", "exec cat /dev/zero > /dev/null"])
-def test_a_probe_that_is_slow_blames_nobody_and_says_what_to_raise(
+async def test_a_probe_that_is_slow_blames_nobody_and_says_what_to_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", program(tmp_path, doing))
 
-    async def main() -> None:
-        with pytest.raises(OpenTooSlow, match="open_deadline_s"):
-            await probe(tmp_path, "whole", tmp_path, "0", deadline_s=1)
-
-    run(main())
+    with pytest.raises(OpenTooSlow, match="open_deadline_s"):
+        await probe(tmp_path, "whole", tmp_path, "0", deadline_s=1)
 
 
-def test_a_probe_that_computes_without_end_blames_the_store(
+async def test_a_probe_that_computes_without_end_blames_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program(tmp_path, "while :; do :; done"))
     monkeypatch.setattr(opening, "SPINNING_SHARE", 0.0)  # others may compute at the same time
 
-    async def main() -> None:
-        reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3)
-        assert reason is not None
-        assert "comes to no end" in reason
-
-    run(main())
+    reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3)
+    assert reason is not None
+    assert "comes to no end" in reason
 
 
 def test_only_who_computes_and_moves_not_a_byte_spins() -> None:

@@ -12,7 +12,6 @@ import pytest
 from fakes.bookies import KEY, envelope
 from fakes.directories import ENTRIES, Cluster, fill, flip, given
 from prometheus_client import CollectorRegistry
-from support import run
 
 from magnetar.bookie.bookie import open_bookie
 from magnetar.bookie.contract import LastConfirmedRequest
@@ -27,6 +26,8 @@ from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.real_loop
 
 TABLE = StorageFailed(
     "write",
@@ -64,10 +65,10 @@ def test_a_note_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     note_rot(tmp_path, "a" * 32, TABLE)  # is logged, and no failure of its own
 
 
-def with_tables(cluster: Cluster, path: Path) -> str:
+async def with_tables(cluster: Cluster, path: Path) -> str:
     """A directory whose store has four tables, enough for a compaction, the first of them rotten.
     Returns its incarnation."""
-    directory = cluster.start(path)
+    directory = await cluster.start(path)
     fill(directory)
     directory.storage.flush()
     for entry in (100, 200):
@@ -107,31 +108,31 @@ async def fence_until_dead(cluster: Cluster, path: Path, deaths: list[StorageFai
         await asyncio.Event().wait()  # the store's failure ends this
 
 
-def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnation(
+async def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnation(
     tmp_path: Path,
 ) -> None:
     cluster, deaths = Cluster(), list[StorageFailed]()
-    former = with_tables(cluster, tmp_path)
+    former = await with_tables(cluster, tmp_path)
     with pytest.raises(StorageFailed):
-        run(fence_until_dead(cluster, tmp_path, deaths))
+        await fence_until_dead(cluster, tmp_path, deaths)
     assert is_rot(deaths[0])
     assert noted_rot(tmp_path, former) == deaths[0].reason
 
-    directory = cluster.start(tmp_path)
+    directory = await cluster.start(tmp_path)
     assert directory.identity.former == former
     assert directory.storage.ledgers(-1, ledgers_max=9) == []
     sound = given(directory, former)
     assert 0 < len(sound) < ENTRIES  # all but those in the block
     directory.close()
 
-    again = cluster.start(tmp_path)  # the note was of the former one
+    again = await cluster.start(tmp_path)  # the note was of the former one
     assert again.identity.incarnation == directory.identity.incarnation
     again.close()
 
 
-def test_so_does_one_whose_scrub_cannot_list_the_ledgers(tmp_path: Path) -> None:
+async def test_so_does_one_whose_scrub_cannot_list_the_ledgers(tmp_path: Path) -> None:
     cluster = Cluster()
-    directory = cluster.start(tmp_path)
+    directory = await cluster.start(tmp_path)
     fill(directory)
     directory.storage.flush()
     directory.storage.write([(ledger_key(ledger), bytes(23)) for ledger in range(2, 1_000)])
@@ -159,9 +160,9 @@ def test_so_does_one_whose_scrub_cannot_list_the_ledgers(tmp_path: Path) -> None
         ):
             return await ended
 
-    reason = run(wait_end())
+    reason = await wait_end()
     assert noted_rot(tmp_path, directory.identity.incarnation) == reason
-    again = cluster.start(tmp_path)
+    again = await cluster.start(tmp_path)
     assert again.identity.former == directory.identity.incarnation
     assert len(given(again, directory.identity.incarnation)) == ENTRIES
     again.close()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.entries import entry_of
 from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, World, opened, opened_cursors
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
@@ -77,620 +76,546 @@ def left(cursor: Cursor, topic: TopicLog) -> list[Position]:
     return found
 
 
-def test_a_new_subscription_is_durable_at_once_and_starts_where_it_was_told() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world, close=False) as topic:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            async with dying_cursors(topic.log) as cursors:
-                await cursors.ensure("earliest", EARLIEST, {"team": "a"})
-                await cursors.ensure("latest", LATEST)
-                await cursors.ensure("third", positions[3])
-                await cursors.ensure("third", EARLIEST)
+async def test_a_new_subscription_is_durable_at_once_and_starts_where_it_was_told() -> None:
+    world = World()
+    async with opened(world, close=False) as topic:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        async with dying_cursors(topic.log) as cursors:
+            await cursors.ensure("earliest", EARLIEST, {"team": "a"})
+            await cursors.ensure("latest", LATEST)
+            await cursors.ensure("third", positions[3])
+            await cursors.ensure("third", EARLIEST)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        assert cursors.names == ("earliest", "latest", "third")
+        earliest, latest, third = (cursors.get(name) for name in cursors.names)
+        assert earliest is not None
+        assert latest is not None
+        assert third is not None
+        assert earliest.properties == {"team": "a"}
+        assert left(earliest, topic) == positions
+        assert left(latest, topic) == []
+        assert left(third, topic) == positions[3:]
+        assert third.first_unacked(EARLIEST) == positions[3]
+        await topic.append_and_wait("next")
+        assert latest.first_unacked(EARLIEST) == topic.log.confirmed
+
+
+async def test_answered_acknowledgements_survive_a_crash() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        shared = await cursors.ensure("shared", EARLIEST)
+        exclusive = await cursors.ensure("exclusive", EARLIEST)
+        assert world.ledgers.ledgers.keys() == {p.ledger for p in positions}
+        assert shared.acknowledge([positions[7], positions[2]], receipts.of("shared")) == 2
+        assert shared.acknowledge([positions[7], Position(77, 0)]) == 0
+        exclusive.acknowledge_cumulative(positions[6], done=receipts.of("exclusive"))
+        assert receipts.given == [], "answered before it was durable"
+        await receipts.wait(2)
+        assert receipts.given == [("shared", None), ("exclusive", None)]
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("shared")
+        assert restored is not None
+        assert left(restored, topic) == [p for n, p in enumerate(positions) if n not in (2, 7)]
+        restored = cursors.get("exclusive")
+        assert restored is not None
+        assert restored.mark_delete == positions[6]
+
+
+async def test_parts_of_batches_are_kept() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        for _ in range(3):
+            topic.append_view(entry_of("a", "b", "c"))
+        await wait_until(lambda: len(topic.appended) == 3)
+        first, second, third = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        assert cursor.batch_ack_set(second) is None
+        other = await cursors.ensure("other", EARLIEST)
+        other.acknowledge([first])
+        await other.flush()  # so that what follows is written as deltas
+        assert not cursor.acknowledge_batch(second, [0b101])
+        assert not cursor.acknowledge_batch(second, [0b110])
+        assert cursor.batch_ack_set(second) == (0b100,)
+        assert cursor.acknowledge_batch(third, [], receipts.of("third"))
+        await receipts.wait(1)
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert restored.batch_ack_set(second) == (0b100,)
+        assert left(restored, topic) == [first, second]
+        assert await restored.backlog() == Backlog(2, 3 + 1, exact=True)
+        restored.acknowledge_cumulative(second, [0b100], receipts.of("cumulative"))
+        await receipts.wait(2)
+        assert left(restored, topic) == [second]
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert restored.batch_ack_set(second) == (0b100,)
+        assert left(restored, topic) == [second]
+        assert restored.acknowledge_batch(second, [0b011])
+        assert left(restored, topic) == []
+
+
+async def test_acknowledgements_gather_while_a_write_is_under_way() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge([positions[1]], receipts.of(1))
+        await receipts.wait(1)
+        ledger = world.ledgers.stored((await record_of(world)).cursor_ledgers[0])
+        before = len(ledger.entries)
+        world.ledgers.hold()
+        cursor.acknowledge([positions[3]], receipts.of(3))
+        await settle()
+        for number in (5, 7, 9):
+            cursor.acknowledge([positions[number]], receipts.of(number))
+        await settle()
+        assert len(receipts.given) == 1
+        world.ledgers.release()
+        await receipts.wait(5)
+        assert [what for what, _ in receipts.given] == [1, 3, 5, 7, 9]
+        assert len(ledger.entries) == before + 2
+
+
+async def test_without_a_receipt_acknowledgements_wait_for_company() -> None:
+    world = World()
+    config = replace(QUICK, gather_s=0.03)
+    async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge([positions[0]])
+        await cursor.flush()
+        ledger = world.ledgers.stored((await record_of(world)).cursor_ledgers[0])
+        before = len(ledger.entries)
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        for position in positions[1:6]:
+            cursor.acknowledge([position])
+            await settle(2)
+        await wait_until(lambda: len(ledger.entries) > before)
+        assert loop.time() - start_s >= config.gather_s
+        await settle()
+        assert len(ledger.entries) == before + 1
+
+
+async def test_a_flush_of_nothing_writes_nothing() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        await cursor.flush()
+        assert (await record_of(world)).cursor_ledgers == ()
+        cursor.acknowledge(positions_of(topic)[:1])
+        await cursor.flush()
+        cursor.acknowledge(positions_of(topic)[:1], receipts.of("again"))
+        await receipts.wait(1)
+        (number,) = (await record_of(world)).cursor_ledgers
+        assert len(world.ledgers.stored(number).entries) == 1
+
+
+async def test_a_clean_close_leaves_the_state_in_the_record_and_no_cursor_ledger() -> None:
+    world = World()
+    for acked in range(3):
         async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            assert cursors.names == ("earliest", "latest", "third")
-            earliest, latest, third = (cursors.get(name) for name in cursors.names)
-            assert earliest is not None
-            assert latest is not None
-            assert third is not None
-            assert earliest.properties == {"team": "a"}
-            assert left(earliest, topic) == positions
-            assert left(latest, topic) == []
-            assert left(third, topic) == positions[3:]
-            assert third.first_unacked(EARLIEST) == positions[3]
-            await topic.append_and_wait("next")
-            assert latest.first_unacked(EARLIEST) == topic.log.confirmed
-
-    run(main())
-
-
-def test_answered_acknowledgements_survive_a_crash() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            shared = await cursors.ensure("shared", EARLIEST)
-            exclusive = await cursors.ensure("exclusive", EARLIEST)
-            assert world.ledgers.ledgers.keys() == {p.ledger for p in positions}
-            assert shared.acknowledge([positions[7], positions[2]], receipts.of("shared")) == 2
-            assert shared.acknowledge([positions[7], Position(77, 0)]) == 0
-            exclusive.acknowledge_cumulative(positions[6], done=receipts.of("exclusive"))
-            assert receipts.given == [], "answered before it was durable"
-            await receipts.wait(2)
-            assert receipts.given == [("shared", None), ("exclusive", None)]
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            restored = cursors.get("shared")
-            assert restored is not None
-            assert left(restored, topic) == [p for n, p in enumerate(positions) if n not in (2, 7)]
-            restored = cursors.get("exclusive")
-            assert restored is not None
-            assert restored.mark_delete == positions[6]
-
-    run(main())
-
-
-def test_parts_of_batches_are_kept() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            for _ in range(3):
-                topic.append_view(entry_of("a", "b", "c"))
-            await wait_until(lambda: len(topic.appended) == 3)
-            first, second, third = positions_of(topic)
+            if acked == 0:
+                await topic.append_and_wait(*NAMES)
+                positions = positions_of(topic)
             cursor = await cursors.ensure("s", EARLIEST)
-            assert cursor.batch_ack_set(second) is None
-            other = await cursors.ensure("other", EARLIEST)
-            other.acknowledge([first])
-            await other.flush()  # so that what follows is written as deltas
-            assert not cursor.acknowledge_batch(second, [0b101])
-            assert not cursor.acknowledge_batch(second, [0b110])
-            assert cursor.batch_ack_set(second) == (0b100,)
-            assert cursor.acknowledge_batch(third, [], receipts.of("third"))
-            await receipts.wait(1)
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+            assert left(cursor, topic) == positions[acked:]
+            cursor.acknowledge([positions[acked]])
+        record = await record_of(world)
+        assert record.cursor_ledgers == ()
+        assert record.deleting == ()
+        assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
+
+
+async def test_a_large_state_stays_in_its_ledger_over_a_clean_close() -> None:
+    world = World()
+    config = replace(QUICK, inline_bytes_max=10)
+    async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge(positions[1:8:2])
+    assert len((await record_of(world)).cursor_ledgers) == 1
+    for _ in range(2):
+        async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
             restored = cursors.get("s")
             assert restored is not None
-            assert restored.batch_ack_set(second) == (0b100,)
-            assert left(restored, topic) == [first, second]
-            assert await restored.backlog() == Backlog(2, 3 + 1, exact=True)
-            restored.acknowledge_cumulative(second, [0b100], receipts.of("cumulative"))
-            await receipts.wait(2)
-            assert left(restored, topic) == [second]
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            restored = cursors.get("s")
-            assert restored is not None
-            assert restored.batch_ack_set(second) == (0b100,)
-            assert left(restored, topic) == [second]
-            assert restored.acknowledge_batch(second, [0b011])
-            assert left(restored, topic) == []
-
-    run(main())
-
-
-def test_acknowledgements_gather_while_a_write_is_under_way() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge([positions[1]], receipts.of(1))
-            await receipts.wait(1)
-            ledger = world.ledgers.stored((await record_of(world)).cursor_ledgers[0])
-            before = len(ledger.entries)
-            world.ledgers.hold()
-            cursor.acknowledge([positions[3]], receipts.of(3))
-            await settle()
-            for number in (5, 7, 9):
-                cursor.acknowledge([positions[number]], receipts.of(number))
-            await settle()
-            assert len(receipts.given) == 1
-            world.ledgers.release()
-            await receipts.wait(5)
-            assert [what for what, _ in receipts.given] == [1, 3, 5, 7, 9]
-            assert len(ledger.entries) == before + 2
-
-    run(main())
-
-
-def test_without_a_receipt_acknowledgements_wait_for_company() -> None:
-    async def main() -> None:
-        world = World()
-        config = replace(QUICK, gather_s=0.03)
-        async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge([positions[0]])
-            await cursor.flush()
-            ledger = world.ledgers.stored((await record_of(world)).cursor_ledgers[0])
-            before = len(ledger.entries)
-            loop = asyncio.get_running_loop()
-            start_s = loop.time()
-            for position in positions[1:6]:
-                cursor.acknowledge([position])
-                await settle(2)
-            await wait_until(lambda: len(ledger.entries) > before)
-            assert loop.time() - start_s >= config.gather_s
-            await settle()
-            assert len(ledger.entries) == before + 1
-
-    run(main())
-
-
-def test_a_flush_of_nothing_writes_nothing() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            cursor = await cursors.ensure("s", EARLIEST)
-            await cursor.flush()
-            assert (await record_of(world)).cursor_ledgers == ()
-            cursor.acknowledge(positions_of(topic)[:1])
-            await cursor.flush()
-            cursor.acknowledge(positions_of(topic)[:1], receipts.of("again"))
-            await receipts.wait(1)
-            (number,) = (await record_of(world)).cursor_ledgers
-            assert len(world.ledgers.stored(number).entries) == 1
-
-    run(main())
-
-
-def test_a_clean_close_leaves_the_state_in_the_record_and_no_cursor_ledger() -> None:
-    async def main() -> None:
-        world = World()
-        for acked in range(3):
-            async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-                if acked == 0:
-                    await topic.append_and_wait(*NAMES)
-                    positions = positions_of(topic)
-                cursor = await cursors.ensure("s", EARLIEST)
-                assert left(cursor, topic) == positions[acked:]
-                cursor.acknowledge([positions[acked]])
-            record = await record_of(world)
-            assert record.cursor_ledgers == ()
-            assert record.deleting == ()
-            assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
-
-    run(main())
-
-
-def test_a_large_state_stays_in_its_ledger_over_a_clean_close() -> None:
-    async def main() -> None:
-        world = World()
-        config = replace(QUICK, inline_bytes_max=10)
-        async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge(positions[1:8:2])
-        assert len((await record_of(world)).cursor_ledgers) == 1
-        for _ in range(2):
-            async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
-                restored = cursors.get("s")
-                assert restored is not None
-                assert left(restored, topic) == [p for p in positions if p not in positions[1:8:2]]
-
-    run(main())
+            assert left(restored, topic) == [p for p in positions if p not in positions[1:8:2]]
 
 
 @pytest.mark.parametrize("stored", [0, 1])
-def test_a_failed_cursor_ledger_is_replaced_and_nothing_is_lost(stored: int) -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge([positions[1]], receipts.of(1))
-            await receipts.wait(1)
-            world.ledgers.hold()
-            cursor.acknowledge([positions[3]], receipts.of(3))
-            await settle()
-            appender = world.ledgers.live_appender()
-            appender.fail(QuorumTimeout(appender.ledger, 1, 1.0), stored=stored)
-            cursor.acknowledge([positions[5]], receipts.of(5))
-            await settle()
-            assert len(receipts.given) == 1
-            world.ledgers.release()
-            await receipts.wait(3)
-            assert receipts.given == [(1, None), (3, None), (5, None)]
-            assert appender.ledger in world.ledgers.deleted
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+async def test_a_failed_cursor_ledger_is_replaced_and_nothing_is_lost(stored: int) -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge([positions[1]], receipts.of(1))
+        await receipts.wait(1)
+        world.ledgers.hold()
+        cursor.acknowledge([positions[3]], receipts.of(3))
+        await settle()
+        appender = world.ledgers.live_appender()
+        appender.fail(QuorumTimeout(appender.ledger, 1, 1.0), stored=stored)
+        cursor.acknowledge([positions[5]], receipts.of(5))
+        await settle()
+        assert len(receipts.given) == 1
+        world.ledgers.release()
+        await receipts.wait(3)
+        assert receipts.given == [(1, None), (3, None), (5, None)]
+        assert appender.ledger in world.ledgers.deleted
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert left(restored, topic) == [p for n, p in enumerate(positions) if n not in (1, 3, 5)]
+
+
+async def test_receipts_wait_while_there_are_no_bookies_up_to_a_limit() -> None:
+    world = World()
+    receipts = Receipts()
+    config = replace(QUICK, receipts_max=3)
+    async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        world.ledgers.bookies = False
+        for number, position in enumerate(positions_of(topic)[:5]):
+            cursor.acknowledge([position], receipts.of(number))
+        refused = [(what, type(error)) for what, error in receipts.given]
+        assert refused == [(3, TooManyReceipts), (4, TooManyReceipts)]
+        await asyncio.sleep(0.02)
+        world.ledgers.bookies = True
+        await receipts.wait(5)
+        assert receipts.given[2:] == [(0, None), (1, None), (2, None)]
+        assert cursor.mark_delete == positions_of(topic)[4]
+
+
+async def test_a_new_owner_fences_the_cursors_of_the_old_one() -> None:
+    world = World()
+    receipts = Receipts()
+    async with (
+        opened(world, close=False) as old,
+        dying_cursors(old.log) as old_cursors,
+    ):
+        await old.append_and_wait(*NAMES)
+        positions = positions_of(old)
+        zombie = await old_cursors.ensure("s", EARLIEST)
+        zombie.acknowledge([positions[1]], receipts.of("before"))
+        await receipts.wait(1)
+        async with opened(world) as new, opened_cursors(new.log) as cursors:
+            zombie.acknowledge([positions[2]], receipts.of("zombie"))
+            await receipts.wait(2)
+            what, error = receipts.given[1]
+            assert what == "zombie"
+            assert isinstance(error, LogFenced)
+            await wait_until(lambda: old.error is not None or old.log.state == "fenced")
+            with pytest.raises(LogFenced):
+                await old_cursors.ensure("more", EARLIEST)
+            with pytest.raises(LogFenced):
+                await zombie.reset(EARLIEST)
+            with pytest.raises(LogFenced):
+                await zombie.flush()
             restored = cursors.get("s")
             assert restored is not None
-            assert left(restored, topic) == [
-                p for n, p in enumerate(positions) if n not in (1, 3, 5)
-            ]
-
-    run(main())
+            assert left(restored, new) == [p for p in positions if p != positions[1]]
 
 
-def test_receipts_wait_while_there_are_no_bookies_up_to_a_limit() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        config = replace(QUICK, receipts_max=3)
-        async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
-            await topic.append_and_wait(*NAMES)
-            cursor = await cursors.ensure("s", EARLIEST)
-            world.ledgers.bookies = False
-            for number, position in enumerate(positions_of(topic)[:5]):
-                cursor.acknowledge([position], receipts.of(number))
-            refused = [(what, type(error)) for what, error in receipts.given]
-            assert refused == [(3, TooManyReceipts), (4, TooManyReceipts)]
-            await asyncio.sleep(0.02)
-            world.ledgers.bookies = True
-            await receipts.wait(5)
-            assert receipts.given[2:] == [(0, None), (1, None), (2, None)]
-            assert cursor.mark_delete == positions_of(topic)[4]
-
-    run(main())
-
-
-def test_a_new_owner_fences_the_cursors_of_the_old_one() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with (
-            opened(world, close=False) as old,
-            dying_cursors(old.log) as old_cursors,
-        ):
-            await old.append_and_wait(*NAMES)
-            positions = positions_of(old)
-            zombie = await old_cursors.ensure("s", EARLIEST)
-            zombie.acknowledge([positions[1]], receipts.of("before"))
+async def test_an_owner_without_a_cursor_ledger_is_stopped_by_the_record() -> None:
+    world = World()
+    receipts = Receipts()
+    async with (
+        opened(world, close=False) as old,
+        dying_cursors(old.log) as old_cursors,
+    ):
+        await old.append_and_wait(*NAMES)
+        zombie = await old_cursors.ensure("s", EARLIEST)
+        async with opened(world) as new, opened_cursors(new.log):
+            zombie.acknowledge(positions_of(old)[:1], receipts.of("zombie"))
             await receipts.wait(1)
-            async with opened(world) as new, opened_cursors(new.log) as cursors:
-                zombie.acknowledge([positions[2]], receipts.of("zombie"))
-                await receipts.wait(2)
-                what, error = receipts.given[1]
-                assert what == "zombie"
-                assert isinstance(error, LogFenced)
-                await wait_until(lambda: old.error is not None or old.log.state == "fenced")
-                with pytest.raises(LogFenced):
-                    await old_cursors.ensure("more", EARLIEST)
-                with pytest.raises(LogFenced):
-                    await zombie.reset(EARLIEST)
-                with pytest.raises(LogFenced):
-                    await zombie.flush()
-                restored = cursors.get("s")
-                assert restored is not None
-                assert left(restored, new) == [p for p in positions if p != positions[1]]
-
-    run(main())
+            assert isinstance(receipts.given[0][1], LogFenced)
+            record = await record_of(world)
+            assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
 
 
-def test_an_owner_without_a_cursor_ledger_is_stopped_by_the_record() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with (
-            opened(world, close=False) as old,
-            dying_cursors(old.log) as old_cursors,
-        ):
-            await old.append_and_wait(*NAMES)
-            zombie = await old_cursors.ensure("s", EARLIEST)
-            async with opened(world) as new, opened_cursors(new.log):
-                zombie.acknowledge(positions_of(old)[:1], receipts.of("zombie"))
-                await receipts.wait(1)
-                assert isinstance(receipts.given[0][1], LogFenced)
-                record = await record_of(world)
-                assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
-
-    run(main())
-
-
-def test_deleted_and_created_anew_a_subscription_does_not_inherit() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            other = await cursors.ensure("other", EARLIEST)
-            former = await cursors.ensure("s", EARLIEST)
-            former.acknowledge(positions[:5], receipts.of(0))
-            await receipts.wait(1)
+async def test_deleted_and_created_anew_a_subscription_does_not_inherit() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        other = await cursors.ensure("other", EARLIEST)
+        former = await cursors.ensure("s", EARLIEST)
+        former.acknowledge(positions[:5], receipts.of(0))
+        await receipts.wait(1)
+        await cursors.delete("s")
+        assert cursors.get("s") is None
+        former.acknowledge(positions[:7], receipts.of("late"))
+        assert isinstance(receipts.given[1][1], SubscriptionNotFound)
+        with pytest.raises(SubscriptionNotFound):
             await cursors.delete("s")
-            assert cursors.get("s") is None
-            former.acknowledge(positions[:7], receipts.of("late"))
-            assert isinstance(receipts.given[1][1], SubscriptionNotFound)
-            with pytest.raises(SubscriptionNotFound):
-                await cursors.delete("s")
-            latter = await cursors.ensure("s", EARLIEST)
-            latter.acknowledge([positions[9]], receipts.of(1))
-            other.acknowledge([positions[8]], receipts.of(2))
-            await receipts.wait(4)
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            restored = cursors.get("s")
-            assert restored is not None
-            assert left(restored, topic) == [p for p in positions if p != positions[9]]
-
-    run(main())
+        latter = await cursors.ensure("s", EARLIEST)
+        latter.acknowledge([positions[9]], receipts.of(1))
+        other.acknowledge([positions[8]], receipts.of(2))
+        await receipts.wait(4)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert left(restored, topic) == [p for p in positions if p != positions[9]]
 
 
-def test_numbers_of_a_former_owner_are_not_given_again() -> None:
+async def test_numbers_of_a_former_owner_are_not_given_again() -> None:
     """What the old ledger holds of a deleted subscription must not reach one created by the next
     owner, whose own cursor ledger has not begun yet."""
 
-    async def main() -> None:
-        world = World()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            former = await cursors.ensure("former", EARLIEST)
-            former.acknowledge(positions[:6])
-            await former.flush()
-            await cursors.delete("former")
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await cursors.ensure("latter", EARLIEST)
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            latter = cursors.get("latter")
-            assert latter is not None
-            assert left(latter, topic) == positions
-
-    run(main())
+    world = World()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        former = await cursors.ensure("former", EARLIEST)
+        former.acknowledge(positions[:6])
+        await former.flush()
+        await cursors.delete("former")
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await cursors.ensure("latter", EARLIEST)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        latter = cursors.get("latter")
+        assert latter is not None
+        assert left(latter, topic) == positions
 
 
-def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            one = await cursors.ensure("one", EARLIEST)
-            world.ledgers.hold()
-            one.acknowledge(positions[:2], receipts.of("one"))
-            await settle()
-            two = await cursors.ensure("two", EARLIEST)
-            two.acknowledge(positions[2:4], receipts.of("two"))
-            await cursors.ensure("three", positions[7])
-            world.ledgers.release()
-            await receipts.wait(2)
-            cursors.check()
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            kept = {name: cursors.get(name) for name in cursors.names}
-            assert {name: left(cursor, topic) for name, cursor in kept.items() if cursor} == {
-                "one": positions[2:],
-                "two": [*positions[:2], *positions[4:]],
-                "three": positions[7:],
-            }
-
-    run(main())
+async def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        one = await cursors.ensure("one", EARLIEST)
+        world.ledgers.hold()
+        one.acknowledge(positions[:2], receipts.of("one"))
+        await settle()
+        two = await cursors.ensure("two", EARLIEST)
+        two.acknowledge(positions[2:4], receipts.of("two"))
+        await cursors.ensure("three", positions[7])
+        world.ledgers.release()
+        await receipts.wait(2)
+        cursors.check()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        kept = {name: cursors.get(name) for name in cursors.names}
+        assert {name: left(cursor, topic) for name, cursor in kept.items() if cursor} == {
+            "one": positions[2:],
+            "two": [*positions[:2], *positions[4:]],
+            "three": positions[7:],
+        }
 
 
 @pytest.mark.parametrize("crash", [True, False])
-def test_a_reset_takes_acknowledgements_back_for_good(crash: bool) -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with (
-            opened(world, close=not crash) as topic,
-            opened_cursors(topic.log, close=not crash) as cursors,
-        ):
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge(positions[:10], receipts.of(0))
-            await receipts.wait(1)
-            await cursor.reset(positions[4])
-            assert left(cursor, topic) == positions[4:]
-            cursor.acknowledge([positions[6]], receipts.of(1))
-            await receipts.wait(2)
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            restored = cursors.get("s")
-            assert restored is not None
-            assert left(restored, topic) == [*positions[4:6], *positions[7:]]
-            await restored.reset(LATEST)
-            assert left(restored, topic) == []
-            await restored.reset(EARLIEST)
-            assert left(restored, topic) == positions
-
-    run(main())
+async def test_a_reset_takes_acknowledgements_back_for_good(crash: bool) -> None:
+    world = World()
+    receipts = Receipts()
+    async with (
+        opened(world, close=not crash) as topic,
+        opened_cursors(topic.log, close=not crash) as cursors,
+    ):
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge(positions[:10], receipts.of(0))
+        await receipts.wait(1)
+        await cursor.reset(positions[4])
+        assert left(cursor, topic) == positions[4:]
+        cursor.acknowledge([positions[6]], receipts.of(1))
+        await receipts.wait(2)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert left(restored, topic) == [*positions[4:6], *positions[7:]]
+        await restored.reset(LATEST)
+        assert left(restored, topic) == []
+        await restored.reset(EARLIEST)
+        assert left(restored, topic) == positions
 
 
-def test_a_cancelled_reset_happens_whole_or_not_at_all() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge(positions[:10], receipts.of(0))
-            await receipts.wait(1)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await cursor.reset(EARLIEST)
-            await settle()
-            assert cursor.mark_delete == positions[9], "given up before it began"
-            async with asyncio.TaskGroup() as tasks:
-                reset = tasks.create_task(cursor.reset(EARLIEST))
-                await settle(3)
-                reset.cancel()
-            await wait_until(lambda: cursor.mark_delete < positions[0])
-            cursor.acknowledge(positions[:3], receipts.of(1))
-            await receipts.wait(2)
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            restored = cursors.get("s")
-            assert restored is not None
-            assert left(restored, topic) == positions[3:]
-
-    run(main())
+async def test_a_cancelled_reset_happens_whole_or_not_at_all() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge(positions[:10], receipts.of(0))
+        await receipts.wait(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await cursor.reset(EARLIEST)
+        await settle()
+        assert cursor.mark_delete == positions[9], "given up before it began"
+        async with asyncio.TaskGroup() as tasks:
+            reset = tasks.create_task(cursor.reset(EARLIEST))
+            await settle(3)
+            reset.cancel()
+        await wait_until(lambda: cursor.mark_delete < positions[0])
+        cursor.acknowledge(positions[:3], receipts.of(1))
+        await receipts.wait(2)
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert left(restored, topic) == positions[3:]
 
 
-def test_non_durable_cursors_leave_no_trace() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            positions = positions_of(topic)
-            reader = cursors.open_non_durable("reader-1", positions[2])
-            assert not reader.durable
-            assert left(reader, topic) == positions[2:]
-            reader.acknowledge([positions[3]], receipts.of(0))
-            reader.acknowledge_batch(positions[5], [1], receipts.of(1))
-            reader.acknowledge_cumulative(positions[4], done=receipts.of(2))
-            assert receipts.given == [(0, None), (1, None), (2, None)]
-            await reader.flush()
-            await reader.reset(EARLIEST)
-            assert left(reader, topic) == positions
-            assert cursors.names == ()
-        record = await record_of(world)
-        assert record.subscriptions == {}
-        assert record.cursor_ledgers == ()
-
-    run(main())
+async def test_non_durable_cursors_leave_no_trace() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        positions = positions_of(topic)
+        reader = cursors.open_non_durable("reader-1", positions[2])
+        assert not reader.durable
+        assert left(reader, topic) == positions[2:]
+        reader.acknowledge([positions[3]], receipts.of(0))
+        reader.acknowledge_batch(positions[5], [1], receipts.of(1))
+        reader.acknowledge_cumulative(positions[4], done=receipts.of(2))
+        assert receipts.given == [(0, None), (1, None), (2, None)]
+        await reader.flush()
+        await reader.reset(EARLIEST)
+        assert left(reader, topic) == positions
+        assert cursors.names == ()
+    record = await record_of(world)
+    assert record.subscriptions == {}
+    assert record.cursor_ledgers == ()
 
 
-def test_the_cursor_ledger_does_not_grow_without_bound() -> None:
+async def test_the_cursor_ledger_does_not_grow_without_bound() -> None:
     """Many acknowledgements, few of them live: it is snapshotted and rolled."""
 
-    async def main() -> None:
-        world = World()
-        config = replace(QUICK, tail_bytes_min=300, ledger_bytes_max=2000)
-        async with (
-            opened(world, config=replace(SMALL, ledger_entries_max=10_000)) as topic,
-            opened_cursors(topic.log, config=config, close=False) as cursors,
-        ):
-            count = 400
-            for _ in range(count):
-                topic.append("x")
-            await wait_until(lambda: len(topic.appended) == count)
-            positions = positions_of(topic)
-            one = await cursors.ensure("one", EARLIEST)
-            two = await cursors.ensure("two", EARLIEST)
-            replayed: list[int] = []
-            for position in positions:
-                one.acknowledge([position])
-                two.acknowledge([positions[(7 * position.entry) % count]])
-                await one.flush()
-                cursors.check()
-                (number,) = (await record_of(world)).cursor_ledgers
-                stored = world.ledgers.stored(number)
-                size = sum(map(len, stored.entries))
-                assert size < 4000
-                replay_from = int.from_bytes(stored.entries[-1][1:9], "little")
-                replayed.append(sum(map(len, stored.entries[replay_from:])))
-            assert max(replayed) < 1500
-            assert len(world.ledgers.deleted) > 3
-            assert left(two, topic) == []
-
-    run(main())
+    world = World()
+    config = replace(QUICK, tail_bytes_min=300, ledger_bytes_max=2000)
+    async with (
+        opened(world, config=replace(SMALL, ledger_entries_max=10_000)) as topic,
+        opened_cursors(topic.log, config=config, close=False) as cursors,
+    ):
+        count = 400
+        for _ in range(count):
+            topic.append("x")
+        await wait_until(lambda: len(topic.appended) == count)
+        positions = positions_of(topic)
+        one = await cursors.ensure("one", EARLIEST)
+        two = await cursors.ensure("two", EARLIEST)
+        replayed: list[int] = []
+        for position in positions:
+            one.acknowledge([position])
+            two.acknowledge([positions[(7 * position.entry) % count]])
+            await one.flush()
+            cursors.check()
+            (number,) = (await record_of(world)).cursor_ledgers
+            stored = world.ledgers.stored(number)
+            size = sum(map(len, stored.entries))
+            assert size < 4000
+            replay_from = int.from_bytes(stored.entries[-1][1:9], "little")
+            replayed.append(sum(map(len, stored.entries[replay_from:])))
+        assert max(replayed) < 1500
+        assert len(world.ledgers.deleted) > 3
+        assert left(two, topic) == []
 
 
-def test_a_degraded_cursor_ledger_is_replaced_once_bookies_are_back() -> None:
-    async def main() -> None:
-        world = World()
-        world.ledgers.full_ensemble = False
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES[:2])
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge(positions_of(topic)[:1])
-            await cursor.flush()
-            (before,) = (await record_of(world)).cursor_ledgers
-            world.ledgers.full_ensemble = True
-            cursor.acknowledge(positions_of(topic)[1:])
-            await cursor.flush()
-            (after,) = (await record_of(world)).cursor_ledgers
-            assert after != before
-
-    run(main())
+async def test_a_degraded_cursor_ledger_is_replaced_once_bookies_are_back() -> None:
+    world = World()
+    world.ledgers.full_ensemble = False
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES[:2])
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge(positions_of(topic)[:1])
+        await cursor.flush()
+        (before,) = (await record_of(world)).cursor_ledgers
+        world.ledgers.full_ensemble = True
+        cursor.acknowledge(positions_of(topic)[1:])
+        await cursor.flush()
+        (after,) = (await record_of(world)).cursor_ledgers
+        assert after != before
 
 
-def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_answer() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge(positions_of(topic)[:1])
-            await cursor.flush()
-            world.ledgers.hold()
-            cursor.acknowledge(positions_of(topic)[1:2], receipts.of(0))
-            await settle()
-            appender = world.ledgers.live_appender()
-            appender.fail(LedgerRefused(appender.ledger, "BAD_REQUEST"))
-            await receipts.wait(1)
-            assert isinstance(receipts.given[0][1], LogUnavailable)
-            await wait_until(lambda: topic.log.state == "fenced", what="the end of the log")
-            world.ledgers.release()
-
-    run(main())
+async def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_answer() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge(positions_of(topic)[:1])
+        await cursor.flush()
+        world.ledgers.hold()
+        cursor.acknowledge(positions_of(topic)[1:2], receipts.of(0))
+        await settle()
+        appender = world.ledgers.live_appender()
+        appender.fail(LedgerRefused(appender.ledger, "BAD_REQUEST"))
+        await receipts.wait(1)
+        assert isinstance(receipts.given[0][1], LogUnavailable)
+        await wait_until(lambda: topic.log.state == "fenced", what="the end of the log")
+        world.ledgers.release()
 
 
-def test_a_missing_cursor_ledger_is_named() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            cursor = await cursors.ensure("s", EARLIEST)
-            cursor.acknowledge(positions_of(topic)[:1])
-            await cursor.flush()
-        (number,) = (await record_of(world)).cursor_ledgers
-        kept = world.ledgers.ledgers.pop(number)
-        async with opened(world, close=False) as topic:
-            with pytest.raises(LogDamaged) as caught:
-                await Cursors.open(topic.log)
-            assert caught.value.ledger == number
-            kept.entries[-1] = b"\x09" + kept.entries[-1][1:]
-            world.ledgers.ledgers[number] = kept
-            with pytest.raises(LogDamaged, match="format version 9"):
-                await Cursors.open(topic.log)
-
-    run(main())
+async def test_a_missing_cursor_ledger_is_named() -> None:
+    world = World()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        cursor.acknowledge(positions_of(topic)[:1])
+        await cursor.flush()
+    (number,) = (await record_of(world)).cursor_ledgers
+    kept = world.ledgers.ledgers.pop(number)
+    async with opened(world, close=False) as topic:
+        with pytest.raises(LogDamaged) as caught:
+            await Cursors.open(topic.log)
+        assert caught.value.ledger == number
+        kept.entries[-1] = b"\x09" + kept.entries[-1][1:]
+        world.ledgers.ledgers[number] = kept
+        with pytest.raises(LogDamaged, match="format version 9"):
+            await Cursors.open(topic.log)
 
 
-def test_cancelling_run_answers_every_receipt() -> None:
-    async def main() -> None:
-        world = World()
-        receipts = Receipts()
-        async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
-            await topic.append_and_wait(*NAMES)
-            cursor = await cursors.ensure("s", EARLIEST)
-            world.ledgers.hold()
-            cursor.acknowledge(positions_of(topic)[:1], receipts.of(0))
-            await settle()
-            cursor.acknowledge(positions_of(topic)[1:2], receipts.of(1))
-        assert [type(error) for _, error in receipts.given] == [LogClosed, LogClosed]
-        cursor.acknowledge(positions_of(topic)[2:3], receipts.of(2))
-        assert isinstance(receipts.given[2][1], LogClosed)
-
-    run(main())
+async def test_cancelling_run_answers_every_receipt() -> None:
+    world = World()
+    receipts = Receipts()
+    async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
+        await topic.append_and_wait(*NAMES)
+        cursor = await cursors.ensure("s", EARLIEST)
+        world.ledgers.hold()
+        cursor.acknowledge(positions_of(topic)[:1], receipts.of(0))
+        await settle()
+        cursor.acknowledge(positions_of(topic)[1:2], receipts.of(1))
+    assert [type(error) for _, error in receipts.given] == [LogClosed, LogClosed]
+    cursor.acknowledge(positions_of(topic)[2:3], receipts.of(2))
+    assert isinstance(receipts.given[2][1], LogClosed)
 
 
-def test_backlogs_count_entries_and_messages() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            sizes = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 1, 1]  # batches; ledgers of five entries
-            for size in sizes:
-                topic.append_view(entry_of(*["x"] * size))
-            await wait_until(lambda: len(topic.appended) == len(sizes))
-            positions = positions_of(topic)
-            cursor = await cursors.ensure("s", EARLIEST)
-            acked: set[int] = set()
-            for number in (0, 3, 6, 7, 10):
-                cursor.acknowledge([positions[number]])
-                acked.add(number)
-                messages = sum(size for n, size in enumerate(sizes) if n not in acked)
-                assert cursor.backlog_entries == len(sizes) - len(acked)
-                assert await cursor.backlog() == Backlog(cursor.backlog_entries, messages, True)
-                rough = cursor.backlog_nowait()
-                assert rough.entries == cursor.backlog_entries
-                assert abs(rough.messages - messages) <= 5
-            cursor.acknowledge_cumulative(positions[9])
-            assert cursor.backlog_nowait() == Backlog(1, 1, exact=True), "one message in each entry"
-
-    run(main())
+async def test_backlogs_count_entries_and_messages() -> None:
+    world = World()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        sizes = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 1, 1]  # batches; ledgers of five entries
+        for size in sizes:
+            topic.append_view(entry_of(*["x"] * size))
+        await wait_until(lambda: len(topic.appended) == len(sizes))
+        positions = positions_of(topic)
+        cursor = await cursors.ensure("s", EARLIEST)
+        acked: set[int] = set()
+        for number in (0, 3, 6, 7, 10):
+            cursor.acknowledge([positions[number]])
+            acked.add(number)
+            messages = sum(size for n, size in enumerate(sizes) if n not in acked)
+            assert cursor.backlog_entries == len(sizes) - len(acked)
+            assert await cursor.backlog() == Backlog(cursor.backlog_entries, messages, True)
+            rough = cursor.backlog_nowait()
+            assert rough.entries == cursor.backlog_entries
+            assert abs(rough.messages - messages) <= 5
+        cursor.acknowledge_cumulative(positions[9])
+        assert cursor.backlog_nowait() == Backlog(1, 1, exact=True), "one message in each entry"

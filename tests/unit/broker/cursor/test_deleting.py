@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.topic_log import TOPIC, TopicLog, World, opened, opened_cursors
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.broker.errors import LogFenced, LogUnavailable
@@ -57,69 +56,62 @@ async def subscribed(
         yield topic, cursors, await cursors.ensure("s", EARLIEST)
 
 
-def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> None:
+async def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> None:
     """Its record may be gone: an answer would be a promise that the next owner knows nothing of."""
 
-    async def main() -> None:
-        world = World()
-        store = CutOff(world.tree)
-        receipts: list[object] = []
-        async with subscribed(world, store) as (topic, cursors, cursor):
-            store.cut = True
-            with pytest.raises(LogUnavailable):
-                await cursors.delete("s")
-            store.cut = False
-            stored = await store.get(topic_path(TOPIC))
-            assert stored is not None
-            assert not decode_topic(stored.value).subscriptions
-            cursor.acknowledge([position for _, position in topic.appended[:5]], receipts.append)
-            await wait_until(lambda: bool(receipts))
-            assert isinstance(receipts[0], LogFenced)
-            with pytest.raises(LogFenced):
-                await cursors.ensure("s", LATEST)
-
-    run(main())
+    world = World()
+    store = CutOff(world.tree)
+    receipts: list[object] = []
+    async with subscribed(world, store) as (topic, cursors, cursor):
+        store.cut = True
+        with pytest.raises(LogUnavailable):
+            await cursors.delete("s")
+        store.cut = False
+        stored = await store.get(topic_path(TOPIC))
+        assert stored is not None
+        assert not decode_topic(stored.value).subscriptions
+        cursor.acknowledge([position for _, position in topic.appended[:5]], receipts.append)
+        await wait_until(lambda: bool(receipts))
+        assert isinstance(receipts[0], LogFenced)
+        with pytest.raises(LogFenced):
+            await cursors.ensure("s", LATEST)
 
 
-def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
-    async def main() -> None:
-        world = World()
-        store = CutOff(world.tree)
-        receipts: list[object] = []
-        async with subscribed(world, store) as (topic, cursors, cursor):
-            store.early = True
-            with pytest.raises(LogUnavailable):
-                await cursors.delete("s")
-            store.early = False
-            cursor.acknowledge([position for _, position in topic.appended[:5]], receipts.append)
-            await wait_until(lambda: bool(receipts))
-            assert receipts == [None]
-            assert await cursors.ensure("s", LATEST) is cursor
-
-    run(main())
+async def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
+    world = World()
+    store = CutOff(world.tree)
+    receipts: list[object] = []
+    async with subscribed(world, store) as (topic, cursors, cursor):
+        store.early = True
+        with pytest.raises(LogUnavailable):
+            await cursors.delete("s")
+        store.early = False
+        cursor.acknowledge([position for _, position in topic.appended[:5]], receipts.append)
+        await wait_until(lambda: bool(receipts))
+        assert receipts == [None]
+        assert await cursors.ensure("s", LATEST) is cursor
 
 
-def test_a_reset_that_is_still_being_tried_does_not_reach_a_subscription_of_the_same_name() -> None:
+async def test_a_reset_that_is_still_being_tried_does_not_reach_a_subscription_of_that_name() -> (
+    None
+):
     """The new one would be found where the old one was to go, and skip what is before."""
 
-    async def main() -> None:
-        world = World()
-        store = CutOff(world.tree)
-        async with subscribed(world, store) as (topic, cursors, cursor):
-            store.early = True
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.025):  # the journal goes on, every 0.05 s
-                    await cursor.reset(LATEST)
-            store.early = False
-            await cursors.delete("s")
-            again = await cursors.ensure("s", EARLIEST)
-            await again.flush()
-            other = await cursors.ensure("other", EARLIEST)
-            await other.reset(LATEST)  # comes after the one before
-            assert again.backlog_entries == 3
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            restored = cursors.get("s")
-            assert restored is not None
-            assert restored.backlog_entries == 3
-
-    run(main())
+    world = World()
+    store = CutOff(world.tree)
+    async with subscribed(world, store) as (topic, cursors, cursor):
+        store.early = True
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.025):  # the journal goes on, every 0.05 s
+                await cursor.reset(LATEST)
+        store.early = False
+        await cursors.delete("s")
+        again = await cursors.ensure("s", EARLIEST)
+        await again.flush()
+        other = await cursors.ensure("other", EARLIEST)
+        await other.reset(LATEST)  # comes after the one before
+        assert again.backlog_entries == 3
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        restored = cursors.get("s")
+        assert restored is not None
+        assert restored.backlog_entries == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fakes.ledgers import FakeLedgers, LedgerWorld
-from fakes.virtual_loop import run_virtual as run
 
 from magnetar.bookie.ledger.errors import QuorumTimeout
 from magnetar.broker.cursor import format as stored
@@ -47,55 +46,46 @@ def replay_from(world: LedgerWorld) -> list[int]:
     return [stored.read_header(entry) for entry in ledger.entries]
 
 
-def test_a_snapshot_over_several_entries_counts_with_its_last_one() -> None:
-    async def main() -> None:
-        world, ledger = await begun()
-        large = stored.ENTRY_BYTES_MAX - 100
-        ledger.put_snapshot(Subscription(1, large, large))
-        ledger.put([b"delta"])
-        ledger.put_snapshot(Subscription(1, large, large, large))
-        ledger.put([b"delta"])
-        ledger.check()
-        assert await ledger.wait_confirmed() is None
-        assert replay_from(world) == [0, 0, 0, 0, 0, 3, 3]
-
-    run(main())
+async def test_a_snapshot_over_several_entries_counts_with_its_last_one() -> None:
+    world, ledger = await begun()
+    large = stored.ENTRY_BYTES_MAX - 100
+    ledger.put_snapshot(Subscription(1, large, large))
+    ledger.put([b"delta"])
+    ledger.put_snapshot(Subscription(1, large, large, large))
+    ledger.put([b"delta"])
+    ledger.check()
+    assert await ledger.wait_confirmed() is None
+    assert replay_from(world) == [0, 0, 0, 0, 0, 3, 3]
 
 
-def test_the_oldest_snapshot_decides_what_is_needed() -> None:
-    async def main() -> None:
-        world, ledger = await begun()
-        ledger.put_snapshot(Subscription(1, 10))
-        ledger.put_snapshot(Subscription(2, 20))
-        assert ledger.live_bytes == 30
-        ledger.begin(3)  # its snapshot is in the topic's record
-        ledger.put([bytes(100)])
-        tail = ledger.tail_bytes
-        assert ledger.stalest == 1
-        ledger.put_snapshot(Subscription(1, 10))
-        assert ledger.stalest == 2
-        assert ledger.tail_bytes < tail + 10, "the first snapshot is not needed any more"
-        ledger.put_snapshot(Subscription(2, 20))
-        assert ledger.stalest == 3
-        ledger.forget(3)
-        ledger.put([b"delta"])
-        ledger.check()
-        assert await ledger.wait_confirmed() is None
-        assert replay_from(world) == [0, 0, 0, 1, 2, 3]
-        assert not ledger.knows(3)
-
-    run(main())
+async def test_the_oldest_snapshot_decides_what_is_needed() -> None:
+    world, ledger = await begun()
+    ledger.put_snapshot(Subscription(1, 10))
+    ledger.put_snapshot(Subscription(2, 20))
+    assert ledger.live_bytes == 30
+    ledger.begin(3)  # its snapshot is in the topic's record
+    ledger.put([bytes(100)])
+    tail = ledger.tail_bytes
+    assert ledger.stalest == 1
+    ledger.put_snapshot(Subscription(1, 10))
+    assert ledger.stalest == 2
+    assert ledger.tail_bytes < tail + 10, "the first snapshot is not needed any more"
+    ledger.put_snapshot(Subscription(2, 20))
+    assert ledger.stalest == 3
+    ledger.forget(3)
+    ledger.put([b"delta"])
+    ledger.check()
+    assert await ledger.wait_confirmed() is None
+    assert replay_from(world) == [0, 0, 0, 1, 2, 3]
+    assert not ledger.knows(3)
 
 
-def test_a_failure_is_told_also_to_who_puts_after_it() -> None:
-    async def main() -> None:
-        world, ledger = await begun()
-        world.hold()
-        ledger.put([b"lost"])
-        appender = world.live_appender()
-        failure = QuorumTimeout(appender.ledger, 0, 1.0)
-        appender.fail(failure)
-        ledger.put([b"late"])
-        assert await ledger.wait_confirmed() is failure
-
-    run(main())
+async def test_a_failure_is_told_also_to_who_puts_after_it() -> None:
+    world, ledger = await begun()
+    world.hold()
+    ledger.put([b"lost"])
+    appender = world.live_appender()
+    failure = QuorumTimeout(appender.ledger, 0, 1.0)
+    appender.fail(failure)
+    ledger.put([b"late"])
+    assert await ledger.wait_confirmed() is failure

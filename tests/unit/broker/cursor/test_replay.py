@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from fakes.topic_log import World, opened, opened_cursors
-from fakes.virtual_loop import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import wait_until
@@ -128,29 +127,26 @@ def test_ranges_beyond_the_log_are_cut_off() -> None:
     assert list(state.acked_beyond_mark()) == [(2, 4)]
 
 
-def test_a_mark_in_a_first_ledger_that_stayed_empty_acknowledges_nothing() -> None:
+async def test_a_mark_in_a_first_ledger_that_stayed_empty_acknowledges_nothing() -> None:
     """That ledger is dropped, and forgotten. A later one may have a smaller number: brokers have
     blocks of them."""
 
-    async def main() -> None:
-        world = World()
-        world.ledgers.next_id(1_000)
-        async with opened(world, close=False) as topic:
-            world.ledgers.hold()
-            topic.append("never stored")
-            await wait_until(lambda: topic.log.describe()["in_flight"] == 1)
-            async with opened_cursors(topic.log, close=False) as cursors:
-                await cursors.ensure("s", EARLIEST)
-        world.ledgers.release()
-        async with opened(world) as topic, opened_cursors(topic.log):
-            assert topic.log.chain.records == ()
-        world.ledgers._next = 0
-        async with opened(world) as topic, opened_cursors(topic.log):
-            await topic.append_and_wait("a", "b", "c")
-            assert topic.log.confirmed.ledger < 1_000
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            cursor = cursors.get("s")
-            assert cursor is not None
-            assert cursor.backlog_entries == 3
-
-    run_virtual(main())
+    world = World()
+    world.ledgers.next_id(1_000)
+    async with opened(world, close=False) as topic:
+        world.ledgers.hold()
+        topic.append("never stored")
+        await wait_until(lambda: topic.log.describe()["in_flight"] == 1)
+        async with opened_cursors(topic.log, close=False) as cursors:
+            await cursors.ensure("s", EARLIEST)
+    world.ledgers.release()
+    async with opened(world) as topic, opened_cursors(topic.log):
+        assert topic.log.chain.records == ()
+    world.ledgers._next = 0
+    async with opened(world) as topic, opened_cursors(topic.log):
+        await topic.append_and_wait("a", "b", "c")
+        assert topic.log.confirmed.ledger < 1_000
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        cursor = cursors.get("s")
+        assert cursor is not None
+        assert cursor.backlog_entries == 3

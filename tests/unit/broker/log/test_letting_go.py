@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 from fakes.topic_log import World, opened, opened_cursors
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.broker.log.position import EARLIEST
@@ -25,39 +24,33 @@ class Silent(MemoryStore):
         return version
 
 
-def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
-    async def main() -> None:
-        world = World()
-        store = Silent(world.tree)
-        async with opened(world, store=store, close=False) as topic:
-            store.silent = True
-            topic.append("a")
-            await wait_until(lambda: world.ledgers.appenders != [])
-            await settle()
-            [appender] = world.ledgers.appenders
-            assert not appender.closed
-        assert appender.closed
-        assert topic.failed == ["a"]
-
-    run(main())
+async def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
+    world = World()
+    store = Silent(world.tree)
+    async with opened(world, store=store, close=False) as topic:
+        store.silent = True
+        topic.append("a")
+        await wait_until(lambda: world.ledgers.appenders != [])
+        await settle()
+        [appender] = world.ledgers.appenders
+        assert not appender.closed
+    assert appender.closed
+    assert topic.failed == ["a"]
 
 
 @pytest.mark.parametrize("where", ["bookies", "metadata"])
-def test_cursors_that_end_while_their_ledger_is_begun(where: str) -> None:
-    async def main() -> None:
-        world = World()
-        store = Silent(world.tree)
-        async with opened(world, store=store, close=False) as topic:
-            await topic.append_and_wait("a", "b")
-            async with opened_cursors(topic.log, close=False) as cursors:
-                cursor = await cursors.ensure("s", EARLIEST)
-                world.ledgers.held = where == "bookies"
-                store.silent = where == "metadata"
-                cursor.acknowledge([topic.appended[0][1]])
-                await wait_until(lambda: len(world.ledgers.appenders) == 2)
-                await settle()
-                appender = world.ledgers.appenders[1]
-                assert not appender.closed
-            assert appender.closed
-
-    run(main())
+async def test_cursors_that_end_while_their_ledger_is_begun(where: str) -> None:
+    world = World()
+    store = Silent(world.tree)
+    async with opened(world, store=store, close=False) as topic:
+        await topic.append_and_wait("a", "b")
+        async with opened_cursors(topic.log, close=False) as cursors:
+            cursor = await cursors.ensure("s", EARLIEST)
+            world.ledgers.held = where == "bookies"
+            store.silent = where == "metadata"
+            cursor.acknowledge([topic.appended[0][1]])
+            await wait_until(lambda: len(world.ledgers.appenders) == 2)
+            await settle()
+            appender = world.ledgers.appenders[1]
+            assert not appender.closed
+        assert appender.closed

@@ -10,7 +10,6 @@ from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
 from fakes.topic_log import SMALL, TOPIC, World, opened, opened_cursors
 from fakes.topics import opened_topic, publish
-from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
 from magnetar.broker.cursor.journal import CursorConfig
@@ -61,85 +60,75 @@ async def with_many_ledgers(world: World, count: int) -> None:
     await change(world, lambda record: replace(record, ledgers=(*before, last)))
 
 
-def test_a_record_that_outgrows_its_limit_ends_the_log_with_its_name() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait("a")
-        await change(world, stuffed)
-        async with opened(world) as topic:
-            topic.append("b")
-            await wait_until(lambda: topic.error is not None, what="an end")
-            assert isinstance(topic.error, TopicFull)
-            assert str(VALUE_BYTES_MAX) in str(topic.error)
-            assert topic.failed == ["b"]
-            assert await topic.contents() == ["a"]
-
-    run(main())
+async def test_a_record_that_outgrows_its_limit_ends_the_log_with_its_name() -> None:
+    world = World()
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+    await change(world, stuffed)
+    async with opened(world) as topic:
+        topic.append("b")
+        await wait_until(lambda: topic.error is not None, what="an end")
+        assert isinstance(topic.error, TopicFull)
+        assert str(VALUE_BYTES_MAX) in str(topic.error)
+        assert topic.failed == ["b"]
+        assert await topic.contents() == ["a"]
 
 
-def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_writers_are_told() -> None:
+async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_writers_are_told() -> (
+    None
+):
     last_takes = SMALL.ledger_entries_max * patience(LEDGERS_MAX)
 
-    async def main() -> None:
-        world = World()
-        await with_many_ledgers(world, LEDGERS_MAX - 1)
-        async with opened_topic(world) as it:
-            handle, session = await it.produce("p")
-            _, consumer = await it.subscribe()
-            for number in range(last_takes + 1):
-                publish(handle, entry_of(str(number)), first=number)
-            await wait_until(lambda: session.reason is not None, what="an end")
-            assert session.receipted == list(range(last_takes))
-            assert consumer.reason is CloseReason.UNLOADED
-            [error] = it.failures
-            assert isinstance(error, TopicFull)
-        async with opened_topic(world) as it:
-            for mode in (AccessMode.SHARED, AccessMode.EXCLUSIVE):
-                with pytest.raises(TopicFull, match=f"has {LEDGERS_MAX} ledgers") as refused:
-                    await it.produce("p", mode=mode)
-            assert code_of(refused.value) == pb.NotAllowedError
-            last = it.topic.log.confirmed
-            _, consumer = await it.subscribe("late", start=last, durable=False)
-            await wait_until(lambda: consumer.texts == [str(last_takes - 1)], what="the last")
-            assert it.failures == []
-
-    run(main())
+    world = World()
+    await with_many_ledgers(world, LEDGERS_MAX - 1)
+    async with opened_topic(world) as it:
+        handle, session = await it.produce("p")
+        _, consumer = await it.subscribe()
+        for number in range(last_takes + 1):
+            publish(handle, entry_of(str(number)), first=number)
+        await wait_until(lambda: session.reason is not None, what="an end")
+        assert session.receipted == list(range(last_takes))
+        assert consumer.reason is CloseReason.UNLOADED
+        [error] = it.failures
+        assert isinstance(error, TopicFull)
+    async with opened_topic(world) as it:
+        for mode in (AccessMode.SHARED, AccessMode.EXCLUSIVE):
+            with pytest.raises(TopicFull, match=f"has {LEDGERS_MAX} ledgers") as refused:
+                await it.produce("p", mode=mode)
+        assert code_of(refused.value) == pb.NotAllowedError
+        last = it.topic.log.confirmed
+        _, consumer = await it.subscribe("late", start=last, durable=False)
+        await wait_until(lambda: consumer.texts == [str(last_takes - 1)], what="the last")
+        assert it.failures == []
 
 
-def test_ledgers_grow_with_their_number() -> None:
+async def test_ledgers_grow_with_their_number() -> None:
     assert patience(0) == patience(LEDGERS_PER_STEP - 1) == 1
     assert patience(LEDGERS_PER_STEP) == 2
 
-    async def main() -> None:
-        world = World()
-        await with_many_ledgers(world, LEDGERS_PER_STEP - 1)
-        names = [str(number) for number in range(SMALL.ledger_entries_max * 5)]
-        async with opened(world) as topic:
-            await topic.append_and_wait(*names)
-            counts = [part.entries for part in topic.log.chain.records[LEDGERS_PER_STEP - 1 :]]
-            assert counts == [10, 10, 0]  # the open one is not counted in its record
-            confirmed = topic.log.confirmed
-        assert confirmed.entry == 4
-
-    run(main())
+    world = World()
+    await with_many_ledgers(world, LEDGERS_PER_STEP - 1)
+    names = [str(number) for number in range(SMALL.ledger_entries_max * 5)]
+    async with opened(world) as topic:
+        await topic.append_and_wait(*names)
+        counts = [part.entries for part in topic.log.chain.records[LEDGERS_PER_STEP - 1 :]]
+        assert counts == [10, 10, 0]  # the open one is not counted in its record
+        confirmed = topic.log.confirmed
+    assert confirmed.entry == 4
 
 
-def test_subscriptions_have_room_of_their_own() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic, opened_cursors(topic.log) as cursors:
-            size = SUBSCRIPTIONS_BYTES_MAX // 2
-            await cursors.ensure("first", EARLIEST, {"note": "x" * size})
-            with pytest.raises(TopicFull, match="subscriptions"):
-                await cursors.ensure("second", EARLIEST, {"note": "x" * size})
-            assert cursors.names == ("first",)
-            await topic.append_and_wait("a")
-            await cursors.ensure("first", EARLIEST)
-            await cursors.delete("first")
+async def test_subscriptions_have_room_of_their_own() -> None:
+    world = World()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        size = SUBSCRIPTIONS_BYTES_MAX // 2
+        await cursors.ensure("first", EARLIEST, {"note": "x" * size})
+        with pytest.raises(TopicFull, match="subscriptions"):
             await cursors.ensure("second", EARLIEST, {"note": "x" * size})
-
-    run(main())
+        assert cursors.names == ("first",)
+        await topic.append_and_wait("a")
+        await cursors.ensure("first", EARLIEST)
+        await cursors.delete("first")
+        await cursors.ensure("second", EARLIEST, {"note": "x" * size})
 
 
 def test_all_parts_at_their_bounds_leave_room_for_what_must_not_fail() -> None:
@@ -170,16 +159,13 @@ class WithBadMetadata(FakeLedgers):
         await super().delete(ledger)
 
 
-def test_a_ledger_that_cannot_be_deleted_does_not_keep_others_in_the_record() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world) as topic:
-            await topic.append_and_wait("a")
-        waiting = tuple(LedgerId(number) for number in range(100, 105))
-        await change(world, lambda record: replace(record, deleting=waiting))
-        ledgers = WithBadMetadata(world.ledgers)
-        ledgers.bad = waiting[1]
-        async with opened(world, ledgers=ledgers) as topic:
-            await wait_until(lambda: topic.log.owned_record.record.deleting == (ledgers.bad,))
-
-    run(main())
+async def test_a_ledger_that_cannot_be_deleted_does_not_keep_others_in_the_record() -> None:
+    world = World()
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+    waiting = tuple(LedgerId(number) for number in range(100, 105))
+    await change(world, lambda record: replace(record, deleting=waiting))
+    ledgers = WithBadMetadata(world.ledgers)
+    ledgers.bad = waiting[1]
+    async with opened(world, ledgers=ledgers) as topic:
+        await wait_until(lambda: topic.log.owned_record.record.deleting == (ledgers.bad,))

@@ -374,16 +374,13 @@ def test_a_broker_is_overtaken_at_any_call() -> None:
         run(main())
 
 
-def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened(world, close=False) as topic:
-            await topic.append_and_wait("a")
-        slow = await OwnedRecord.take(TOPIC, world.store())
-        async with opened(world):  # takes it meanwhile
-            for ledger in list(world.ledgers.ledgers):
-                del world.ledgers.ledgers[ledger]
-            with pytest.raises(LogFenced):
-                await recover_log(slow, FakeLedgers(world.ledgers), world.clock)
-
-    run(main())
+async def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
+    world = World()
+    async with opened(world, close=False) as topic:
+        await topic.append_and_wait("a")
+    slow = await OwnedRecord.take(TOPIC, world.store())
+    async with opened(world):  # takes it meanwhile
+        for ledger in list(world.ledgers.ledgers):
+            del world.ledgers.ledgers[ledger]
+        with pytest.raises(LogFenced):
+            await recover_log(slow, FakeLedgers(world.ledgers), world.clock)

@@ -13,19 +13,14 @@ import pytest
 from fakes.entries import entry_of, texts_of
 from fakes.place import PENDING_BYTES_MAX, Place, place
 from fakes.stray import strays_once
-from fakes.virtual_loop import run_virtual
 from support import settle, wait_until
 
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import NotOwner
 from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.ownership.bundle import bundle_of
-from magnetar.broker.session.connection import (
-    DELIVERY_BYTES_MAX,
-    PROBE_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    STALL_BYTES,
-)
+from magnetar.broker.session.connection import PROBE_TIMEOUT_S, REQUEST_TIMEOUT_S, STALL_BYTES
+from magnetar.broker.session.context import DELIVERY_BYTES_MAX
 from magnetar.broker.session.session import KEEPALIVE_S
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, Ownership, TopicRecord
@@ -60,144 +55,121 @@ def passed_s(since: float = 0.0) -> float:
 # ---- signs of life ----------------------------------------------------------------------------
 
 
-def test_a_silent_client_is_asked_and_then_left(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
+async def test_a_silent_client_is_asked_and_then_left(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
         async with place() as here:
             client = await here.client()
             await client.produce(TOPIC, producer_name="me")
             await here.serving[0]  # it never reads, so it never answers
             assert passed_s() == pytest.approx(2 * KEEPALIVE_S, abs=1)
             assert here.topic.producers == {}
-
-    with caplog.at_level(logging.WARNING):
-        run_virtual(main())
     assert "nothing heard for 60 s" in caplog.text
 
 
-def test_a_client_that_answers_stays(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client()
-            await client.produce(TOPIC)
-            await answer_pings(client, 20 * KEEPALIVE_S)
-            assert not here.serving[0].done()
-            assert len(here.topic.producers) == 1
-
-    run_virtual(main())
+async def test_a_client_that_answers_stays(caplog: pytest.LogCaptureFixture) -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await answer_pings(client, 20 * KEEPALIVE_S)
+        assert not here.serving[0].done()
+        assert len(here.topic.producers) == 1
 
 
-def test_a_client_that_says_nothing_at_all_is_left() -> None:
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client(connected=False)
-            await here.serving[0]
-            assert passed_s() == pytest.approx(KEEPALIVE_S, abs=1)
-            assert await client.wire.receive() == b""
-
-    run_virtual(main())
+async def test_a_client_that_says_nothing_at_all_is_left() -> None:
+    async with place() as here:
+        client = await here.client(connected=False)
+        await here.serving[0]
+        assert passed_s() == pytest.approx(KEEPALIVE_S, abs=1)
+        assert await client.wire.receive() == b""
 
 
-def test_a_dead_holder_of_a_name_or_subscription_is_put_out() -> None:
-    async def main() -> None:
-        async with place() as here:
-            dead = await here.client()
-            await dead.produce(TOPIC, producer_name="me")
-            await dead.subscribe(TOPIC)
-            began = passed_s()
-            alive = await here.client()
-            assert isinstance(
-                await alive.produce(TOPIC, producer_name="me"), pb.CommandProducerSuccess
-            )
-            assert isinstance(await alive.subscribe(TOPIC), pb.CommandSuccess)
-            assert passed_s(began) == pytest.approx(PROBE_TIMEOUT_S, abs=0.5)
-            await here.serving[0]
-
-    run_virtual(main())
+async def test_a_dead_holder_of_a_name_or_subscription_is_put_out() -> None:
+    async with place() as here:
+        dead = await here.client()
+        await dead.produce(TOPIC, producer_name="me")
+        await dead.subscribe(TOPIC)
+        began = passed_s()
+        alive = await here.client()
+        assert isinstance(await alive.produce(TOPIC, producer_name="me"), pb.CommandProducerSuccess)
+        assert isinstance(await alive.subscribe(TOPIC), pb.CommandSuccess)
+        assert passed_s(began) == pytest.approx(PROBE_TIMEOUT_S, abs=0.5)
+        await here.serving[0]
 
 
-def test_a_living_holder_keeps_its_place() -> None:
-    async def main() -> None:
-        async with place() as here:
-            holder = await here.client()
-            await holder.produce(TOPIC, producer_name="me")
-            await holder.subscribe(TOPIC)
-            other = await here.client()
+async def test_a_living_holder_keeps_its_place() -> None:
+    async with place() as here:
+        holder = await here.client()
+        await holder.produce(TOPIC, producer_name="me")
+        await holder.subscribe(TOPIC)
+        other = await here.client()
 
-            async def answer_pings() -> None:
-                await holder.ended()
+        async def answer_pings() -> None:
+            await holder.ended()
 
-            async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(answer_pings())
-                refused = await other.produce(TOPIC, producer_name="me")
-                assert refused.error == pb.ProducerBusy
-                refused = await other.subscribe(TOPIC)
-                assert refused.error == pb.ConsumerBusy
-                assert passed_s() < 1
-                reading.cancel()
-
-    run_virtual(main())
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(answer_pings())
+            refused = await other.produce(TOPIC, producer_name="me")
+            assert refused.error == pb.ProducerBusy
+            refused = await other.subscribe(TOPIC)
+            assert refused.error == pb.ConsumerBusy
+            assert passed_s() < 1
+            reading.cancel()
 
 
 # ---- back-pressure ----------------------------------------------------------------------------
 
 
-def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
+async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
     """What it sends is not read while the bookies are away: that is no silence of its own."""
 
-    async def main() -> None:
-        async with place() as here:
-            client, other = await here.client(), await here.client()
-            await client.produce(TOPIC, producer_name="me")
-            here.world.bookies = False
-            text = "x" * 1_000
-            count = 100
+    async with place() as here:
+        client, other = await here.client(), await here.client()
+        await client.produce(TOPIC, producer_name="me")
+        here.world.bookies = False
+        text = "x" * 1_000
+        count = 100
 
-            async def publish() -> None:
+        async def publish() -> None:
+            for number in range(count):
+                await client.publish(text, sequence_id=number)
+
+        async with asyncio.TaskGroup() as tasks:
+            publishing = tasks.create_task(publish())
+            await wait_until(lambda: here.connections[0]._paused, deadline_s=60)
+            assert here.topic.log.describe()["queued"] * len(text) < 2 * PENDING_BYTES_MAX
+            assert not publishing.done(), "it is not read"
+            refused = await other.produce(TOPIC, producer_name="me")
+            assert refused.error == pb.ProducerBusy
+            asked = tasks.create_task(other.ended())  # keeps the other one alive
+            await asyncio.sleep(5 * KEEPALIVE_S)
+            assert not here.serving[0].done()
+            here.world.bookies = True
+            async with asyncio.timeout(60):
                 for number in range(count):
-                    await client.publish(text, sequence_id=number)
-
-            async with asyncio.TaskGroup() as tasks:
-                publishing = tasks.create_task(publish())
-                await wait_until(lambda: here.connections[0]._paused, deadline_s=60)
-                assert here.topic.log.describe()["queued"] * len(text) < 2 * PENDING_BYTES_MAX
-                assert not publishing.done(), "it is not read"
-                refused = await other.produce(TOPIC, producer_name="me")
-                assert refused.error == pb.ProducerBusy
-                asked = tasks.create_task(other.ended())  # keeps the other one alive
-                await asyncio.sleep(5 * KEEPALIVE_S)
-                assert not here.serving[0].done()
-                here.world.bookies = True
-                async with asyncio.timeout(60):
-                    for number in range(count):
-                        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == number
-                asked.cancel()
-
-    run_virtual(main())
+                    assert (await client.expect(pb.CommandSendReceipt)).sequence_id == number
+            asked.cancel()
 
 
 @pytest.mark.parametrize("kind", [pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared])
-def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(kind: int) -> None:
-    async def main() -> None:
-        async with place() as here:
-            writer, reader = await here.client(), await here.client()
-            await writer.produce(TOPIC)
-            await reader.subscribe(TOPIC, subType=kind)
-            await reader.flow(1_000_000)
-            text = "x" * 100_000
-            count = 300
-            most = 0
-            for number in range(count):
-                await writer.publish(text, sequence_id=number)
-                await writer.expect(pb.CommandSendReceipt)
-                most = max(most, here.connections[1]._outbox.pending_bytes)
-            await settle()
-            step = Limits().read_bytes + len(text)
-            assert DELIVERY_BYTES_MAX <= most < DELIVERY_BYTES_MAX + step
-            for _ in range(count):  # once it reads, it gets everything
-                _, texts = await reader.message()
-                assert texts == [text]
-
-    run_virtual(main())
+async def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(kind: int) -> None:
+    async with place() as here:
+        writer, reader = await here.client(), await here.client()
+        await writer.produce(TOPIC)
+        await reader.subscribe(TOPIC, subType=kind)
+        await reader.flow(1_000_000)
+        text = "x" * 100_000
+        count = 300
+        most = 0
+        for number in range(count):
+            await writer.publish(text, sequence_id=number)
+            await writer.expect(pb.CommandSendReceipt)
+            most = max(most, here.connections[1]._outbox.pending_bytes)
+        await settle()
+        step = Limits().read_bytes + len(text)
+        assert DELIVERY_BYTES_MAX <= most < DELIVERY_BYTES_MAX + step
+        for _ in range(count):  # once it reads, it gets everything
+            _, texts = await reader.message()
+            assert texts == [text]
 
 
 async def make_topics(here: Place) -> None:
@@ -216,60 +188,54 @@ async def ask_for_topics(client: WireClient, count: int) -> None:
         )
 
 
-def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for() -> None:
+async def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for() -> None:
     """What it says is not read meanwhile."""
-
-    async def main() -> None:
-        async with place() as here:
-            await make_topics(here)
-            holder, other = await here.client(), await here.client()
-            await holder.produce(TOPIC, producer_name="me")
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(ask(holder))
-                await wait_until(lambda: here.connections[0]._draining)
-                refused = await other.produce(TOPIC, producer_name="me")
-                assert refused.error == pb.ProducerBusy
-                began = passed_s()
-                for number in range(60):
-                    await asyncio.sleep(KEEPALIVE_S / 6)
-                    answer = await holder.expect(pb.CommandGetTopicsOfNamespaceResponse)
-                    assert answer.request_id == number
-                assert passed_s(began) > 4 * KEEPALIVE_S
-                assert not here.serving[0].done()
-                await here.serving[0]  # it takes no more
-                assert passed_s(began) == pytest.approx(12 * KEEPALIVE_S, abs=KEEPALIVE_S / 2)
 
     async def ask(client: WireClient) -> None:
         with suppress(StreamClosed):
             await ask_for_topics(client, 90)
 
-    run_virtual(main())
+    async with place() as here:
+        await make_topics(here)
+        holder, other = await here.client(), await here.client()
+        await holder.produce(TOPIC, producer_name="me")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask(holder))
+            await wait_until(lambda: here.connections[0]._draining)
+            refused = await other.produce(TOPIC, producer_name="me")
+            assert refused.error == pb.ProducerBusy
+            began = passed_s()
+            for number in range(60):
+                await asyncio.sleep(KEEPALIVE_S / 6)
+                answer = await holder.expect(pb.CommandGetTopicsOfNamespaceResponse)
+                assert answer.request_id == number
+            assert passed_s(began) > 4 * KEEPALIVE_S
+            assert not here.serving[0].done()
+            await here.serving[0]  # it takes no more
+            assert passed_s(began) == pytest.approx(12 * KEEPALIVE_S, abs=KEEPALIVE_S / 2)
 
 
-def test_what_waits_for_a_client_that_only_asks_is_bounded() -> None:
-    async def main() -> None:
-        async with place() as here:
-            await make_topics(here)
-            client = await here.client()
-            answer_bytes = 1_000 * 230
-            count = 2 * STALL_BYTES // answer_bytes
+async def test_what_waits_for_a_client_that_only_asks_is_bounded() -> None:
+    async with place() as here:
+        await make_topics(here)
+        client = await here.client()
+        answer_bytes = 1_000 * 230
+        count = 2 * STALL_BYTES // answer_bytes
 
-            async def ask() -> None:
-                await ask_for_topics(client, count)
+        async def ask() -> None:
+            await ask_for_topics(client, count)
 
-            async with asyncio.TaskGroup() as tasks:
-                asking = tasks.create_task(ask())
-                await asyncio.sleep(5)
-                assert not asking.done(), "it is not read any more"
-                pending = here.connections[0]._outbox.pending_bytes
-                assert STALL_BYTES < pending < STALL_BYTES + 8 * answer_bytes
-                numbers = [
-                    (await client.expect(pb.CommandGetTopicsOfNamespaceResponse)).request_id
-                    for _ in range(count)
-                ]
-            assert sorted(numbers) == list(range(count))
-
-    run_virtual(main())
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(ask())
+            await asyncio.sleep(5)
+            assert not asking.done(), "it is not read any more"
+            pending = here.connections[0]._outbox.pending_bytes
+            assert STALL_BYTES < pending < STALL_BYTES + 8 * answer_bytes
+            numbers = [
+                (await client.expect(pb.CommandGetTopicsOfNamespaceResponse)).request_id
+                for _ in range(count)
+            ]
+        assert sorted(numbers) == list(range(count))
 
 
 # ---- clients that vanish ----------------------------------------------------------------------
@@ -372,215 +338,192 @@ async def half_a_command(here: Place, client: WireClient) -> None:
     ids=lambda stage: stage.__name__,
 )
 @pytest.mark.parametrize("healed", [True, False], ids=["healed", "away"])
-def test_a_client_that_vanishes_leaves_nothing(
+async def test_a_client_that_vanishes_leaves_nothing(
     stage: Callable[[Place, WireClient], Awaitable[None]], healed: bool
 ) -> None:
-    async def main() -> None:
-        async with place() as here:
-            witness = await here.client()
-            await witness.produce(TOPIC, producer_name="witness")
-            await settle(100)
-            before = asyncio.all_tasks()
-            client = await here.client()
-            await stage(here, client)
-            await settle(100)
-            await client.wire.break_off()
-            if healed:
-                here.world.bookies = True
-                here.world.release()
-            await asyncio.wait([here.serving[1]], timeout=2 * REQUEST_TIMEOUT_S)
-            assert here.serving[1].done(), "the connection is still served"
-            here.world.bookies = True
-            here.world.release()
-            await wait_until(
-                lambda: names(asyncio.all_tasks() - before) == [], what="that no task is left"
-            )
-            producers = set(here.topic.producers) - {"witness", "me"}
-            assert producers == set()
-            for subscription in here.topic.subscriptions.values():
-                assert subscription.consumers == {}
-
     def names(tasks: set[asyncio.Task[Any]]) -> list[str]:
         return [str(task) for task in tasks if not task.done()]
 
-    run_virtual(main())
+    async with place() as here:
+        witness = await here.client()
+        await witness.produce(TOPIC, producer_name="witness")
+        await settle(100)
+        before = asyncio.all_tasks()
+        client = await here.client()
+        await stage(here, client)
+        await settle(100)
+        await client.wire.break_off()
+        if healed:
+            here.world.bookies = True
+            here.world.release()
+        await asyncio.wait([here.serving[1]], timeout=2 * REQUEST_TIMEOUT_S)
+        assert here.serving[1].done(), "the connection is still served"
+        here.world.bookies = True
+        here.world.release()
+        await wait_until(
+            lambda: names(asyncio.all_tasks() - before) == [], what="that no task is left"
+        )
+        producers = set(here.topic.producers) - {"witness", "me"}
+        assert producers == set()
+        for subscription in here.topic.subscriptions.values():
+            assert subscription.consumers == {}
 
 
-def test_the_entry_of_a_frame_does_not_pin_it() -> None:
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client()
-            await client.produce(TOPIC)
-            await client.publish("small")
-            await client.expect(pb.CommandSendReceipt)
-            [entry] = await here.topic.log.read(
-                here.topic.log.first, entries_max=1, bytes_max=1_000
-            )
-            owner = entry.data.obj if isinstance(entry.data, memoryview) else entry.data
-            assert len(owner) < len(entry_of("small").data) + 100
-
-    run_virtual(main())
+async def test_the_entry_of_a_frame_does_not_pin_it() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.publish("small")
+        await client.expect(pb.CommandSendReceipt)
+        [entry] = await here.topic.log.read(here.topic.log.first, entries_max=1, bytes_max=1_000)
+        owner = entry.data.obj if isinstance(entry.data, memoryview) else entry.data
+        assert len(owner) < len(entry_of("small").data) + 100
 
 
-def test_sends_of_one_frame_are_answered_in_order_good_and_bad_and_of_any_kind() -> None:
+async def test_sends_of_one_frame_are_answered_in_order_good_and_bad_and_of_any_kind() -> None:
     def send(producer_id: int, sequence_id: int, entry: bytes) -> bytes:
         head = framing.send_header(
             producer_id=producer_id, sequence_id=sequence_id, entry_size=len(entry)
         )
         return head + entry
 
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client()
-            await client.produce(TOPIC, producer_id=1)
-            await client.produce(TOPIC, producer_id=2)
-            await client.subscribe(TOPIC)
-            await client.flow(100)
-            plain = [bytes(entry_of(f"m{number}").data) for number in range(5)]
-            # entry_of numbers its only message 0: with other numbers its SEND is not plain.
-            sends = [send(1, 0, entry) for entry in plain[:3]]
-            sends += [send(1, 0, plain[3][:-1] + b"!"), send(1, 7, plain[3])]
-            sends += [send(1, 1, bytes(entry_of("a", "b").data)), send(2, 0, plain[4])]
-            await client.wire.send(b"".join(sends))
-            receipts, texts = [], []
-            while len(receipts) + len(texts) < 7 + 7:
-                command = await client.receive()
-                match command.body:
-                    case pb.CommandSendReceipt() as body:
-                        receipts.append((body.producer_id, body.sequence_id))
-                    case pb.CommandSendError() as body:
-                        assert body.error == pb.ChecksumError
-                        receipts.append((body.producer_id, "error"))
-                    case pb.CommandMessage():
-                        assert command.entry is not None
-                        texts += texts_of(command.entry)
-            ours = [number for producer, number in receipts if producer == 1]
-            assert ours == [0, 0, 0, "error", 7, 1]
-            assert texts == ["m0", "m1", "m2", "m3", "a", "b", "m4"]
-
-    run_virtual(main())
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC, producer_id=1)
+        await client.produce(TOPIC, producer_id=2)
+        await client.subscribe(TOPIC)
+        await client.flow(100)
+        plain = [bytes(entry_of(f"m{number}").data) for number in range(5)]
+        # entry_of numbers its only message 0: with other numbers its SEND is not plain.
+        sends = [send(1, 0, entry) for entry in plain[:3]]
+        sends += [send(1, 0, plain[3][:-1] + b"!"), send(1, 7, plain[3])]
+        sends += [send(1, 1, bytes(entry_of("a", "b").data)), send(2, 0, plain[4])]
+        await client.wire.send(b"".join(sends))
+        receipts, texts = [], []
+        while len(receipts) + len(texts) < 7 + 7:
+            command = await client.receive()
+            match command.body:
+                case pb.CommandSendReceipt() as body:
+                    receipts.append((body.producer_id, body.sequence_id))
+                case pb.CommandSendError() as body:
+                    assert body.error == pb.ChecksumError
+                    receipts.append((body.producer_id, "error"))
+                case pb.CommandMessage():
+                    assert command.entry is not None
+                    texts += texts_of(command.entry)
+        ours = [number for producer, number in receipts if producer == 1]
+        assert ours == [0, 0, 0, "error", 7, 1]
+        assert texts == ["m0", "m1", "m2", "m3", "a", "b", "m4"]
 
 
-def test_who_asks_gets_what_the_broker_knows_of_an_entry_in_front_of_it() -> None:
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client(connected=False)
-            flags = pb.FeatureFlags(supports_broker_entry_metadata=True)
-            await client.send(
-                pb.CommandConnect(client_version="w", protocol_version=20, feature_flags=flags)
-            )
-            await client.expect(pb.CommandConnected)
-            await client.produce(TOPIC)
-            for texts in (["a"], ["b", "c"], ["d"]):
-                entry = bytes(entry_of(*texts).data)
-                await client.publish(entry=entry)
-                await client.expect(pb.CommandSendReceipt)
-            await client.subscribe(TOPIC)
-            await client.flow(100)
-            found = []
-            for _ in range(3):
-                command = await client.receive()
-                assert command.entry is not None
-                broker, entry_sent = strip_broker_metadata(command.entry)
-                assert broker is not None
-                found.append((broker.index, texts_of(entry_sent)))
-            assert found == [(0, ["a"]), (2, ["b", "c"]), (3, ["d"])]
-
-    run_virtual(main())
-
-
-def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client()
-            await client.produce(TOPIC)
-            await client.publish("a")
+async def test_who_asks_gets_what_the_broker_knows_of_an_entry_in_front_of_it() -> None:
+    async with place() as here:
+        client = await here.client(connected=False)
+        flags = pb.FeatureFlags(supports_broker_entry_metadata=True)
+        await client.send(
+            pb.CommandConnect(client_version="w", protocol_version=20, feature_flags=flags)
+        )
+        await client.expect(pb.CommandConnected)
+        await client.produce(TOPIC)
+        for texts in (["a"], ["b", "c"], ["d"]):
+            entry = bytes(entry_of(*texts).data)
+            await client.publish(entry=entry)
             await client.expect(pb.CommandSendReceipt)
-            await client.subscribe(TOPIC)
-            await client.flow(10)
-            message = await client.expect(pb.CommandMessage)
-            here.world.hold()
-            ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
-            ack.message_id.append(message.message_id)
-            await client.send(ack)
-            close = pb.CommandCloseConsumer(consumer_id=1, request_id=0)
-            failed = await client.ask(close)  # the acknowledgement cannot be made durable
-            assert isinstance(failed, pb.CommandError)
-            again = await client.subscribe(TOPIC)
-            assert isinstance(again, pb.CommandSuccess)
-            assert len(here.topic.subscriptions["s"].consumers) == 1
-            here.world.release()
-
-    run_virtual(main())
+        await client.subscribe(TOPIC)
+        await client.flow(100)
+        found = []
+        for _ in range(3):
+            command = await client.receive()
+            assert command.entry is not None
+            broker, entry_sent = strip_broker_metadata(command.entry)
+            assert broker is not None
+            found.append((broker.index, texts_of(entry_sent)))
+        assert found == [(0, ["a"]), (2, ["b", "c"]), (3, ["d"])]
 
 
-def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(
+async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.publish("a")
+        await client.expect(pb.CommandSendReceipt)
+        await client.subscribe(TOPIC)
+        await client.flow(10)
+        message = await client.expect(pb.CommandMessage)
+        here.world.hold()
+        ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
+        ack.message_id.append(message.message_id)
+        await client.send(ack)
+        close = pb.CommandCloseConsumer(consumer_id=1, request_id=0)
+        failed = await client.ask(close)  # the acknowledgement cannot be made durable
+        assert isinstance(failed, pb.CommandError)
+        again = await client.subscribe(TOPIC)
+        assert isinstance(again, pb.CommandSuccess)
+        assert len(here.topic.subscriptions["s"].consumers) == 1
+        here.world.release()
+
+
+async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its new owner would be fenced."""
-
-    async def main() -> None:
-        looked, gone = asyncio.Event(), asyncio.Event()
-
-        async def exists(_: TopicName) -> bool:
-            looked.set()
-            await gone.wait()
-            return True
-
-        async with place() as here:
-            name, store = TopicName.parse(TOPIC), here.broker._store
-            await here.broker.locate(name, authoritative=True)
-            bundle = bundle_of(name)
-            monkeypatch.setattr(here.broker, "exists", exists)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(refused(here, name))
-                await looked.wait()
-                path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
-                other = Ownership(BrokerId("other"), "1" * 32, 7)
-                await store.put(path, codec.encode_ownership(other), expected=0)
-                await wait_until(lambda: not here.broker._owners.holds(bundle))
-                gone.set()
-            assert await store.get(topic_path(name)) is None, "its epoch was bumped"
 
     async def refused(here: Place, name: TopicName) -> None:
         with pytest.raises(NotOwner):
             await here.broker.topic(name, create=False)
 
-    run_virtual(main())
+    looked, gone = asyncio.Event(), asyncio.Event()
+
+    async def exists(_: TopicName) -> bool:
+        looked.set()
+        await gone.wait()
+        return True
+
+    async with place() as here:
+        name, store = TopicName.parse(TOPIC), here.broker._store
+        await here.broker.locate(name, authoritative=True)
+        bundle = bundle_of(name)
+        monkeypatch.setattr(here.broker, "exists", exists)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(refused(here, name))
+            await looked.wait()
+            path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+            other = Ownership(BrokerId("other"), "1" * 32, 7)
+            await store.put(path, codec.encode_ownership(other), expected=0)
+            await wait_until(lambda: not here.broker._owners.holds(bundle))
+            gone.set()
+        assert await store.get(topic_path(name)) is None, "its epoch was bumped"
 
 
 @pytest.mark.parametrize("opening", [False, True])
-def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(
+async def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(
     monkeypatch: pytest.MonkeyPatch, opening: bool
 ) -> None:
     """The deletion takes so long that its consumer is closed and its number used again."""
     other = TOPIC[:-1] + "u"
 
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client()
-            await client.produce(other)
-            await client.publish("a")
-            await client.expect(pb.CommandSendReceipt)
-            await client.subscribe(TOPIC)
-            deletes, creates = asyncio.Event(), asyncio.Event()
-            waiting = hold_puts(monkeypatch, here, {TOPIC: deletes, other: creates})
-            await client.send(pb.CommandUnsubscribe(consumer_id=1, request_id=100))
-            await wait_until(lambda: waiting == [TOPIC])
-            await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(client.send(subscribing(other, 101)))
-                await wait_until(lambda: waiting == [TOPIC, other])
-                for event in (deletes, creates) if opening else (creates, deletes):
-                    event.set()
-                    await settle()
-            numbers = [(await client.expect(pb.CommandSuccess)).request_id for _ in range(2)]
-            assert numbers == ([100, 101] if opening else [101, 100])
-            await client.flow(10)
-            _, texts = await client.message()
-            assert texts == ["a"]
-
-    run_virtual(main())
+    async with place() as here:
+        client = await here.client()
+        await client.produce(other)
+        await client.publish("a")
+        await client.expect(pb.CommandSendReceipt)
+        await client.subscribe(TOPIC)
+        deletes, creates = asyncio.Event(), asyncio.Event()
+        waiting = hold_puts(monkeypatch, here, {TOPIC: deletes, other: creates})
+        await client.send(pb.CommandUnsubscribe(consumer_id=1, request_id=100))
+        await wait_until(lambda: waiting == [TOPIC])
+        await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(client.send(subscribing(other, 101)))
+            await wait_until(lambda: waiting == [TOPIC, other])
+            for event in (deletes, creates) if opening else (creates, deletes):
+                event.set()
+                await settle()
+        numbers = [(await client.expect(pb.CommandSuccess)).request_id for _ in range(2)]
+        assert numbers == ([100, 101] if opening else [101, 100])
+        await client.flow(10)
+        _, texts = await client.message()
+        assert texts == ["a"]
 
 
 def subscribing(topic: str, request_id: int) -> pb.CommandSubscribe:
@@ -612,16 +555,13 @@ def hold_puts(
     return waiting
 
 
-def test_a_request_whose_work_was_cancelled_by_somebody_is_answered(
+async def test_a_request_whose_work_was_cancelled_by_somebody_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with place() as here:
-            client = await here.client()
-            monkeypatch.setattr(here.broker, "topic", strays_once(here.broker.topic))
-            refused = await client.produce(TOPIC)
-            assert refused.error == pb.ServiceNotReady
-            assert here.connections[0]._session.requests == 0
-            assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
-
-    run_virtual(main())
+    async with place() as here:
+        client = await here.client()
+        monkeypatch.setattr(here.broker, "topic", strays_once(here.broker.topic))
+        refused = await client.produce(TOPIC)
+        assert refused.error == pb.ServiceNotReady
+        assert here.connections[0]._session.requests == 0
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)

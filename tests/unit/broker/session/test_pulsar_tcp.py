@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from support import run, wait_until
+from support import wait_until
 
 from magnetar.broker.session.pulsar_tcp import CLOSE_TIMEOUT_S, PulsarServer
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from magnetar.runtime.frames import FrameStream
+
+pytestmark = pytest.mark.real_loop
 
 
 @asynccontextmanager
@@ -37,31 +39,28 @@ def frame(size: int) -> bytes:
     return struct.pack(">I", size) + bytes(number % 256 for number in range(size))
 
 
-def test_frames_are_whole_whatever_the_pieces() -> None:
-    async def main() -> None:
-        frames = [frame(size) for size in (0, 1, 10, 300_000, 4, COMMAND_FRAME_BYTES_MAX - 4)]
-        got = bytearray()
+async def test_frames_are_whole_whatever_the_pieces() -> None:
+    frames = [frame(size) for size in (0, 1, 10, 300_000, 4, COMMAND_FRAME_BYTES_MAX - 4)]
+    got = bytearray()
 
-        async def collect(stream: FrameStream) -> None:
-            while len(got) < len(sent):
-                received = await stream.receive()
-                at = 0
-                while at < len(received):  # it holds whole frames and nothing else
-                    at += 4 + struct.unpack_from(">I", received, at)[0]
-                assert at == len(received)
-                got.extend(received)
+    async def collect(stream: FrameStream) -> None:
+        while len(got) < len(sent):
+            received = await stream.receive()
+            at = 0
+            while at < len(received):  # it holds whole frames and nothing else
+                at += 4 + struct.unpack_from(">I", received, at)[0]
+            assert at == len(received)
+            got.extend(received)
 
-        sent = b"".join(frames)
-        async with serving(collect) as (_, port):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            for at in range(0, 400, 7):
-                writer.write(sent[at : at + 7])
-                await asyncio.sleep(0)
-            writer.write(sent[at + 7 :])
-            await wait_until(lambda: bytes(got) == sent)
-            writer.close()
-
-    run(main())
+    sent = b"".join(frames)
+    async with serving(collect) as (_, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        for at in range(0, 400, 7):
+            writer.write(sent[at : at + 7])
+            await asyncio.sleep(0)
+        writer.write(sent[at + 7 :])
+        await wait_until(lambda: bytes(got) == sent)
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -73,81 +72,72 @@ def test_frames_are_whole_whatever_the_pieces() -> None:
     ],
     ids=["clean", "inside", "too large"],
 )
-def test_how_a_stream_ended_is_known(last: bytes, clean: bool, reason: str) -> None:
-    async def main() -> None:
-        ends: list[StreamClosed] = []
+async def test_how_a_stream_ended_is_known(last: bytes, clean: bool, reason: str) -> None:
+    ends: list[StreamClosed] = []
 
-        async def read(stream: FrameStream) -> None:
-            try:
-                while True:
-                    await stream.receive()
-            except StreamClosed as end:
-                ends.append(end)
+    async def read(stream: FrameStream) -> None:
+        try:
+            while True:
+                await stream.receive()
+        except StreamClosed as end:
+            ends.append(end)
 
-        async with serving(read) as (_, port):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(frame(5) + last)
-            writer.write_eof()
-            await wait_until(lambda: ends)
-            writer.close()
-        assert ends[0].clean is clean
-        assert reason in ends[0].reason
-
-    run(main())
+    async with serving(read) as (_, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(frame(5) + last)
+        writer.write_eof()
+        await wait_until(lambda: ends)
+        writer.close()
+    assert ends[0].clean is clean
+    assert reason in ends[0].reason
 
 
-def test_a_peer_that_does_not_read_cannot_keep_its_connection() -> None:
+async def test_a_peer_that_does_not_read_cannot_keep_its_connection() -> None:
     """Neither against a close nor against a stop of the server, however many there are."""
 
-    async def main() -> None:
-        waiting: list[FrameStream] = []
-        ended: list[StreamClosed] = []
+    waiting: list[FrameStream] = []
+    ended: list[StreamClosed] = []
 
-        async def pour(stream: FrameStream) -> None:
-            waiting.append(stream)
-            try:
-                while True:
-                    await stream.send([bytes(1 << 20)])
-            except StreamClosed as end:
-                ended.append(end)
+    async def pour(stream: FrameStream) -> None:
+        waiting.append(stream)
+        try:
+            while True:
+                await stream.send([bytes(1 << 20)])
+        except StreamClosed as end:
+            ended.append(end)
 
-        loop = asyncio.get_running_loop()
-        clients = [socket.socket() for _ in range(15)]
-        async with serving(pour) as (server, port):
-            for client in clients:
-                client.setblocking(False)
-                await loop.sock_connect(client, ("127.0.0.1", port))
-            await wait_until(lambda: len(waiting) == len(clients))
-            began = loop.time()
-            await waiting[0].close()
-            await wait_until(lambda: len(ended) == 1)
-            assert loop.time() - began < CLOSE_TIMEOUT_S + 10
-            began = loop.time()
-            await server.stop()
-            await wait_until(lambda: len(ended) == len(clients))
-            assert loop.time() - began < CLOSE_TIMEOUT_S * (len(clients) - 1), "one after the other"
+    loop = asyncio.get_running_loop()
+    clients = [socket.socket() for _ in range(15)]
+    async with serving(pour) as (server, port):
         for client in clients:
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+        await wait_until(lambda: len(waiting) == len(clients))
+        began = loop.time()
+        await waiting[0].close()
+        await wait_until(lambda: len(ended) == 1)
+        assert loop.time() - began < CLOSE_TIMEOUT_S + 10
+        began = loop.time()
+        await server.stop()
+        await wait_until(lambda: len(ended) == len(clients))
+        assert loop.time() - began < CLOSE_TIMEOUT_S * (len(clients) - 1), "one after the other"
+    for client in clients:
+        client.close()
+
+
+async def test_a_peer_that_is_gone_at_once_is_served_its_end() -> None:
+    seen: list[str] = []
+
+    async def read(stream: FrameStream) -> None:
+        try:
+            await stream.receive()
+        except StreamClosed as end:
+            seen.append(end.reason)
+
+    async with serving(read) as (_, port):
+        for _ in range(20):
+            client = socket.create_connection(("127.0.0.1", port))
+            # A close that resets the connection instead of ending it.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
-
-    run(main())
-
-
-def test_a_peer_that_is_gone_at_once_is_served_its_end() -> None:
-    async def main() -> None:
-        seen: list[str] = []
-
-        async def read(stream: FrameStream) -> None:
-            try:
-                await stream.receive()
-            except StreamClosed as end:
-                seen.append(end.reason)
-
-        async with serving(read) as (_, port):
-            for _ in range(20):
-                client = socket.create_connection(("127.0.0.1", port))
-                # A close that resets the connection instead of ending it.
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                client.close()
-            await wait_until(lambda: len(seen) == 20)
-
-    run(main())
+        await wait_until(lambda: len(seen) == 20)

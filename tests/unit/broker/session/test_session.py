@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.session import reply
+from magnetar.broker.session.access import AllowAll
+from magnetar.broker.session.commands import RULES
 from magnetar.broker.session.session import (
     CONSUMERS_MAX,
     KEEPALIVE_S,
@@ -14,26 +16,24 @@ from magnetar.broker.session.session import (
     REQUESTS_MAX,
     Carry,
     Close,
-    Discard,
-    Publish,
+    Confirm,
     Send,
+    Sends,
     Session,
     Start,
 )
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 
-ENTRY = memoryview(b"entry")
 
-
-def command(body: object, entry: memoryview | None = None) -> framing.Command:
+def command(body: object) -> framing.Command:
     """As it would have arrived."""
-    if entry is None:
-        data = framing.encode_command(body)
-    else:
-        data = b"".join(framing.encode_payload_command(body, [entry]))
-    [frame] = framing.split_frames(memoryview(data))
+    [frame] = framing.split_frames(memoryview(framing.encode_command(body)))
     return framing.parse_command(frame)
+
+
+def new_session() -> Session:
+    return Session(0.0, "server", 5, rules=RULES, authenticator=AllowAll())
 
 
 def answer(action: object) -> object:
@@ -47,7 +47,7 @@ def connect(version: int = 20) -> framing.Command:
 
 
 def connected() -> Session:
-    session = Session(0.0, "server", 5)
+    session = new_session()
     session.on_command(connect(), 0.0)
     return session
 
@@ -68,12 +68,8 @@ def subscribe(consumer_id: int = 1, request_id: int = 1) -> framing.Command:
     )
 
 
-def send(producer_id: int = 1, sequence_id: int = 0) -> framing.Command:
-    return command(pb.CommandSend(producer_id=producer_id, sequence_id=sequence_id), ENTRY)
-
-
 def test_connect_is_answered_with_the_smaller_version() -> None:
-    session = Session(0.0, "server", 5)
+    session = new_session()
     [action] = session.on_command(connect(version=12), 0.0)
     body = answer(action)
     assert isinstance(body, pb.CommandConnected)
@@ -86,7 +82,7 @@ def test_connect_is_answered_with_the_smaller_version() -> None:
     ids=["ping", "flow"],
 )
 def test_nothing_is_accepted_before_connect(first: object) -> None:
-    [action] = Session(0.0, "server", 5).on_command(command(first), 0.0)
+    [action] = new_session().on_command(command(first), 0.0)
     assert isinstance(action, Close)
     assert "CONNECT" in action.reason
 
@@ -98,31 +94,30 @@ def test_a_second_connect_ends_the_connection() -> None:
 
 def test_send_needs_an_open_producer() -> None:
     session = connected()
-    [action] = session.on_command(send(), 1.0)
-    assert isinstance(action, Close)
+    assert isinstance(session.on_sends(1, 1.0), Close)
     [start] = session.on_command(producer(), 1.0)
     assert isinstance(start, Start)
-    [action] = session.on_command(send(), 1.0)
-    assert isinstance(action, Close), "not open before the answer"
-    assert session.on_producer_opened(1) == []
-    assert session.on_command(send(sequence_id=7), 1.0) == [Publish(1, 7, 0, 1, ENTRY)]
+    assert isinstance(session.on_sends(1, 1.0), Close), "not open before the answer"
+    assert session.on_producer_opened(1)
+    assert session.on_sends(1, 1.0) is Sends.PUBLISH
 
 
 def test_sends_on_the_way_to_a_closed_producer_are_dropped() -> None:
     session = connected()
     session.on_command(producer(), 1.0)
     session.on_producer_opened(1)
-    session.on_producer_gone(1)
-    assert session.on_command(send(), 1.0) == []
+    session.on_producer_closed(1)
+    assert session.on_sends(1, 1.0) is Sends.DROP
 
 
 def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
     session = connected()
 
     def open_one(producer_id: int) -> None:
-        assert _starts(session.on_command(producer(producer_id), 1.0))
+        asked = producer(producer_id)
+        assert _starts(session.on_command(asked, 1.0))
         session.on_producer_opened(producer_id)
-        session.on_request_ended()
+        session.on_request_ended(asked, failed=False)
 
     for number in range(PRODUCERS_MAX):
         open_one(number)
@@ -133,29 +128,29 @@ def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
     assert (body.request_id, body.error) == (7, pb.NotAllowedError)
     assert str(PRODUCERS_MAX) in body.message
     for number in range(PRODUCERS_MAX):
-        session.on_producer_gone(number)
+        session.on_producer_closed(number)
     for number in range(PRODUCERS_MAX):
-        assert session.on_command(send(number), 1.0) == [], "sent before it knew"
+        assert session.on_sends(number, 1.0) is Sends.DROP, "sent before it knew"
     open_one(PRODUCERS_MAX)
-    session.on_producer_gone(PRODUCERS_MAX)
+    session.on_producer_closed(PRODUCERS_MAX)
     session.check()
-    [action] = session.on_command(send(0), 1.0)
-    assert isinstance(action, Close), "remembered for ever"
+    assert isinstance(session.on_sends(0, 1.0), Close), "more are remembered than the limit"
 
 
 def test_the_consumers_of_a_connection_are_bounded() -> None:
     session = connected()
     for number in range(CONSUMERS_MAX):
-        assert _starts(session.on_command(subscribe(number), 1.0))
+        asked = subscribe(number)
+        assert _starts(session.on_command(asked, 1.0))
         session.on_consumer_opened(number)
-        session.on_request_ended()
+        session.on_request_ended(asked, failed=False)
     session.check()
     [action] = session.on_command(subscribe(CONSUMERS_MAX, 7), 1.0)
     body = answer(action)
     assert isinstance(body, pb.CommandError)
     assert (body.request_id, body.error) == (7, pb.NotAllowedError)
     assert str(CONSUMERS_MAX) in body.message
-    session.on_consumer_gone(0)
+    session.on_consumer_closed(0)
     assert _starts(session.on_command(subscribe(CONSUMERS_MAX), 1.0))
     session.check()
 
@@ -167,7 +162,7 @@ def test_closing_while_opening_discards_what_opens() -> None:
         command(pb.CommandCloseConsumer(consumer_id=1, request_id=2)), 1.0
     )
     assert answer(action) == pb.CommandSuccess(request_id=2)
-    assert session.on_consumer_opened(1) == [Discard(Carry, 1)]
+    assert not session.on_consumer_opened(1)
     assert session.consumers == {}
 
 
@@ -179,19 +174,19 @@ def test_subscribing_again_with_an_open_id_is_idempotent() -> None:
     assert answer(action) == pb.CommandSuccess(request_id=9)
 
 
-def test_an_id_that_is_closing_is_not_open_for_who_subscribes_again() -> None:
-    """Else that would be confirmed, and then there would be no consumer, for ever."""
+def test_subscribing_again_while_the_id_is_closing_is_not_confirmed() -> None:
+    """The client would wait for messages, and the consumer would be closed."""
     session = connected()
     session.on_command(subscribe(), 1.0)
     session.on_consumer_opened(1)
-    session.on_request_ended()
+    session.on_request_ended(subscribe(), failed=False)
     close = pb.CommandCloseConsumer(consumer_id=1, request_id=2)
     assert _starts(session.on_command(command(close), 1.0))
     [action] = session.on_command(subscribe(request_id=3), 1.0)
     body = answer(action)
     assert isinstance(body, pb.CommandError)
     assert (body.request_id, body.error) == (3, pb.ServiceNotReady)
-    session.on_consumer_gone(1)
+    session.on_consumer_closed(1)
     assert _starts(session.on_command(subscribe(request_id=4), 1.0))
 
 
@@ -203,6 +198,42 @@ def test_an_id_that_is_opening_is_not_opened_twice() -> None:
     assert isinstance(body, pb.CommandError)
     assert (body.request_id, body.error) == (2, pb.ServiceNotReady)
     assert "opening" in body.message
+
+
+def test_opening_a_producer_again_is_confirmed_once_it_is_open() -> None:
+    session = connected()
+    session.on_command(producer(), 1.0)
+    session.on_producer_opened(1)
+    session.on_request_ended(producer(), failed=False)
+    again = producer(request_id=9)
+    assert session.on_command(again, 1.0) == [Confirm(again)]
+    assert session.requests == 0, "it is answered in the same step"
+
+
+def test_a_producer_that_is_closing_is_not_confirmed_and_its_sends_are_dropped() -> None:
+    session = connected()
+    session.on_command(producer(), 1.0)
+    session.on_producer_opened(1)
+    session.on_request_ended(producer(), failed=False)
+    close = command(pb.CommandCloseProducer(producer_id=1, request_id=2))
+    assert session.on_command(close, 1.0) == [Start(close)]
+    [action] = session.on_command(producer(request_id=3), 1.0)
+    body = answer(action)
+    assert isinstance(body, pb.CommandError)
+    assert (body.request_id, body.error) == (3, pb.ServiceNotReady)
+    assert session.on_sends(1, 1.0) is Sends.DROP
+    session.on_producer_closed(1)
+    session.on_request_ended(close, failed=False)
+    assert _starts(session.on_command(producer(request_id=4), 1.0))
+
+
+@pytest.mark.parametrize("asked", [producer(), subscribe()], ids=["producer", "subscribe"])
+def test_the_id_of_a_request_that_failed_can_be_used_again(asked: framing.Command) -> None:
+    session = connected()
+    assert _starts(session.on_command(asked, 1.0))
+    session.on_request_ended(asked, failed=True)
+    assert session.requests == 0
+    assert _starts(session.on_command(asked, 1.0))
 
 
 def test_notices_for_consumers_that_are_gone_are_dropped() -> None:
@@ -230,7 +261,7 @@ def test_requests_under_way_are_bounded() -> None:
     body = answer(action)
     assert isinstance(body, pb.CommandError)
     assert body.error == pb.TooManyRequests
-    session.on_request_ended()
+    session.on_request_ended(producer(0, 0), failed=True)
     assert isinstance(session.on_command(producer(REQUESTS_MAX, 0), 1.0)[0], Start)
     session.check()
 
@@ -255,11 +286,6 @@ def test_what_is_not_served_is_refused_by_name(body: object, kind: type) -> None
     refusal = answer(action)
     assert isinstance(refusal, kind)
     assert refusal.request_id == 3
-
-
-def test_what_only_a_broker_says_ends_the_connection() -> None:
-    [action] = connected().on_command(command(pb.CommandSuccess(request_id=1)), 1.0)
-    assert isinstance(action, Close)
 
 
 def test_a_silent_client_is_pinged_and_then_closed() -> None:
@@ -288,43 +314,58 @@ def test_the_silence_of_a_client_that_is_not_read_does_not_count() -> None:
 
 
 def test_a_handshake_that_does_not_come_is_given_up() -> None:
-    [action] = Session(0.0, "server", 5).on_timer(KEEPALIVE_S)
+    [action] = new_session().on_timer(KEEPALIVE_S)
     assert isinstance(action, Close)
 
 
-@given(st.lists(st.tuples(st.sampled_from("pcoOgGrRsS"), st.integers(0, 2)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("pcofgGrRsS"), st.integers(0, 2)), max_size=60))
 def test_no_order_of_events_breaks_the_invariants(events: list[tuple[str, int]]) -> None:
     """Random worlds: opens, closes, answers and sends in any order that a shell could produce."""
     session = connected()
-    opening: list[tuple[str, int]] = []
+    under_way: list[framing.Command] = []
     for number, (event, resource) in enumerate(events):
         match event:
             case "p":
-                if _starts(session.on_command(producer(resource, number), 1.0)):
-                    opening.append(("p", resource))
+                under_way += started(session, producer(resource, number))
             case "c":
-                if _starts(session.on_command(subscribe(resource, number), 1.0)):
-                    opening.append(("c", resource))
-            case "o" | "O" if opening:
-                kind, opened = opening.pop()
-                if kind == "p":
-                    session.on_producer_opened(opened)
-                else:
-                    session.on_consumer_opened(opened)
-                session.on_request_ended()
-            case "g":
-                session.on_producer_gone(resource)
-            case "G":
-                session.on_consumer_gone(resource)
+                under_way += started(session, subscribe(resource, number))
             case "r":
                 body = pb.CommandCloseProducer(producer_id=resource, request_id=number)
-                if _starts(session.on_command(command(body), 1.0)):
-                    session.on_producer_gone(resource)
-                    session.on_request_ended()
+                under_way += started(session, command(body))
+            case "R":
+                body = pb.CommandCloseConsumer(consumer_id=resource, request_id=number)
+                under_way += started(session, command(body))
+            case "o" if under_way:
+                carry_out(session, ended := under_way.pop())
+                session.on_request_ended(ended, failed=False)
+            case "f" if under_way:
+                session.on_request_ended(under_way.pop(), failed=True)
+            case "g":
+                session.on_producer_closed(resource)
+            case "G":
+                session.on_consumer_closed(resource)
             case "s":
-                session.on_command(send(resource), 1.0)
+                session.on_sends(resource, 1.0)
         session.check()
-        assert session.requests == len(opening)
+        assert session.requests == len(under_way)
+
+
+def started(session: Session, asked: framing.Command) -> list[framing.Command]:
+    """The request, if the shell is to carry it out."""
+    return [asked] if _starts(session.on_command(asked, 1.0)) else []
+
+
+def carry_out(session: Session, asked: framing.Command) -> None:
+    """As the shell does."""
+    match asked.body:
+        case pb.CommandProducer() as body:
+            session.on_producer_opened(body.producer_id)
+        case pb.CommandSubscribe() as body:
+            session.on_consumer_opened(body.consumer_id)
+        case pb.CommandCloseProducer() as body:
+            session.on_producer_closed(body.producer_id)
+        case pb.CommandCloseConsumer() as body:
+            session.on_consumer_closed(body.consumer_id)
 
 
 def _starts(actions: list[object]) -> bool:
@@ -334,7 +375,7 @@ def _starts(actions: list[object]) -> bool:
 @pytest.mark.parametrize(("version", "asks", "gets"), [(18, True, True), (17, True, False)])
 def test_broker_metadata_is_for_new_clients_that_ask(version: int, asks: bool, gets: bool) -> None:
     for flags in (pb.FeatureFlags(supports_broker_entry_metadata=asks), pb.FeatureFlags(), None):
-        session = Session(0.0, "server", 5)
+        session = new_session()
         body = pb.CommandConnect(
             client_version="test", protocol_version=version, feature_flags=flags
         )

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from fakes.entries import entry_of, sends_of
 from fakes.sessions import FakeProducerSession
-from fakes.virtual_loop import run_virtual as run
 from support import settle
 
 from magnetar.broker.errors import LogError, LogFenced
@@ -109,163 +108,136 @@ class Setup:
             self.handle.on_appended(parts)
 
 
-def in_loop(test: Any) -> None:
-    async def main() -> None:
-        await test(Setup())
+async def test_receipts_come_in_batches_in_order() -> None:
+    it = Setup()
+    it.publish(0, 1, 2, 3)
+    assert it.handle.outstanding == 4
+    it.confirm(3)
+    it.confirm(3)
+    assert it.session.answers == [(n, Position(0, n)) for n in range(4)]
+    assert it.session.batches == [3, 1]
+    assert it.handle.outstanding == 0
+    assert it.handle.describe(1.0)["producerName"] == "p"
 
-    run(main())
+
+async def test_a_refusal_waits_for_what_was_sent_before_it() -> None:
+    it = Setup()
+    it.refuse(0)
+    it.publish(1, 2)
+    it.refuse(3)
+    it.publish(4)
+    it.refuse(5)
+    assert [number for number, _ in it.session.answers] == [0]
+    it.confirm(1)
+    assert [number for number, _ in it.session.answers] == [0, 1]
+    it.confirm(2)
+    assert [number for number, _ in it.session.answers] == [0, 1, 2, 3, 4, 5]
 
 
-def test_receipts_come_in_batches_in_order() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0, 1, 2, 3)
-        assert it.handle.outstanding == 4
-        it.confirm(3)
-        it.confirm(3)
-        assert it.session.answers == [(n, Position(0, n)) for n in range(4)]
-        assert it.session.batches == [3, 1]
+async def test_answers_are_in_send_order_whatever_happens() -> None:
+    it = Setup()
+    for seed in range(200):
+        it = Setup()
+        chance = random.Random(seed)
+        for number in range(40):
+            if chance.random() < 0.3:
+                it.refuse(number)
+            else:
+                it.publish(number)
+            if chance.random() < 0.3:
+                it.confirm(chance.randrange(5))
+        it.confirm(100)
+        assert [number for number, _ in it.session.answers] == list(range(40)), seed
+        refused = {number for number, answer in it.session.answers if answer is REFUSED}
+        assert len(refused) + len(it.session.receipted) == 40
         assert it.handle.outstanding == 0
-        assert it.handle.describe(1.0)["producerName"] == "p"
-
-    in_loop(test)
 
 
-def test_a_refusal_waits_for_what_was_sent_before_it() -> None:
-    async def test(it: Setup) -> None:
-        it.refuse(0)
-        it.publish(1, 2)
-        it.refuse(3)
-        it.publish(4)
-        it.refuse(5)
-        assert [number for number, _ in it.session.answers] == [0]
-        it.confirm(1)
-        assert [number for number, _ in it.session.answers] == [0, 1]
-        it.confirm(2)
-        assert [number for number, _ in it.session.answers] == [0, 1, 2, 3, 4, 5]
-
-    in_loop(test)
-
-
-def test_answers_are_in_send_order_whatever_happens() -> None:
-    async def test(it: Setup) -> None:
-        for seed in range(200):
-            it = Setup()
-            chance = random.Random(seed)
-            for number in range(40):
-                if chance.random() < 0.3:
-                    it.refuse(number)
-                else:
-                    it.publish(number)
-                if chance.random() < 0.3:
-                    it.confirm(chance.randrange(5))
-            it.confirm(100)
-            assert [number for number, _ in it.session.answers] == list(range(40)), seed
-            refused = {number for number, answer in it.session.answers if answer is REFUSED}
-            assert len(refused) + len(it.session.receipted) == 40
-            assert it.handle.outstanding == 0
-
-    in_loop(test)
+async def test_a_run_is_answered_in_its_order() -> None:
+    it = Setup()
+    it.stage.refused = {1, 4}
+    it.handle.publish(sends_of(*[entry_of("x")] * 5), 0.0)
+    assert it.log.pending == 3
+    it.confirm(2)
+    assert [number for number, _ in it.session.answers] == [0, 1, 2]
+    it.confirm(1)
+    assert it.session.answers == [
+        (0, Position(0, 0)),
+        (1, REFUSED),
+        (2, Position(0, 1)),
+        (3, Position(0, 2)),
+        (4, REFUSED),
+    ]
 
 
-def test_a_run_is_answered_in_its_order() -> None:
-    async def test(it: Setup) -> None:
-        it.stage.refused = {1, 4}
-        it.handle.publish(sends_of(*[entry_of("x")] * 5), 0.0)
-        assert it.log.pending == 3
-        it.confirm(2)
-        assert [number for number, _ in it.session.answers] == [0, 1, 2]
-        it.confirm(1)
-        assert it.session.answers == [
-            (0, Position(0, 0)),
-            (1, REFUSED),
-            (2, Position(0, 1)),
-            (3, Position(0, 2)),
-            (4, REFUSED),
-        ]
-
-    in_loop(test)
+async def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> None:
+    it = Setup()
+    it.publish(0)
+    it.log.error = LogFenced("t", "test")
+    it.publish(1)
+    assert it.errors == [it.log.error]
+    assert it.session.answers == []
 
 
-def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        it.log.error = LogFenced("t", "test")
-        it.publish(1)
-        assert it.errors == [it.log.error]
-        assert it.session.answers == []
-
-    in_loop(test)
-
-
-def test_endless_refusals_disconnect() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        for number in range(1, ANSWERS_WAITING_MAX + 2):
-            assert it.session.reason is None
-            it.refuse(number)
-        assert it.session.reason is CloseReason.LOG_FAILED
-        assert it.left == [it.handle]
-        it.confirm(1)
-        assert it.session.answers == []
-
-    in_loop(test)
-
-
-def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0, 1)
-        async with asyncio.TaskGroup() as tasks:
-            closing = tasks.create_task(it.handle.close())
-            await settle()
-            it.publish(2)
-            it.confirm(1)
-            await settle()
-            assert not closing.done()
-            it.confirm(5)
-        assert it.session.receipted == [0, 1]
+async def test_endless_refusals_disconnect() -> None:
+    it = Setup()
+    it.publish(0)
+    for number in range(1, ANSWERS_WAITING_MAX + 2):
         assert it.session.reason is None
-        assert it.left == [it.handle]
-        await it.handle.close()
-        assert it.left == [it.handle]
+        it.refuse(number)
+    assert it.session.reason is CloseReason.LOG_FAILED
+    assert it.left == [it.handle]
+    it.confirm(1)
+    assert it.session.answers == []
 
-    in_loop(test)
 
-
-def test_after_the_connection_nothing_is_answered() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        it.handle.close_nowait()
-        it.confirm(1)
-        it.refuse(1)
+async def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
+    it = Setup()
+    it.publish(0, 1)
+    async with asyncio.TaskGroup() as tasks:
+        closing = tasks.create_task(it.handle.close())
+        await settle()
         it.publish(2)
-        await it.handle.wait_room()
-        assert it.session.answers == []
-        assert it.log.pending == 0, "nothing was added"
-        assert it.handle.state is ProducerState.CLOSED
-
-    in_loop(test)
-
-
-def test_eviction_releases_who_waits() -> None:
-    async def test(it: Setup) -> None:
-        it.publish(0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(it.handle.wait_drained())
-            await settle()
-            it.handle.evict(CloseReason.UNLOADED)
-        assert it.session.reason is CloseReason.UNLOADED
-        it.handle.close_nowait()
-        assert it.left == []
-
-    in_loop(test)
+        it.confirm(1)
+        await settle()
+        assert not closing.done()
+        it.confirm(5)
+    assert it.session.receipted == [0, 1]
+    assert it.session.reason is None
+    assert it.left == [it.handle]
+    await it.handle.close()
+    assert it.left == [it.handle]
 
 
-def test_room_is_the_logs() -> None:
-    async def test(it: Setup) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(it.handle.wait_room())
-            await settle()
-            assert not waiting.done()
-            it.log.has_room.set()
+async def test_after_the_connection_nothing_is_answered() -> None:
+    it = Setup()
+    it.publish(0)
+    it.handle.close_nowait()
+    it.confirm(1)
+    it.refuse(1)
+    it.publish(2)
+    await it.handle.wait_room()
+    assert it.session.answers == []
+    assert it.log.pending == 0, "nothing was added"
+    assert it.handle.state is ProducerState.CLOSED
 
-    in_loop(test)
+
+async def test_eviction_releases_who_waits() -> None:
+    it = Setup()
+    it.publish(0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(it.handle.wait_drained())
+        await settle()
+        it.handle.evict(CloseReason.UNLOADED)
+    assert it.session.reason is CloseReason.UNLOADED
+    it.handle.close_nowait()
+    assert it.left == []
+
+
+async def test_room_is_the_logs() -> None:
+    it = Setup()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(it.handle.wait_room())
+        await settle()
+        assert not waiting.done()
+        it.log.has_room.set()

@@ -13,7 +13,6 @@ from fakes.entries import texts_of
 from fakes.sessions import FakeConsumerSession
 from fakes.topic_log import SMALL, World
 from fakes.topics import opened_topic
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.broker.dispatch.explain import Why
@@ -54,150 +53,123 @@ async def delivered(session: FakeConsumerSession, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-def test_backlog_then_tail(kind: SubscriptionType) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS)
-            _, session = await it.subscribe(kind=kind)
-            await delivered(session, TEXTS)
-            assert whys(it) == {Why.NOTHING_TO_READ}
-            for text in ("x", "y", "z"):
-                await it.publish(text)
-            await delivered(session, [*TEXTS, "x", "y", "z"])
-            assert session.active == ([True] if kind is EXCLUSIVE else [])
-
-    run(main())
+async def test_backlog_then_tail(kind: SubscriptionType) -> None:
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS)
+        _, session = await it.subscribe(kind=kind)
+        await delivered(session, TEXTS)
+        assert whys(it) == {Why.NOTHING_TO_READ}
+        for text in ("x", "y", "z"):
+            await it.publish(text)
+        await delivered(session, [*TEXTS, "x", "y", "z"])
+        assert session.active == ([True] if kind is EXCLUSIVE else [])
 
 
-def test_catching_up_reads_ranges_from_bookies() -> None:
-    async def main() -> None:
-        world = World()
-        config = replace(SMALL, ledger_entries_max=1_000)
-        texts = [str(number) for number in range(500)]
-        async with opened_topic(world, config=config) as it:
-            await it.publish(*texts)
-        async with opened_topic(world, config=config, cache_bytes=0) as it:
-            _, session = await it.subscribe()
-            await delivered(session, texts)
-            assert len(world.ledgers.reads) <= 6, "not in ranges"
-
-    run(main())
+async def test_catching_up_reads_ranges_from_bookies() -> None:
+    world = World()
+    config = replace(SMALL, ledger_entries_max=1_000)
+    texts = [str(number) for number in range(500)]
+    async with opened_topic(world, config=config) as it:
+        await it.publish(*texts)
+    async with opened_topic(world, config=config, cache_bytes=0) as it:
+        _, session = await it.subscribe()
+        await delivered(session, texts)
+        assert len(world.ledgers.reads) <= 6, "not in ranges"
 
 
-def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            await it.publish(*TEXTS)
-            _, session = await it.subscribe(initial=InitialPosition.LATEST)
-            for text in TEXTS:
-                await it.publish(text)
-            await delivered(session, TEXTS)
-            assert world.ledgers.reads == []
-
+async def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.broker.log.log.TAIL_ENTRIES_MAX", 5)
-    run(main())
+    world = World()
+    async with opened_topic(world) as it:
+        await it.publish(*TEXTS)
+        _, session = await it.subscribe(initial=InitialPosition.LATEST)
+        for text in TEXTS:
+            await it.publish(text)
+        await delivered(session, TEXTS)
+        assert world.ledgers.reads == []
 
 
-def test_a_read_is_bounded_in_bytes() -> None:
-    async def main() -> None:
-        async with opened_topic(World(), limits=Limits(read_bytes=2_500)) as it:
-            texts = [str(number) * 1_000 for number in range(9)]
-            await it.publish(*texts)
-            _, session = await it.subscribe()
-            await delivered(session, texts)
-            assert session.deliveries >= 3
-
-    run(main())
+async def test_a_read_is_bounded_in_bytes() -> None:
+    async with opened_topic(World(), limits=Limits(read_bytes=2_500)) as it:
+        texts = [str(number) * 1_000 for number in range(9)]
+        await it.publish(*texts)
+        _, session = await it.subscribe()
+        await delivered(session, texts)
+        assert session.deliveries >= 3
 
 
-def test_nothing_is_read_for_who_cannot_take_it() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world, cache_bytes=0) as it:
-            await it.publish(*TEXTS)
-            session = FakeConsumerSession(room=False)
-            handle, _ = await it.subscribe(session=session)
-            await settle()
-            assert session.entries == []
-            assert world.ledgers.reads == []
-            assert whys(it) == {Why.NOT_WRITABLE}
-            session.room = True
-            handle.on_writable()
-            await delivered(session, TEXTS)
-
-    run(main())
+async def test_nothing_is_read_for_who_cannot_take_it() -> None:
+    world = World()
+    async with opened_topic(world, cache_bytes=0) as it:
+        await it.publish(*TEXTS)
+        session = FakeConsumerSession(room=False)
+        handle, _ = await it.subscribe(session=session)
+        await settle()
+        assert session.entries == []
+        assert world.ledgers.reads == []
+        assert whys(it) == {Why.NOT_WRITABLE}
+        session.room = True
+        handle.on_writable()
+        await delivered(session, TEXTS)
 
 
-def test_permits_bound_what_is_delivered() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS)
-            handle, session = await it.subscribe(permits=0)
-            assert whys(it) == {Why.NO_PERMITS}
-            handle.flow(3)
-            await delivered(session, TEXTS[:3])
-            handle.flow(2)
-            await delivered(session, TEXTS[:5])
-            with pytest.raises(InvalidPermits):
-                handle.flow(0)
-
-    run(main())
+async def test_permits_bound_what_is_delivered() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe(permits=0)
+        assert whys(it) == {Why.NO_PERMITS}
+        handle.flow(3)
+        await delivered(session, TEXTS[:3])
+        handle.flow(2)
+        await delivered(session, TEXTS[:5])
+        with pytest.raises(InvalidPermits):
+            handle.flow(0)
 
 
-def test_acknowledged_entries_do_not_come_back() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            await it.publish(*TEXTS)
-            handle, session = await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS)
-            handle.acknowledge(session.positions[::2])
-            await handle.close()
-        async with opened_topic(world) as it:
-            _, session = await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS[1::2])
-
-    run(main())
+async def test_acknowledged_entries_do_not_come_back() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS)
+        handle.acknowledge(session.positions[::2])
+        await handle.close()
+    async with opened_topic(world) as it:
+        _, session = await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS[1::2])
 
 
-def test_a_close_returns_when_acknowledgements_are_durable() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world, close=False) as it:
-            await it.publish(*TEXTS)
-            handle, session = await it.subscribe()
-            await delivered(session, TEXTS)
-            handle.acknowledge_cumulative(session.positions[9])
-            await handle.close()
-        async with opened_topic(world) as it:  # its broker died
-            _, session = await it.subscribe()
-            await delivered(session, TEXTS[10:])
-
-    run(main())
+async def test_a_close_returns_when_acknowledgements_are_durable() -> None:
+    world = World()
+    async with opened_topic(world, close=False) as it:
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe()
+        await delivered(session, TEXTS)
+        handle.acknowledge_cumulative(session.positions[9])
+        await handle.close()
+    async with opened_topic(world) as it:  # its broker died
+        _, session = await it.subscribe()
+        await delivered(session, TEXTS[10:])
 
 
-def test_a_receipt_comes_once_when_all_of_it_is_durable() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world, close=False) as it:
-            await it.publish("a", "b c d", "e f", "g", batches=True)
-            handle, session = await it.subscribe(kind=SHARED)
-            await delivered(session, list("abcdefg"))
-            done: list[BrokerError | None] = []
-            one, three, two, last = session.positions
-            handle.acknowledge([one, last], [(three, (0b101,)), (two, (0,))], done.append)
-            await wait_until(lambda: done)
-            handle.acknowledge([], (), done.append)
-            await settle()
-            assert done == [None, None]
-        async with opened_topic(world) as it:
-            _, session = await it.subscribe(kind=SHARED)
-            await wait_until(lambda: session.entries)
-            assert session.positions == [three]
-            assert session.ack_sets == [(0b101,)]
-
-    run(main())
+async def test_a_receipt_comes_once_when_all_of_it_is_durable() -> None:
+    world = World()
+    async with opened_topic(world, close=False) as it:
+        await it.publish("a", "b c d", "e f", "g", batches=True)
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, list("abcdefg"))
+        done: list[BrokerError | None] = []
+        one, three, two, last = session.positions
+        handle.acknowledge([one, last], [(three, (0b101,)), (two, (0,))], done.append)
+        await wait_until(lambda: done)
+        handle.acknowledge([], (), done.append)
+        await settle()
+        assert done == [None, None]
+    async with opened_topic(world) as it:
+        _, session = await it.subscribe(kind=SHARED)
+        await wait_until(lambda: session.entries)
+        assert session.positions == [three]
+        assert session.ack_sets == [(0b101,)]
 
 
 def test_a_joint_receipt_waits_for_all_and_tells_of_the_first_failure() -> None:
@@ -214,405 +186,349 @@ def test_a_joint_receipt_waits_for_all_and_tells_of_the_first_failure() -> None:
     assert told == [failure, None]
 
 
-def test_impossible_acknowledgements_are_refused() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish("a")
-            handle, session = await it.subscribe(kind=SHARED)
-            await delivered(session, ["a"])
-            with pytest.raises(NotAllowed):
-                handle.acknowledge_cumulative(session.positions[0])
-            with pytest.raises(InvalidAck):
-                handle.acknowledge([session.positions[0], Position(-1, -1)])
-            assert handle.machine.unacked == 1
-            handle.acknowledge([Position(1_000, 0), Position(0, 0)])  # unknown ones are no error
-            handle.close_nowait()
-            failed: list[BrokerError | None] = []
-            handle.acknowledge(session.positions, (), failed.append)
-            assert isinstance(failed[0], ConsumerNotFound)
-
-    run(main())
+async def test_impossible_acknowledgements_are_refused() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish("a")
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, ["a"])
+        with pytest.raises(NotAllowed):
+            handle.acknowledge_cumulative(session.positions[0])
+        with pytest.raises(InvalidAck):
+            handle.acknowledge([session.positions[0], Position(-1, -1)])
+        assert handle.machine.unacked == 1
+        handle.acknowledge([Position(1_000, 0), Position(0, 0)])  # unknown ones are no error
+        handle.close_nowait()
+        failed: list[BrokerError | None] = []
+        handle.acknowledge(session.positions, (), failed.append)
+        assert isinstance(failed[0], ConsumerNotFound)
 
 
-def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS)
-            first, session = await it.subscribe()
-            with pytest.raises(ConsumerBusy):
-                await it.subscribe()
-            with pytest.raises(ConsumerBusy, match="Exclusive"):
-                await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS)
-            first.acknowledge(session.positions[:1])
-            session.alive = False
-            _, second = await it.subscribe()
-            assert session.reason is CloseReason.REPLACED
-            await delivered(second, TEXTS[1:])
-            first.flow(1)  # what is still on the way from the dead one is dropped
-            first.redeliver(None)
-            first.on_writable()
-            first.close_nowait()
-            await settle()
-            assert second.texts == TEXTS[1:]
-
-    run(main())
+async def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS)
+        first, session = await it.subscribe()
+        with pytest.raises(ConsumerBusy):
+            await it.subscribe()
+        with pytest.raises(ConsumerBusy, match="Exclusive"):
+            await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS)
+        first.acknowledge(session.positions[:1])
+        session.alive = False
+        _, second = await it.subscribe()
+        assert session.reason is CloseReason.REPLACED
+        await delivered(second, TEXTS[1:])
+        first.flow(1)  # what is still on the way from the dead one is dropped
+        first.redeliver(None)
+        first.on_writable()
+        first.close_nowait()
+        await settle()
+        assert second.texts == TEXTS[1:]
 
 
-def test_the_type_is_that_of_the_consumers() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS)
-            handle, session = await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS)
-            handle.acknowledge(session.positions[3:])
-            await handle.close()
-            assert it.topic.subscriptions["s"].type is None
-            handle, session = await it.subscribe(kind=EXCLUSIVE)
-            await delivered(session, TEXTS[:3])
-            assert it.topic.subscriptions["s"].type is EXCLUSIVE
-
-    run(main())
+async def test_the_type_is_that_of_the_consumers() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS)
+        handle.acknowledge(session.positions[3:])
+        await handle.close()
+        assert it.topic.subscriptions["s"].type is None
+        handle, session = await it.subscribe(kind=EXCLUSIVE)
+        await delivered(session, TEXTS[:3])
+        assert it.topic.subscriptions["s"].type is EXCLUSIVE
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED])
-def test_other_types_are_not_allowed_by_name(kind: SubscriptionType) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            with pytest.raises(NotAllowed, match=kind.title):
-                await it.subscribe(kind=kind)
-            with pytest.raises(NotAllowed):
-                await it.subscribe(kind=SHARED, compacted=True)
-            with pytest.raises(NotAllowed):
-                await it.subscribe("")
-            assert it.topic.subscriptions == {}
-
-    run(main())
+async def test_other_types_are_not_allowed_by_name(kind: SubscriptionType) -> None:
+    async with opened_topic(World()) as it:
+        with pytest.raises(NotAllowed, match=kind.title):
+            await it.subscribe(kind=kind)
+        with pytest.raises(NotAllowed):
+            await it.subscribe(kind=SHARED, compacted=True)
+        with pytest.raises(NotAllowed):
+            await it.subscribe("")
+        assert it.topic.subscriptions == {}
 
 
-def test_shared_consumers_share_and_inherit() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            texts = [str(number) for number in range(100)]
-            one, first = await it.subscribe(kind=SHARED, permits=1_000)
-            _, second = await it.subscribe(kind=SHARED, permits=1_000)
-            await it.publish(*texts)
-            await wait_until(lambda: len(first.texts) + len(second.texts) == 100)
-            assert sorted(first.texts + second.texts, key=int) == texts
-            assert first.texts
-            assert second.texts
-            mine = list(first.texts)
-            one.acknowledge(first.positions[:5])
-            one.close_nowait()
-            await wait_until(lambda: len(second.texts) == 100 - 5)
-            assert sorted(second.texts[-len(mine) + 5 :], key=int) == sorted(mine[5:], key=int)
-            assert second.counts[-1] == 1
-
-    run(main())
+async def test_shared_consumers_share_and_inherit() -> None:
+    async with opened_topic(World()) as it:
+        texts = [str(number) for number in range(100)]
+        one, first = await it.subscribe(kind=SHARED, permits=1_000)
+        _, second = await it.subscribe(kind=SHARED, permits=1_000)
+        await it.publish(*texts)
+        await wait_until(lambda: len(first.texts) + len(second.texts) == 100)
+        assert sorted(first.texts + second.texts, key=int) == texts
+        assert first.texts
+        assert second.texts
+        mine = list(first.texts)
+        one.acknowledge(first.positions[:5])
+        one.close_nowait()
+        await wait_until(lambda: len(second.texts) == 100 - 5)
+        assert sorted(second.texts[-len(mine) + 5 :], key=int) == sorted(mine[5:], key=int)
+        assert second.counts[-1] == 1
 
 
-def test_redelivery_on_request() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS[:6])
-            shared, session = await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS[:6])
-            shared.redeliver([session.positions[4], session.positions[1]])
-            await delivered(session, [*TEXTS[:6], "m1", "m4"])
-            assert session.counts[-2:] == [1, 1]
-            exclusive, other = await it.subscribe("t")
-            await delivered(other, TEXTS[:6])
-            exclusive.acknowledge(other.positions[:2])
-            exclusive.redeliver(None, epoch=7)
-            assert exclusive.epoch == 7
-            await delivered(other, [*TEXTS[:6], *TEXTS[2:6]])
-
-    run(main())
+async def test_redelivery_on_request() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS[:6])
+        shared, session = await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS[:6])
+        shared.redeliver([session.positions[4], session.positions[1]])
+        await delivered(session, [*TEXTS[:6], "m1", "m4"])
+        assert session.counts[-2:] == [1, 1]
+        exclusive, other = await it.subscribe("t")
+        await delivered(other, TEXTS[:6])
+        exclusive.acknowledge(other.positions[:2])
+        exclusive.redeliver(None, epoch=7)
+        assert exclusive.epoch == 7
+        await delivered(other, [*TEXTS[:6], *TEXTS[2:6]])
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-def test_what_was_acknowledged_while_tailing_is_left_out(kind: SubscriptionType) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            handle, session = await it.subscribe(kind=kind)
-            await it.publish("a", "b", "c")
-            await delivered(session, list("abc"))
-            _, two, three = session.positions
-            handle.acknowledge([two, Position(1_000, 0)])
-            handle.redeliver(None)
-            await delivered(session, list("abcac"))
-            acks = it.topic.subscriptions["s"]._acks
-            assert acks.highest_acked <= three, "every later entry would be looked up"
-
-    run(main())
+async def test_what_was_acknowledged_while_tailing_is_left_out(kind: SubscriptionType) -> None:
+    async with opened_topic(World()) as it:
+        handle, session = await it.subscribe(kind=kind)
+        await it.publish("a", "b", "c")
+        await delivered(session, list("abc"))
+        _, two, three = session.positions
+        handle.acknowledge([two, Position(1_000, 0)])
+        handle.redeliver(None)
+        await delivered(session, list("abcac"))
+        acks = it.topic.subscriptions["s"]._acks
+        assert acks.highest_acked <= three, "every later entry would be looked up"
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-def test_messages_of_a_batch_that_were_acknowledged_while_tailing(kind: SubscriptionType) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            handle, session = await it.subscribe(kind=kind)
-            await it.publish("a", "b c d", "e", batches=True)
-            await delivered(session, list("abcde"))
-            handle.acknowledge([], [(session.positions[1], (0b100,))])
-            handle.redeliver(None)
-            await wait_until(lambda: len(session.entries) == 6)
-            assert session.ack_sets[3:] == [(), (0b100,), ()]
-            assert handle.machine.permits == 1_000 - 5 - 3
-
-    run(main())
-
-
-def test_a_cumulative_acknowledgement_into_a_batch() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            handle, session = await it.subscribe()
-            await it.publish("a", "b c d", "e", batches=True)
-            await delivered(session, list("abcde"))
-            handle.acknowledge_cumulative(session.positions[1], (0b110,))
-            handle.redeliver(None)
-            await wait_until(lambda: len(session.entries) == 5)
-            assert session.positions[3:] == session.positions[1:3]
-            assert session.ack_sets[3:] == [(0b110,), ()]
-
-    run(main())
+async def test_messages_of_a_batch_that_were_acknowledged_while_tailing(
+    kind: SubscriptionType,
+) -> None:
+    async with opened_topic(World()) as it:
+        handle, session = await it.subscribe(kind=kind)
+        await it.publish("a", "b c d", "e", batches=True)
+        await delivered(session, list("abcde"))
+        handle.acknowledge([], [(session.positions[1], (0b100,))])
+        handle.redeliver(None)
+        await wait_until(lambda: len(session.entries) == 6)
+        assert session.ack_sets[3:] == [(), (0b100,), ()]
+        assert handle.machine.permits == 1_000 - 5 - 3
 
 
-def test_scattered_replays_from_bookies() -> None:
-    async def main() -> None:
-        world = World()
-        config = replace(SMALL, ledger_entries_max=50)
-        texts = [str(number) for number in range(200)]
-        async with opened_topic(world, config=config) as it:
-            await it.publish(*texts)
-        limits = Limits(read_bytes=1_000)
-        async with opened_topic(world, config=config, cache_bytes=0, limits=limits) as it:
-            handle, session = await it.subscribe(kind=SHARED)
-            await delivered(session, texts)
-            wanted = sorted(random.Random(1).sample(range(200), 60))
-            handle.redeliver([session.positions[number] for number in reversed(wanted)])
-            await delivered(session, [*texts, *map(str, wanted)])
-
-    run(main())
+async def test_a_cumulative_acknowledgement_into_a_batch() -> None:
+    async with opened_topic(World()) as it:
+        handle, session = await it.subscribe()
+        await it.publish("a", "b c d", "e", batches=True)
+        await delivered(session, list("abcde"))
+        handle.acknowledge_cumulative(session.positions[1], (0b110,))
+        handle.redeliver(None)
+        await wait_until(lambda: len(session.entries) == 5)
+        assert session.positions[3:] == session.positions[1:3]
+        assert session.ack_sets[3:] == [(0b110,), ()]
 
 
-def test_an_unreadable_entry_is_tried_until_it_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            positions = await it.publish(*TEXTS)
-        world.ledgers.unreadable.add(tuple(positions[7]))
-        async with opened_topic(world, cache_bytes=0) as it:
-            _, session = await it.subscribe()
-            await delivered(session, TEXTS[:7])
-            await wait_until(lambda: Why.READ_FAILED in whys(it))
-            world.ledgers.unreadable.clear()
-            await delivered(session, TEXTS)
-            assert whys(it) == {Why.NOTHING_TO_READ}
+async def test_scattered_replays_from_bookies() -> None:
+    world = World()
+    config = replace(SMALL, ledger_entries_max=50)
+    texts = [str(number) for number in range(200)]
+    async with opened_topic(world, config=config) as it:
+        await it.publish(*texts)
+    limits = Limits(read_bytes=1_000)
+    async with opened_topic(world, config=config, cache_bytes=0, limits=limits) as it:
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, texts)
+        wanted = sorted(random.Random(1).sample(range(200), 60))
+        handle.redeliver([session.positions[number] for number in reversed(wanted)])
+        await delivered(session, [*texts, *map(str, wanted)])
 
+
+async def test_an_unreadable_entry_is_tried_until_it_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("magnetar.broker.topic.read_loop.RETRY_S_FIRST", 0.001)
     monkeypatch.setattr("magnetar.broker.topic.read_loop.RETRY_S_MAX", 0.002)
-    run(main())
+    world = World()
+    async with opened_topic(world) as it:
+        positions = await it.publish(*TEXTS)
+    world.ledgers.unreadable.add(tuple(positions[7]))
+    async with opened_topic(world, cache_bytes=0) as it:
+        _, session = await it.subscribe()
+        await delivered(session, TEXTS[:7])
+        await wait_until(lambda: Why.READ_FAILED in whys(it))
+        world.ledgers.unreadable.clear()
+        await delivered(session, TEXTS)
+        assert whys(it) == {Why.NOTHING_TO_READ}
 
 
-def test_seek_by_id_closes_everybody_and_starts_there() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            positions = await it.publish(*TEXTS)
-            one, first = await it.subscribe(kind=SHARED)
-            _, second = await it.subscribe(kind=SHARED, permits=0)
-            await delivered(first, TEXTS)
-            one.acknowledge(positions)
-            await one.seek(positions[20])
-            assert first.reason is second.reason is CloseReason.SEEK
-            _, third = await it.subscribe(kind=SHARED)
-            await delivered(third, TEXTS[20:])
-            assert third.counts == [0, 0, 0]
-            with pytest.raises(ConsumerNotFound):
-                await one.seek(EARLIEST)
-            for target, texts in ((EARLIEST, TEXTS), (LATEST, [])):
-                handle, _ = await it.subscribe("t")
-                await handle.seek(target)
-                handle, session = await it.subscribe("t")
-                await delivered(session, texts)
-                handle.close_nowait()
-
-    run(main())
+async def test_seek_by_id_closes_everybody_and_starts_there() -> None:
+    async with opened_topic(World()) as it:
+        positions = await it.publish(*TEXTS)
+        one, first = await it.subscribe(kind=SHARED)
+        _, second = await it.subscribe(kind=SHARED, permits=0)
+        await delivered(first, TEXTS)
+        one.acknowledge(positions)
+        await one.seek(positions[20])
+        assert first.reason is second.reason is CloseReason.SEEK
+        _, third = await it.subscribe(kind=SHARED)
+        await delivered(third, TEXTS[20:])
+        assert third.counts == [0, 0, 0]
+        with pytest.raises(ConsumerNotFound):
+            await one.seek(EARLIEST)
+        for target, texts in ((EARLIEST, TEXTS), (LATEST, [])):
+            handle, _ = await it.subscribe("t")
+            await handle.seek(target)
+            handle, session = await it.subscribe("t")
+            await delivered(session, texts)
+            handle.close_nowait()
 
 
-def test_seek_by_publish_time() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            for number in range(20):
-                await it.publish(str(number), time_ms=1_000 + 10 * number)
-            texts = [str(number) for number in range(20)]
-            for time_ms, rest in ((1_050, texts[5:]), (1_051, texts[6:]), (0, texts), (9_999, [])):
-                handle, _ = await it.subscribe()
-                await handle.seek_to_time(time_ms)
-                handle, session = await it.subscribe()
-                await delivered(session, rest)
-                handle.close_nowait()
-
-    run(main())
+async def test_seek_by_publish_time() -> None:
+    async with opened_topic(World()) as it:
+        for number in range(20):
+            await it.publish(str(number), time_ms=1_000 + 10 * number)
+        texts = [str(number) for number in range(20)]
+        for time_ms, rest in ((1_050, texts[5:]), (1_051, texts[6:]), (0, texts), (9_999, [])):
+            handle, _ = await it.subscribe()
+            await handle.seek_to_time(time_ms)
+            handle, session = await it.subscribe()
+            await delivered(session, rest)
+            handle.close_nowait()
 
 
-def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
+async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else its consumer would wait for nothing, and the entry for that consumer."""
 
-    async def main() -> None:
-        asked, over = asyncio.Event(), asyncio.Event()
+    asked, over = asyncio.Event(), asyncio.Event()
 
-        async def search(_: object) -> Position:
-            asked.set()
-            await over.wait()
-            raise ReadFailed(EARLIEST, TimeoutError())
+    async def search(_: object) -> Position:
+        asked.set()
+        await over.wait()
+        raise ReadFailed(EARLIEST, TimeoutError())
 
-        async def failing(handle: ConsumerHandle) -> None:
-            with pytest.raises(ReadFailed):
-                await handle.seek_to_time(1)
+    async def failing(handle: ConsumerHandle) -> None:
+        with pytest.raises(ReadFailed):
+            await handle.seek_to_time(1)
 
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS)
-            handle, session = await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS)
-            monkeypatch.setattr(it.topic.log, "search", search)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(failing(handle))
-                await asked.wait()
-                handle.acknowledge(session.positions)
-                over.set()
-            _, session = await it.subscribe(kind=SHARED)
-            await delivered(session, TEXTS)
-
-    run(main())
-
-
-def test_one_seek_at_a_time() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish(*TEXTS)
-            handle, session = await it.subscribe()
-            await delivered(session, TEXTS)
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS)
+        monkeypatch.setattr(it.topic.log, "search", search)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(failing(handle))
+            await asked.wait()
             handle.acknowledge(session.positions)
-            async with asyncio.TaskGroup() as tasks:
-                seeking = tasks.create_task(handle.seek(EARLIEST))
-                await asyncio.sleep(0)
-                assert not seeking.done()
-                assert session.reason is CloseReason.SEEK
-                assert Why.SEEKING in whys(it)
-                with pytest.raises(SubscriptionFenced):
-                    await it.topic.subscriptions["s"].seek(LATEST)
-                with pytest.raises(SubscriptionFenced):
-                    await it.subscribe()
-            _, session = await it.subscribe()
-            await delivered(session, TEXTS)
-
-    run(main())
+            over.set()
+        _, session = await it.subscribe(kind=SHARED)
+        await delivered(session, TEXTS)
 
 
-def test_unsubscribing() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            await it.publish(*TEXTS)
-            one, _ = await it.subscribe(kind=SHARED)
-            _, second = await it.subscribe(kind=SHARED)
-            with pytest.raises(ConsumersConnected):
-                await one.unsubscribe()
-            await one.unsubscribe(force=True)
-            assert second.reason is CloseReason.UNSUBSCRIBED
-            assert it.topic.subscriptions == {}
-            one.flow(1)
-            one.close_nowait()
-            handle, session = await it.subscribe()  # a new one, from its beginning
-            await delivered(session, TEXTS)
-            handle.acknowledge(session.positions)
-            await handle.unsubscribe()
-        async with opened_topic(world) as it:
-            assert it.topic.subscriptions == {}
-
-    run(main())
-
-
-def test_where_new_subscriptions_begin() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            now = it.topic._clock.now_ms()
-            positions = await it.publish(*TEXTS[:10], time_ms=now - 60_000)
-            await it.publish(*TEXTS[10:], time_ms=now - 1_000)
-            _, latest = await it.subscribe("a", initial=InitialPosition.LATEST)
-            _, earliest = await it.subscribe("b")
-            _, recent = await it.subscribe("c", rollback_s=30)
-            _, reader = await it.subscribe("d", durable=False, start=positions[4])
-            _, from_start = await it.subscribe("e", durable=False, start=EARLIEST)
-            _, from_end = await it.subscribe("f", durable=False, start=LATEST)
-            await it.publish("new")
-            await delivered(latest, ["new"])
-            await delivered(earliest, [*TEXTS, "new"])
-            await delivered(recent, [*TEXTS[10:], "new"])
-            await delivered(reader, [*TEXTS[4:], "new"])
-            await delivered(from_start, [*TEXTS, "new"])
-            await delivered(from_end, ["new"])
-
-    run(main())
-
-
-def test_a_reader_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            positions = await it.publish(*TEXTS)
-            handle, session = await it.subscribe("r", durable=False, start=positions[3])
-            await delivered(session, TEXTS[3:])
-            with pytest.raises(NotAllowed):
-                await it.subscribe("r", durable=True)
-            watchers = len(it.topic.log._watchers)
-            await handle.close()
-            assert it.topic.subscriptions == {}
-            assert len(it.topic.log._watchers) == watchers - 1
-            handle, session = await it.subscribe("r", durable=False, start=positions[20])
-            await delivered(session, TEXTS[20:])
-            session.alive = False
-            handle, session = await it.subscribe("r", durable=False, start=positions[21])
-            await delivered(session, TEXTS[21:])
-
-    run(main())
-
-
-def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            positions = await it.publish(*TEXTS)
-            handle, session = await it.subscribe("r", durable=False, start=EARLIEST)
-            await handle.seek(positions[20])
+async def test_one_seek_at_a_time() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish(*TEXTS)
+        handle, session = await it.subscribe()
+        await delivered(session, TEXTS)
+        handle.acknowledge(session.positions)
+        async with asyncio.TaskGroup() as tasks:
+            seeking = tasks.create_task(handle.seek(EARLIEST))
+            await asyncio.sleep(0)
+            assert not seeking.done()
             assert session.reason is CloseReason.SEEK
-            handle, session = await it.subscribe("r", durable=False, start=LATEST)
-            await delivered(session, TEXTS[20:])
-            await handle.seek(EARLIEST)
-            await wait_until(lambda: it.topic.subscriptions == {}, what="given up")
+            assert Why.SEEKING in whys(it)
+            with pytest.raises(SubscriptionFenced):
+                await it.topic.subscriptions["s"].seek(LATEST)
+            with pytest.raises(SubscriptionFenced):
+                await it.subscribe()
+        _, session = await it.subscribe()
+        await delivered(session, TEXTS)
 
+
+async def test_unsubscribing() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        await it.publish(*TEXTS)
+        one, _ = await it.subscribe(kind=SHARED)
+        _, second = await it.subscribe(kind=SHARED)
+        with pytest.raises(ConsumersConnected):
+            await one.unsubscribe()
+        await one.unsubscribe(force=True)
+        assert second.reason is CloseReason.UNSUBSCRIBED
+        assert it.topic.subscriptions == {}
+        one.flow(1)
+        one.close_nowait()
+        handle, session = await it.subscribe()  # a new one, from its beginning
+        await delivered(session, TEXTS)
+        handle.acknowledge(session.positions)
+        await handle.unsubscribe()
+    async with opened_topic(world) as it:
+        assert it.topic.subscriptions == {}
+
+
+async def test_where_new_subscriptions_begin() -> None:
+    async with opened_topic(World()) as it:
+        now = it.topic._clock.now_ms()
+        positions = await it.publish(*TEXTS[:10], time_ms=now - 60_000)
+        await it.publish(*TEXTS[10:], time_ms=now - 1_000)
+        _, latest = await it.subscribe("a", initial=InitialPosition.LATEST)
+        _, earliest = await it.subscribe("b")
+        _, recent = await it.subscribe("c", rollback_s=30)
+        _, reader = await it.subscribe("d", durable=False, start=positions[4])
+        _, from_start = await it.subscribe("e", durable=False, start=EARLIEST)
+        _, from_end = await it.subscribe("f", durable=False, start=LATEST)
+        await it.publish("new")
+        await delivered(latest, ["new"])
+        await delivered(earliest, [*TEXTS, "new"])
+        await delivered(recent, [*TEXTS[10:], "new"])
+        await delivered(reader, [*TEXTS[4:], "new"])
+        await delivered(from_start, [*TEXTS, "new"])
+        await delivered(from_end, ["new"])
+
+
+async def test_a_reader_leaves_nothing_behind() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        positions = await it.publish(*TEXTS)
+        handle, session = await it.subscribe("r", durable=False, start=positions[3])
+        await delivered(session, TEXTS[3:])
+        with pytest.raises(NotAllowed):
+            await it.subscribe("r", durable=True)
+        watchers = len(it.topic.log._watchers)
+        await handle.close()
+        assert it.topic.subscriptions == {}
+        assert len(it.topic.log._watchers) == watchers - 1
+        handle, session = await it.subscribe("r", durable=False, start=positions[20])
+        await delivered(session, TEXTS[20:])
+        session.alive = False
+        handle, session = await it.subscribe("r", durable=False, start=positions[21])
+        await delivered(session, TEXTS[21:])
+
+
+async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.broker.topic.subscription.RETURN_S", 0.02)
-    run(main())
+    async with opened_topic(World()) as it:
+        positions = await it.publish(*TEXTS)
+        handle, session = await it.subscribe("r", durable=False, start=EARLIEST)
+        await handle.seek(positions[20])
+        assert session.reason is CloseReason.SEEK
+        handle, session = await it.subscribe("r", durable=False, start=LATEST)
+        await delivered(session, TEXTS[20:])
+        await handle.seek(EARLIEST)
+        await wait_until(lambda: it.topic.subscriptions == {}, what="given up")
 
 
-def test_the_last_message() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            handle, _ = await it.subscribe()
-            last = await handle.last_message_id()
-            assert (last.position, last.batch_index) == (EARLIEST, -1)
-            (position,) = await it.publish("a")
-            last = await handle.last_message_id()
-            assert (last.position, last.batch_index) == (position, -1)
-            (position,) = await it.publish("b c d", batches=True)
-            last = await handle.last_message_id()
-            assert (last.position, last.batch_index) == (position, 2)
-            handle.acknowledge_cumulative(position)
-            assert (await handle.last_message_id()).mark_delete == position
-
-    run(main())
+async def test_the_last_message() -> None:
+    async with opened_topic(World()) as it:
+        handle, _ = await it.subscribe()
+        last = await handle.last_message_id()
+        assert (last.position, last.batch_index) == (EARLIEST, -1)
+        (position,) = await it.publish("a")
+        last = await handle.last_message_id()
+        assert (last.position, last.batch_index) == (position, -1)
+        (position,) = await it.publish("b c d", batches=True)
+        last = await handle.last_message_id()
+        assert (last.position, last.batch_index) == (position, 2)
+        handle.acknowledge_cumulative(position)
+        assert (await handle.last_message_id()).mark_delete == position
 
 
 class Member:
@@ -641,39 +557,36 @@ class Member:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_nothing_is_lost_among_consumers_that_come_and_go(seed: int) -> None:
-    async def main() -> None:
-        chance = random.Random(seed)
-        limits = Limits(unacked_per_consumer=15, unacked_per_subscription=25, read_entries=7)
-        async with opened_topic(World(), limits=limits, cache_bytes=5_000) as it:
-            acked: Counter[str] = Counter()
-            texts: list[str] = []
-            members = [Member(*await it.subscribe(kind=SHARED, permits=10))]
-            for _ in range(60):
-                match chance.randrange(6):
-                    case 0 | 1:
-                        count = chance.randrange(1, 8)
-                        new = [str(len(texts) + number) for number in range(count)]
-                        texts += new
-                        await it.publish(*new)
-                    case 2 if len(members) < 4:
-                        members.append(Member(*await it.subscribe(kind=SHARED, permits=10)))
-                    case 3 if len(members) > 1:
-                        members.pop(chance.randrange(len(members))).handle.close_nowait()
-                    case 4:
-                        chance.choice(members).give_back()
-                    case _:
-                        await settle(3)
-                        acked.update(chance.choice(members).take(chance.randrange(5)))
-            for _ in range(400):
-                await settle(3)
-                for member in members:
-                    acked.update(member.take(100))
-                if len(acked) == len(texts):
-                    break
-            assert sorted(acked) == sorted(texts)
-            assert set(acked.values()) == {1}
-            assert whys(it) == {Why.NOTHING_TO_READ}
-            assert (await it.topic.stats())["subscriptions"]["s"]["msgBacklog"] == 0
-
-    run(main())
+async def test_nothing_is_lost_among_consumers_that_come_and_go(seed: int) -> None:
+    chance = random.Random(seed)
+    limits = Limits(unacked_per_consumer=15, unacked_per_subscription=25, read_entries=7)
+    async with opened_topic(World(), limits=limits, cache_bytes=5_000) as it:
+        acked: Counter[str] = Counter()
+        texts: list[str] = []
+        members = [Member(*await it.subscribe(kind=SHARED, permits=10))]
+        for _ in range(60):
+            match chance.randrange(6):
+                case 0 | 1:
+                    count = chance.randrange(1, 8)
+                    new = [str(len(texts) + number) for number in range(count)]
+                    texts += new
+                    await it.publish(*new)
+                case 2 if len(members) < 4:
+                    members.append(Member(*await it.subscribe(kind=SHARED, permits=10)))
+                case 3 if len(members) > 1:
+                    members.pop(chance.randrange(len(members))).handle.close_nowait()
+                case 4:
+                    chance.choice(members).give_back()
+                case _:
+                    await settle(3)
+                    acked.update(chance.choice(members).take(chance.randrange(5)))
+        for _ in range(400):
+            await settle(3)
+            for member in members:
+                acked.update(member.take(100))
+            if len(acked) == len(texts):
+                break
+        assert sorted(acked) == sorted(texts)
+        assert set(acked.values()) == {1}
+        assert whys(it) == {Why.NOTHING_TO_READ}
+        assert (await it.topic.stats())["subscriptions"]["s"]["msgBacklog"] == 0

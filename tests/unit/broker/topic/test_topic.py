@@ -10,7 +10,6 @@ from fakes.entries import entry_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import World
 from fakes.topics import opened_topic, publish
-from fakes.virtual_loop import run_virtual as run
 from support import settle, wait_until
 
 from magnetar.broker.errors import (
@@ -27,390 +26,333 @@ from magnetar.broker.topic.contract import AccessMode, CloseReason, Subscription
 from magnetar.broker.topic.topic import BROUGHT_EPOCH_MAX, ProducerNames, TopicState
 
 
-def test_receipts_of_several_producers_each_in_order() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            one, one_session = await it.produce("one")
-            two, two_session = await it.produce("two")
-            for number in range(30):
-                handle = one if number % 3 else two
-                publish(handle, entry_of(str(number)), first=number)
-            await wait_until(lambda: one.outstanding == two.outstanding == 0)
-            assert one_session.receipted == [n for n in range(30) if n % 3]
-            assert two_session.receipted == list(range(0, 30, 3))
-            positions = [answer for _, answer in one_session.answers]
-            assert positions == sorted(positions)
-            assert len(one_session.batches) < 20, "not in batches"
-            _, consumer = await it.subscribe()
-            await wait_until(lambda: len(consumer.texts) == 30)
-            assert consumer.texts == [str(n) for n in range(30)]
-
-    run(main())
+async def test_receipts_of_several_producers_each_in_order() -> None:
+    async with opened_topic(World()) as it:
+        one, one_session = await it.produce("one")
+        two, two_session = await it.produce("two")
+        for number in range(30):
+            handle = one if number % 3 else two
+            publish(handle, entry_of(str(number)), first=number)
+        await wait_until(lambda: one.outstanding == two.outstanding == 0)
+        assert one_session.receipted == [n for n in range(30) if n % 3]
+        assert two_session.receipted == list(range(0, 30, 3))
+        positions = [answer for _, answer in one_session.answers]
+        assert positions == sorted(positions)
+        assert len(one_session.batches) < 20, "not in batches"
+        _, consumer = await it.subscribe()
+        await wait_until(lambda: len(consumer.texts) == 30)
+        assert consumer.texts == [str(n) for n in range(30)]
 
 
-def test_names_are_made_where_there_is_none() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            first, _ = await it.produce()
-            second, _ = await it.produce()
-            assert (first.name, second.name) == ("test-1-1", "test-1-2")
-            assert ProducerNames("other").next() == "other-1"
-
-    run(main())
+async def test_names_are_made_where_there_is_none() -> None:
+    async with opened_topic(World()) as it:
+        first, _ = await it.produce()
+        second, _ = await it.produce()
+        assert (first.name, second.name) == ("test-1-1", "test-1-2")
+        assert ProducerNames("other").next() == "other-1"
 
 
-def test_a_name_is_for_one_producer_at_a_time() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            first, session = await it.produce("p")
-            with pytest.raises(ProducerBusy):
-                await it.produce("p")
-            assert session.probes == 1
-            session.alive = False
-            second, _ = await it.produce("p")
-            assert session.reason is CloseReason.REPLACED
-            first.close_nowait()  # the dead connection is noticed at last
-            assert it.topic.producers == {"p": second}
-            await second.close()
+async def test_a_name_is_for_one_producer_at_a_time() -> None:
+    async with opened_topic(World()) as it:
+        first, session = await it.produce("p")
+        with pytest.raises(ProducerBusy):
             await it.produce("p")
-
-    run(main())
-
-
-def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            first, session = await it.produce()
-            again = {"user_provided": False, "epoch": 1}
-            with pytest.raises(ProducerBusy):
-                await it.produce(first.name, **again)
-            first.close_nowait()
-            second, session = await it.produce(first.name, user_provided=False)
-            assert second.name == first.name
-            with pytest.raises(ProducerBusy):
-                await it.produce(first.name, user_provided=False)
-            assert session.probes == 1
-            third, _ = await it.produce(first.name, **again)
-            assert session.reason is CloseReason.REPLACED
-            assert session.probes == 1
-            assert it.topic.producers == {first.name: third}
-
-    run(main())
+        assert session.probes == 1
+        session.alive = False
+        second, _ = await it.produce("p")
+        assert session.reason is CloseReason.REPLACED
+        first.close_nowait()  # the dead connection is noticed at last
+        assert it.topic.producers == {"p": second}
+        await second.close()
+        await it.produce("p")
 
 
-def test_an_exclusive_producer_is_alone() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            shared, _ = await it.produce("shared")
-            with pytest.raises(ProducerFenced):
-                await it.produce("alone", mode=AccessMode.EXCLUSIVE)
-            shared.close_nowait()
-            alone, _ = await it.produce("alone", mode=AccessMode.EXCLUSIVE)
-            assert alone.topic_epoch == 0
-            with pytest.raises(ProducerBusy):
-                await it.produce("shared")
-            with pytest.raises(ProducerFenced):
-                await it.produce("alone too", mode=AccessMode.EXCLUSIVE)
-            alone.close_nowait()
-            shared, _ = await it.produce("shared")
-            assert shared.topic_epoch is None
-
-    run(main())
+async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
+    async with opened_topic(World()) as it:
+        first, session = await it.produce()
+        again = {"user_provided": False, "epoch": 1}
+        with pytest.raises(ProducerBusy):
+            await it.produce(first.name, **again)
+        first.close_nowait()
+        second, session = await it.produce(first.name, user_provided=False)
+        assert second.name == first.name
+        with pytest.raises(ProducerBusy):
+            await it.produce(first.name, user_provided=False)
+        assert session.probes == 1
+        third, _ = await it.produce(first.name, **again)
+        assert session.reason is CloseReason.REPLACED
+        assert session.probes == 1
+        assert it.topic.producers == {first.name: third}
 
 
-def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good() -> None:
-    async def main() -> None:
-        world = World()
-        exclusive = AccessMode.EXCLUSIVE
-        async with opened_topic(world) as it:
-            first, _ = await it.produce("first", mode=exclusive)
-            first.close_nowait()
-            again, _ = await it.produce("first", mode=exclusive, topic_epoch=first.topic_epoch)
-            assert again.topic_epoch == first.topic_epoch == 0
-            again.close_nowait()
-            second, _ = await it.produce("second", mode=exclusive)
-            assert second.topic_epoch == 1
-        async with opened_topic(world) as it:  # also by the next owner of the topic
-            with pytest.raises(ProducerFenced):
-                await it.produce("first", mode=exclusive, topic_epoch=0)
-            assert it.topic.producers == {}
-            back, _ = await it.produce("second", mode=exclusive, topic_epoch=1)
-            assert back.topic_epoch == 1
-
-    run(main())
+async def test_an_exclusive_producer_is_alone() -> None:
+    async with opened_topic(World()) as it:
+        shared, _ = await it.produce("shared")
+        with pytest.raises(ProducerFenced):
+            await it.produce("alone", mode=AccessMode.EXCLUSIVE)
+        shared.close_nowait()
+        alone, _ = await it.produce("alone", mode=AccessMode.EXCLUSIVE)
+        assert alone.topic_epoch == 0
+        with pytest.raises(ProducerBusy):
+            await it.produce("shared")
+        with pytest.raises(ProducerFenced):
+            await it.produce("alone too", mode=AccessMode.EXCLUSIVE)
+        alone.close_nowait()
+        shared, _ = await it.produce("shared")
+        assert shared.topic_epoch is None
 
 
-def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
-    async def main() -> None:
-        exclusive = AccessMode.EXCLUSIVE
-        async with opened_topic(World()) as it:
-            for brought in ((1 << 64) - 1, BROUGHT_EPOCH_MAX + 1):
-                with pytest.raises(NotAllowed, match=str(brought)):
-                    await it.produce("broken", mode=exclusive, topic_epoch=brought)
-            assert it.topic.producers == {}
-            first, _ = await it.produce("first", mode=exclusive)
-            assert first.topic_epoch == 0
-            first.close_nowait()
-            # As when the topic's record was restored from before.
-            late, _ = await it.produce("late", mode=exclusive, topic_epoch=BROUGHT_EPOCH_MAX)
-            assert late.topic_epoch == BROUGHT_EPOCH_MAX
-            late.close_nowait()
-            new, _ = await it.produce("new", mode=exclusive)
-            assert new.topic_epoch == BROUGHT_EPOCH_MAX + 1
-            new.close_nowait()
-            again, _ = await it.produce("new", mode=exclusive, topic_epoch=new.topic_epoch)
-            assert again.topic_epoch == new.topic_epoch
+async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good() -> None:
+    world = World()
+    exclusive = AccessMode.EXCLUSIVE
+    async with opened_topic(world) as it:
+        first, _ = await it.produce("first", mode=exclusive)
+        first.close_nowait()
+        again, _ = await it.produce("first", mode=exclusive, topic_epoch=first.topic_epoch)
+        assert again.topic_epoch == first.topic_epoch == 0
+        again.close_nowait()
+        second, _ = await it.produce("second", mode=exclusive)
+        assert second.topic_epoch == 1
+    async with opened_topic(world) as it:  # also by the next owner of the topic
+        with pytest.raises(ProducerFenced):
+            await it.produce("first", mode=exclusive, topic_epoch=0)
+        assert it.topic.producers == {}
+        back, _ = await it.produce("second", mode=exclusive, topic_epoch=1)
+        assert back.topic_epoch == 1
 
-    run(main())
+
+async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
+    exclusive = AccessMode.EXCLUSIVE
+    async with opened_topic(World()) as it:
+        for brought in ((1 << 64) - 1, BROUGHT_EPOCH_MAX + 1):
+            with pytest.raises(NotAllowed, match=str(brought)):
+                await it.produce("broken", mode=exclusive, topic_epoch=brought)
+        assert it.topic.producers == {}
+        first, _ = await it.produce("first", mode=exclusive)
+        assert first.topic_epoch == 0
+        first.close_nowait()
+        # As when the topic's record was restored from before.
+        late, _ = await it.produce("late", mode=exclusive, topic_epoch=BROUGHT_EPOCH_MAX)
+        assert late.topic_epoch == BROUGHT_EPOCH_MAX
+        late.close_nowait()
+        new, _ = await it.produce("new", mode=exclusive)
+        assert new.topic_epoch == BROUGHT_EPOCH_MAX + 1
+        new.close_nowait()
+        again, _ = await it.produce("new", mode=exclusive, topic_epoch=new.topic_epoch)
+        assert again.topic_epoch == new.topic_epoch
 
 
 @pytest.mark.parametrize("mode", [AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING])
-def test_other_access_modes_are_not_allowed_by_name(mode: AccessMode) -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            with pytest.raises(NotAllowed, match=mode.title):
-                await it.produce("p", mode=mode)
-
-    run(main())
+async def test_other_access_modes_are_not_allowed_by_name(mode: AccessMode) -> None:
+    async with opened_topic(World()) as it:
+        with pytest.raises(NotAllowed, match=mode.title):
+            await it.produce("p", mode=mode)
 
 
-def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            handle, session = await it.produce()
-            publish(handle, entry_of("small"), first=0)
-            publish(handle, replace(entry_of("large"), data=bytes(5_260_000)), first=1)
-            publish(handle, entry_of("small"), first=2)
-            await wait_until(lambda: len(session.answers) == 3)
-            assert [number for number, _ in session.answers] == [0, 1, 2]
-            assert session.receipted == [0, 2]
-
-    run(main())
+async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
+    async with opened_topic(World()) as it:
+        handle, session = await it.produce()
+        publish(handle, entry_of("small"), first=0)
+        publish(handle, replace(entry_of("large"), data=bytes(5_260_000)), first=1)
+        publish(handle, entry_of("small"), first=2)
+        await wait_until(lambda: len(session.answers) == 3)
+        assert [number for number, _ in session.answers] == [0, 1, 2]
+        assert session.receipted == [0, 2]
 
 
-def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as old:
-            producer, session = await old.produce("p")
-            publish(producer, entry_of("first"), first=0)
-            await wait_until(lambda: session.receipted == [0])
-            _, consumer = await old.subscribe()
-            await wait_until(lambda: consumer.texts == ["first"])
-            world.ledgers.hold()
-            publish(producer, entry_of("unknown"), first=1)
-            async with opened_topic(world) as new:
-                world.ledgers.release()
-                publish(producer, entry_of("never"), first=2)
-                await wait_until(lambda: old.topic.state is TopicState.FAILED)
-                assert session.receipted == [0]
-                assert session.reason is CloseReason.LOG_FAILED
-                assert consumer.reason is CloseReason.UNLOADED
-                assert len(old.failures) == 1
-                assert isinstance(old.failures[0], LogFenced)
-                publish(producer, entry_of("ignored"), first=3)
-                with pytest.raises(TopicClosing):
-                    await old.produce("q")
-                with pytest.raises(TopicClosing):
-                    await old.subscribe()
-                await new.publish("second")
-                _, reader = await new.subscribe("t")
-                await wait_until(lambda: reader.texts[-1:] == ["second"])
-                assert reader.texts[0] == "first"
-                assert "never" not in reader.texts
-        assert len(old.failures) == 1
-
-    run(main())
-
-
-def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowledgements() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as old:
-            await old.publish("a", "b")
-            handle, consumer = await old.subscribe()
-            await wait_until(lambda: len(consumer.texts) == 2)
-            handle.acknowledge(consumer.positions[:1])
-            await old.topic.subscriptions["s"].flush()
-            async with opened_topic(world) as new:
-                handle.acknowledge(consumer.positions[1:])
-                await wait_until(lambda: old.topic.state is TopicState.FAILED)
-                assert consumer.reason is CloseReason.UNLOADED
-                _, consumer = await new.subscribe()
-                await wait_until(lambda: consumer.texts == ["b"])
-
-    run(main())
-
-
-def test_closing_gives_the_receipts_that_are_owed() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            producer, session = await it.produce()
-            _, consumer = await it.subscribe()
-            await it.publish("a")
-            world.ledgers.hold()
-            publish(producer, entry_of("b"), first=0)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(it.topic.close())
-                tasks.create_task(it.topic.close())
-                await settle()
-                publish(producer, entry_of("late"), first=1)
-                with pytest.raises(TopicClosing):
-                    await it.produce()
-                assert session.reason is None
-                world.ledgers.release()
-            assert 0 in session.receipted
-            assert session.reason is CloseReason.UNLOADED
+async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away() -> None:
+    world = World()
+    async with opened_topic(world) as old:
+        producer, session = await old.produce("p")
+        publish(producer, entry_of("first"), first=0)
+        await wait_until(lambda: session.receipted == [0])
+        _, consumer = await old.subscribe()
+        await wait_until(lambda: consumer.texts == ["first"])
+        world.ledgers.hold()
+        publish(producer, entry_of("unknown"), first=1)
+        async with opened_topic(world) as new:
+            world.ledgers.release()
+            publish(producer, entry_of("never"), first=2)
+            await wait_until(lambda: old.topic.state is TopicState.FAILED)
+            assert session.receipted == [0]
+            assert session.reason is CloseReason.LOG_FAILED
             assert consumer.reason is CloseReason.UNLOADED
-            assert it.topic.state is TopicState.CLOSED
-            assert it.failures == []
-        async with opened_topic(world) as it:
-            _, consumer = await it.subscribe("t")
-            await wait_until(lambda: len(consumer.texts) >= 2)
-            assert consumer.texts[:2] == ["a", "b"]
+            assert len(old.failures) == 1
+            assert isinstance(old.failures[0], LogFenced)
+            publish(producer, entry_of("ignored"), first=3)
+            with pytest.raises(TopicClosing):
+                await old.produce("q")
+            with pytest.raises(TopicClosing):
+                await old.subscribe()
+            await new.publish("second")
+            _, reader = await new.subscribe("t")
+            await wait_until(lambda: reader.texts[-1:] == ["second"])
+            assert reader.texts[0] == "first"
+            assert "never" not in reader.texts
+    assert len(old.failures) == 1
 
-    run(main())
+
+async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowledgements() -> None:
+    world = World()
+    async with opened_topic(world) as old:
+        await old.publish("a", "b")
+        handle, consumer = await old.subscribe()
+        await wait_until(lambda: len(consumer.texts) == 2)
+        handle.acknowledge(consumer.positions[:1])
+        await old.topic.subscriptions["s"].flush()
+        async with opened_topic(world) as new:
+            handle.acknowledge(consumer.positions[1:])
+            await wait_until(lambda: old.topic.state is TopicState.FAILED)
+            assert consumer.reason is CloseReason.UNLOADED
+            _, consumer = await new.subscribe()
+            await wait_until(lambda: consumer.texts == ["b"])
 
 
-def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
+async def test_closing_gives_the_receipts_that_are_owed() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        producer, session = await it.produce()
+        _, consumer = await it.subscribe()
+        await it.publish("a")
+        world.ledgers.hold()
+        publish(producer, entry_of("b"), first=0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(it.topic.close())
+            tasks.create_task(it.topic.close())
+            await settle()
+            publish(producer, entry_of("late"), first=1)
+            with pytest.raises(TopicClosing):
+                await it.produce()
+            assert session.reason is None
+            world.ledgers.release()
+        assert 0 in session.receipted
+        assert session.reason is CloseReason.UNLOADED
+        assert consumer.reason is CloseReason.UNLOADED
+        assert it.topic.state is TopicState.CLOSED
+        assert it.failures == []
+    async with opened_topic(world) as it:
+        _, consumer = await it.subscribe("t")
+        await wait_until(lambda: len(consumer.texts) >= 2)
+        assert consumer.texts[:2] == ["a", "b"]
+
+
+async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
     """What comes while the topic closes is dropped, all of it, and sent again to the next owner."""
 
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            producer, session = await it.produce()
-            await it.publish("a")
-            world.ledgers.hold()
-            publish(producer, entry_of("b"), first=0)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(it.topic.close())
-                await settle()
-                publish(producer, entry_of("late"), first=1)
-                assert producer.outstanding == 1
-                goodbye = tasks.create_task(producer.close())
-                await settle()
-                assert not goodbye.done(), "the client left before it had its receipts"
-                world.ledgers.release()
-            assert session.receipted == [0]
-        async with opened_topic(world) as it:
-            assert it.topic.log.chain.entry_count == 2
-
-    run(main())
-
-
-def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            producer, session = await it.produce()
-            await it.publish("a")
-            world.ledgers.hold()
-            publish(producer, entry_of("b"), first=0)
-            await it.topic.close()
-            assert session.receipted == []
-            assert session.reason is CloseReason.UNLOADED
-        world.ledgers.release()
-
-    monkeypatch.setattr("magnetar.broker.topic.topic.CLOSE_TIMEOUT_S", 0.05)
-    run(main())
-
-
-def test_subscriptions_are_found_again_and_deleted() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as it:
-            await it.topic.ensure_subscription("s", EARLIEST)
-            await it.topic.ensure_subscription("s", EARLIEST)
-            await it.topic.ensure_subscription("t", EARLIEST)
-        async with opened_topic(world) as it:
-            assert sorted(it.topic.subscriptions) == ["s", "t"]
-            await it.topic.unsubscribe("s")
-            with pytest.raises(SubscriptionNotFound):
-                await it.topic.unsubscribe("s")
-            with pytest.raises(SubscriptionNotFound):
-                it.topic.explain("s")
-        async with opened_topic(world) as it:
-            assert sorted(it.topic.subscriptions) == ["t"]
-
-    run(main())
-
-
-def test_stats_say_what_there_is() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            await it.publish("a", "b c d", "e", batches=True)
-            handle, session = await it.subscribe(kind=SubscriptionType.SHARED, permits=3)
-            await wait_until(lambda: len(session.texts) == 4)
-            handle.acknowledge(session.positions[:1])
-            stats = await it.topic.stats()
-            assert stats["msgInCounter"] == 5
-            assert stats["msgOutCounter"] == 4
-            assert stats["bytesOutCounter"] == sum(len(e.data) for e in session.entries)
-            assert stats["msgCount"] == 5
-            assert stats["storageSize"] > stats["bytesInCounter"]
-            (publisher,) = stats["publishers"]
-            assert publisher["producerName"] == "publisher"
-            subscription = stats["subscriptions"]["s"]
-            assert subscription["type"] == "Shared"
-            assert subscription["msgBacklog"] == 2
-            assert subscription["msgBacklogMessages"] == 4
-            assert subscription["unackedMessages"] == 3
-            (consumer,) = subscription["consumers"]
-            assert consumer["availablePermits"] == -1
-            assert consumer["unackedMessages"] == 3
-            assert consumer["consumerName"] == "c1"
-            assert any("no_permits" in reason for reason in subscription["waitingFor"])
-
-    run(main())
-
-
-def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world) as old:
-            await old.publish("a")
-            _, session = await old.produce()
-            async with opened_topic(world) as new:
-                await old.topic.close()
-                await old.topic.close()
-                assert old.topic.state is TopicState.CLOSED
-                assert session.reason is CloseReason.UNLOADED
-                await new.publish("b")
-
-    run(main())
-
-
-def test_back_pressure_is_the_logs() -> None:
-    async def main() -> None:
-        world = World()
-        async with opened_topic(world, config=LogConfig(pending_bytes_max=1_000)) as it:
-            handle, _ = await it.produce()
-            await handle.wait_room()
-            world.ledgers.hold()
-            publish(handle, entry_of("x" * 2_000), first=0)
-            async with asyncio.TaskGroup() as tasks:
-                waiting = tasks.create_task(handle.wait_room())
-                await settle()
-                assert not waiting.done()
-                world.ledgers.release()
-
-    run(main())
-
-
-def test_sessions_are_not_called_after_they_left() -> None:
-    async def main() -> None:
-        async with opened_topic(World()) as it:
-            producer, producer_session = await it.produce(session=FakeProducerSession())
-            consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())
-            publish(producer, entry_of("a"), first=0)
-            producer.close_nowait()
-            consumer.close_nowait()
-            await it.publish("b")
+    world = World()
+    async with opened_topic(world) as it:
+        producer, session = await it.produce()
+        await it.publish("a")
+        world.ledgers.hold()
+        publish(producer, entry_of("b"), first=0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(it.topic.close())
             await settle()
-            assert producer_session.answers == []
-            assert consumer_session.entries == []
-        assert producer_session.reason is None
-        assert consumer_session.reason is None
+            publish(producer, entry_of("late"), first=1)
+            assert producer.outstanding == 1
+            goodbye = tasks.create_task(producer.close())
+            await settle()
+            assert not goodbye.done(), "the client left before it had its receipts"
+            world.ledgers.release()
+        assert session.receipted == [0]
+    async with opened_topic(world) as it:
+        assert it.topic.log.chain.entry_count == 2
 
-    run(main())
+
+async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magnetar.broker.topic.topic.CLOSE_TIMEOUT_S", 0.05)
+    world = World()
+    async with opened_topic(world) as it:
+        producer, session = await it.produce()
+        await it.publish("a")
+        world.ledgers.hold()
+        publish(producer, entry_of("b"), first=0)
+        await it.topic.close()
+        assert session.receipted == []
+        assert session.reason is CloseReason.UNLOADED
+    world.ledgers.release()
+
+
+async def test_subscriptions_are_found_again_and_deleted() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        await it.topic.ensure_subscription("s", EARLIEST)
+        await it.topic.ensure_subscription("t", EARLIEST)
+    async with opened_topic(world) as it:
+        assert sorted(it.topic.subscriptions) == ["s", "t"]
+        await it.topic.unsubscribe("s")
+        with pytest.raises(SubscriptionNotFound):
+            await it.topic.unsubscribe("s")
+        with pytest.raises(SubscriptionNotFound):
+            it.topic.explain("s")
+    async with opened_topic(world) as it:
+        assert sorted(it.topic.subscriptions) == ["t"]
+
+
+async def test_stats_say_what_there_is() -> None:
+    async with opened_topic(World()) as it:
+        await it.publish("a", "b c d", "e", batches=True)
+        handle, session = await it.subscribe(kind=SubscriptionType.SHARED, permits=3)
+        await wait_until(lambda: len(session.texts) == 4)
+        handle.acknowledge(session.positions[:1])
+        stats = await it.topic.stats()
+        assert stats["msgInCounter"] == 5
+        assert stats["msgOutCounter"] == 4
+        assert stats["bytesOutCounter"] == sum(len(e.data) for e in session.entries)
+        assert stats["msgCount"] == 5
+        assert stats["storageSize"] > stats["bytesInCounter"]
+        (publisher,) = stats["publishers"]
+        assert publisher["producerName"] == "publisher"
+        subscription = stats["subscriptions"]["s"]
+        assert subscription["type"] == "Shared"
+        assert subscription["msgBacklog"] == 2
+        assert subscription["msgBacklogMessages"] == 4
+        assert subscription["unackedMessages"] == 3
+        (consumer,) = subscription["consumers"]
+        assert consumer["availablePermits"] == -1
+        assert consumer["unackedMessages"] == 3
+        assert consumer["consumerName"] == "c1"
+        assert any("no_permits" in reason for reason in subscription["waitingFor"])
+
+
+async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
+    world = World()
+    async with opened_topic(world) as old:
+        await old.publish("a")
+        _, session = await old.produce()
+        async with opened_topic(world) as new:
+            await old.topic.close()
+            await old.topic.close()
+            assert old.topic.state is TopicState.CLOSED
+            assert session.reason is CloseReason.UNLOADED
+            await new.publish("b")
+
+
+async def test_back_pressure_is_the_logs() -> None:
+    world = World()
+    async with opened_topic(world, config=LogConfig(pending_bytes_max=1_000)) as it:
+        handle, _ = await it.produce()
+        await handle.wait_room()
+        world.ledgers.hold()
+        publish(handle, entry_of("x" * 2_000), first=0)
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(handle.wait_room())
+            await settle()
+            assert not waiting.done()
+            world.ledgers.release()
+
+
+async def test_sessions_are_not_called_after_they_left() -> None:
+    async with opened_topic(World()) as it:
+        producer, producer_session = await it.produce(session=FakeProducerSession())
+        consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())
+        publish(producer, entry_of("a"), first=0)
+        producer.close_nowait()
+        consumer.close_nowait()
+        await it.publish("b")
+        await settle()
+        assert producer_session.answers == []
+        assert consumer_session.entries == []
+    assert producer_session.reason is None
+    assert consumer_session.reason is None

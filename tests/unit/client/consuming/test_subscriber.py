@@ -17,7 +17,6 @@ from fakes.client_world import (
     receive,
     subscription,
 )
-from fakes.virtual_loop import run_virtual
 from support import settle
 
 from magnetar.client.consumer import LoopQueue
@@ -38,640 +37,527 @@ from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
 SHARED = ConsumerType.Shared
 
 
-def test_messages_come_with_all_their_parts() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            producer = await client.create_producer("t", producer_name="me")
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            await producer.send(
-                b"x",
-                properties={"a": "1"},
-                partition_key="k",
-                ordering_key="ö",
-                event_timestamp=5,
-            )
-            async with asyncio.TaskGroup() as group:
-                group.create_task(producer.send(None))
-                group.create_task(producer.send(b"y"))
-            first, second, third = await receive(consumer, 3)
-            assert (first.data(), first.value(), first.properties()) == (b"x", b"x", {"a": "1"})
-            assert (first.partition_key(), first.ordering_key()) == ("k", "ö")
-            assert (first.event_timestamp(), first.publish_timestamp()) == (5, 1_700_000_000_000)
-            assert (first.topic_name(), first.producer_name()) == (TOPIC, "me")
-            assert (first.redelivery_count(), first.schema_version()) == (0, b"")
-            assert first.message_id() == MessageId(-1, 1, 0)
-            assert second.has_null_value()
-            assert second.message_id() == MessageId(-1, 1, 1, 0)
-            assert (third.partition_key(), third.ordering_key(), third.properties()) == ("", "", {})
-            assert third.message_id() == MessageId(-1, 1, 1, 1)
-            assert consumer.subscription_name() == "s"
-            assert (consumer.topic(), consumer.consumer_name()) == (TOPIC, "")
-
-    run_virtual(main())
+async def test_messages_come_with_all_their_parts() -> None:
+    async with client_among() as (client, _):
+        producer = await client.create_producer("t", producer_name="me")
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await producer.send(
+            b"x",
+            properties={"a": "1"},
+            partition_key="k",
+            ordering_key="ö",
+            event_timestamp=5,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(producer.send(None))
+            group.create_task(producer.send(b"y"))
+        first, second, third = await receive(consumer, 3)
+        assert (first.data(), first.value(), first.properties()) == (b"x", b"x", {"a": "1"})
+        assert (first.partition_key(), first.ordering_key()) == ("k", "ö")
+        assert (first.event_timestamp(), first.publish_timestamp()) == (5, 1_700_000_000_000)
+        assert (first.topic_name(), first.producer_name()) == (TOPIC, "me")
+        assert (first.redelivery_count(), first.schema_version()) == (0, b"")
+        assert first.message_id() == MessageId(-1, 1, 0)
+        assert second.has_null_value()
+        assert second.message_id() == MessageId(-1, 1, 1, 0)
+        assert (third.partition_key(), third.ordering_key(), third.properties()) == ("", "", {})
+        assert third.message_id() == MessageId(-1, 1, 1, 1)
+        assert consumer.subscription_name() == "s"
+        assert (consumer.topic(), consumer.consumer_name()) == (TOPIC, "")
 
 
-def test_receive_times_out() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            consumer = await client.subscribe("t", "s")
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(Timeout):
-                await consumer.receive(timeout_millis=250)
-            assert asyncio.get_running_loop().time() - began == pytest.approx(0.25, abs=0.01)
-
-    run_virtual(main())
+async def test_receive_times_out() -> None:
+    async with client_among() as (client, _):
+        consumer = await client.subscribe("t", "s")
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Timeout):
+            await consumer.receive(timeout_millis=250)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.25, abs=0.01)
 
 
-def test_permits_bound_what_is_read_ahead() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 30)
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, receiver_queue_size=10
-            )
-            await settle()
-            assert len(subscription(cluster).out) == 10
-            assert data(await receive(consumer, 4)) == [0, 1, 2, 3]
-            await settle()
-            assert len(subscription(cluster).out) == 10
-            await receive(consumer, 1)
-            await settle()
-            assert len(subscription(cluster).out) == 15
-            assert data(await receive(consumer, 25)) == list(range(5, 30))
-            flows = cluster.brokers[A].commands(pb.CommandFlow)
-            assert [flow.messagePermits for flow in flows] == [10, 5, 5, 5, 5, 5]
-
-    run_virtual(main())
+async def test_permits_bound_what_is_read_ahead() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 30)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=10
+        )
+        await settle()
+        assert len(subscription(cluster).out) == 10
+        assert data(await receive(consumer, 4)) == [0, 1, 2, 3]
+        await settle()
+        assert len(subscription(cluster).out) == 10
+        await receive(consumer, 1)
+        await settle()
+        assert len(subscription(cluster).out) == 15
+        assert data(await receive(consumer, 25)) == list(range(5, 30))
+        flows = cluster.brokers[A].commands(pb.CommandFlow)
+        assert [flow.messagePermits for flow in flows] == [10, 5, 5, 5, 5, 5]
 
 
-def test_a_queue_of_none_asks_for_one_at_a_time() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, receiver_queue_size=0
-            )
-            await settle()
-            assert cluster.brokers[A].commands(pb.CommandFlow) == []
-            assert data(await receive(consumer, 2)) == [0, 1]
-            assert len(subscription(cluster).out) == 2
-
-    run_virtual(main())
+async def test_a_queue_of_none_asks_for_one_at_a_time() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=0
+        )
+        await settle()
+        assert cluster.brokers[A].commands(pb.CommandFlow) == []
+        assert data(await receive(consumer, 2)) == [0, 1]
+        assert len(subscription(cluster).out) == 2
 
 
-def test_acknowledgements_go_together_and_are_answered() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6, batch=2)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            for message in await receive(consumer, 6):
-                await consumer.acknowledge(message)
-            assert subscription(cluster).acks == []
-            await asyncio.sleep(0.15)
-            (ack,) = subscription(cluster).acks
-            assert ack.HasField("request_id")
-            assert [one.entryId for one in ack.message_id] == [0, 1, 2]
-            assert subscription(cluster).unacked == {}
-
-    run_virtual(main())
+async def test_acknowledgements_go_together_and_are_answered() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 6, batch=2)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        for message in await receive(consumer, 6):
+            await consumer.acknowledge(message)
+        assert subscription(cluster).acks == []
+        await asyncio.sleep(0.15)
+        (ack,) = subscription(cluster).acks
+        assert ack.HasField("request_id")
+        assert [one.entryId for one in ack.message_id] == [0, 1, 2]
+        assert subscription(cluster).unacked == {}
 
 
-def test_part_of_a_batch_is_acknowledged_and_the_rest_comes_again() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 4, batch=4)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 4)
-            await consumer.acknowledge(messages[0])
-            await consumer.acknowledge(messages[2].message_id())
-            await consumer.close()
-            assert subscription(cluster).unacked == {(1, 0): 0b1010}
-            again = await client.subscribe("t", "s")
-            assert data(await receive(again, 2)) == [1, 3]
-            await expect_none(again)
-
-    run_virtual(main())
+async def test_part_of_a_batch_is_acknowledged_and_the_rest_comes_again() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 4, batch=4)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 4)
+        await consumer.acknowledge(messages[0])
+        await consumer.acknowledge(messages[2].message_id())
+        await consumer.close()
+        assert subscription(cluster).unacked == {(1, 0): 0b1010}
+        again = await client.subscribe("t", "s")
+        assert data(await receive(again, 2)) == [1, 3]
+        await expect_none(again)
 
 
-def test_without_batch_indexes_only_whole_batches_are_acknowledged() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 4, batch=2)
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, batch_index_ack_enabled=False
-            )
-            for message in (await receive(consumer, 4))[:3]:
-                await consumer.acknowledge(message)
-            await consumer.close()
-            assert subscription(cluster).unacked == {(1, 1): 0b11}
-
-    run_virtual(main())
+async def test_without_batch_indexes_only_whole_batches_are_acknowledged() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 4, batch=2)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, batch_index_ack_enabled=False
+        )
+        for message in (await receive(consumer, 4))[:3]:
+            await consumer.acknowledge(message)
+        await consumer.close()
+        assert subscription(cluster).unacked == {(1, 1): 0b11}
 
 
-def test_cumulative_acknowledgement() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6, batch=3)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 6)
-            await consumer.acknowledge_cumulative(messages[4])
-            await consumer.close()
-            assert subscription(cluster).unacked == {(1, 1): 0b100}
-            assert subscription(cluster).acks[0].ack_type == pb.CommandAck.Cumulative
-
-    run_virtual(main())
+async def test_cumulative_acknowledgement() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 6, batch=3)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 6)
+        await consumer.acknowledge_cumulative(messages[4])
+        await consumer.close()
+        assert subscription(cluster).unacked == {(1, 1): 0b100}
+        assert subscription(cluster).acks[0].ack_type == pb.CommandAck.Cumulative
 
 
-def test_what_cannot_be_acknowledged() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            consumer = await client.subscribe("t", "s", SHARED)
-            with pytest.raises(CumulativeAcknowledgementNotAllowedError):
-                await consumer.acknowledge_cumulative(MessageId(-1, 1, 1))
-            for unknown in (MessageId(-1, 1, 1, 2), MessageId(-1, 1, 1, 2, 2)):
-                with pytest.raises(OperationNotSupported):
-                    await consumer.acknowledge(unknown)
-            await consumer.close()
-            with pytest.raises(AlreadyClosed):
-                await consumer.acknowledge(MessageId(-1, 1, 1))
-
-    run_virtual(main())
+async def test_what_cannot_be_acknowledged() -> None:
+    async with client_among() as (client, _):
+        consumer = await client.subscribe("t", "s", SHARED)
+        with pytest.raises(CumulativeAcknowledgementNotAllowedError):
+            await consumer.acknowledge_cumulative(MessageId(-1, 1, 1))
+        for unknown in (MessageId(-1, 1, 1, 2), MessageId(-1, 1, 1, 2, 2)):
+            with pytest.raises(OperationNotSupported):
+                await consumer.acknowledge(unknown)
+        await consumer.close()
+        with pytest.raises(AlreadyClosed):
+            await consumer.acknowledge(MessageId(-1, 1, 1))
 
 
-def test_close_waits_until_acknowledgements_are_durable() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 1)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            await consumer.acknowledge(await consumer.receive())
-            cluster.brokers[A].hold_acks = True
-            closing = asyncio.get_running_loop().create_task(consumer.close())
-            await asyncio.sleep(1)
-            assert not closing.done()
-            (ack,) = subscription(cluster).acks
-            answer = pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
-            cluster.brokers[A].sessions[1].send(answer)
+async def test_close_waits_until_acknowledgements_are_durable() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 1)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await consumer.acknowledge(await consumer.receive())
+        cluster.brokers[A].hold_acks = True
+        closing = asyncio.get_running_loop().create_task(consumer.close())
+        await asyncio.sleep(1)
+        assert not closing.done()
+        (ack,) = subscription(cluster).acks
+        answer = pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+        cluster.brokers[A].sessions[1].send(answer)
+        await closing
+        assert len(cluster.brokers[A].commands(pb.CommandCloseConsumer)) == 1
+
+
+async def test_close_raises_the_refusal_of_an_acknowledgement() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 1)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await consumer.acknowledge(await consumer.receive())
+        cluster.brokers[A].hold_acks = True
+        closing = asyncio.get_running_loop().create_task(consumer.close())
+        await asyncio.sleep(1)
+        (ack,) = subscription(cluster).acks
+        answer = pb.CommandAckResponse(
+            consumer_id=ack.consumer_id,
+            request_id=ack.request_id,
+            error=pb.NotAllowedError,
+            message="not like this",
+        )
+        cluster.brokers[A].sessions[1].send(answer)
+        with pytest.raises(NotAllowedError, match="not like this"):
             await closing
-            assert len(cluster.brokers[A].commands(pb.CommandCloseConsumer)) == 1
-
-    run_virtual(main())
+        assert len(cluster.brokers[A].commands(pb.CommandCloseConsumer)) == 1
 
 
-def test_close_raises_the_refusal_of_an_acknowledgement() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 1)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            await consumer.acknowledge(await consumer.receive())
-            cluster.brokers[A].hold_acks = True
-            closing = asyncio.get_running_loop().create_task(consumer.close())
-            await asyncio.sleep(1)
-            (ack,) = subscription(cluster).acks
-            answer = pb.CommandAckResponse(
-                consumer_id=ack.consumer_id,
-                request_id=ack.request_id,
-                error=pb.NotAllowedError,
-                message="not like this",
-            )
-            cluster.brokers[A].sessions[1].send(answer)
-            with pytest.raises(NotAllowedError, match="not like this"):
-                await closing
-            assert len(cluster.brokers[A].commands(pb.CommandCloseConsumer)) == 1
-
-    run_virtual(main())
+async def test_close_carries_acknowledgements_over_to_the_next_broker() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 2)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 2)
+        cluster.brokers[A].hold_acks = True
+        await consumer.acknowledge(messages[0])
+        await asyncio.sleep(0.2)  # sent, and not answered
+        cluster.brokers[A].kill()
+        subscription(cluster).unacked = {(1, 0): 1, (1, 1): 1}  # it was not durable
+        await consumer.acknowledge(messages[1])  # not sent
+        cluster.take_over(B)
+        await consumer.close()
+        assert subscription(cluster).unacked == {}
 
 
-def test_close_carries_acknowledgements_over_to_the_next_broker() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 2)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 2)
-            cluster.brokers[A].hold_acks = True
-            await consumer.acknowledge(messages[0])
-            await asyncio.sleep(0.2)  # sent, and not answered
-            cluster.brokers[A].kill()
-            subscription(cluster).unacked = {(1, 0): 1, (1, 1): 1}  # it was not durable
-            await consumer.acknowledge(messages[1])  # not sent
-            cluster.take_over(B)
+async def test_close_gives_up_after_the_operations_time() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        await publish(client, 1)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        cluster.brokers[A].hold_acks = True
+        await consumer.acknowledge(await consumer.receive())
+        with pytest.raises(Timeout, match="durable"):
             await consumer.close()
-            assert subscription(cluster).unacked == {}
-
-    run_virtual(main())
-
-
-def test_close_gives_up_after_the_operations_time() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            await publish(client, 1)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            cluster.brokers[A].hold_acks = True
-            await consumer.acknowledge(await consumer.receive())
-            with pytest.raises(Timeout, match="durable"):
-                await consumer.close()
-            with pytest.raises(AlreadyClosed):
-                await consumer.receive()
-
-    run_virtual(main())
+        with pytest.raises(AlreadyClosed):
+            await consumer.receive()
 
 
-def test_close_wakes_who_waits_for_a_message() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            consumer = await client.subscribe("t", "s")
-            waiting = asyncio.get_running_loop().create_task(consumer.receive())
-            await settle()
-            await consumer.close()
-            with pytest.raises(AlreadyClosed):
-                await waiting
-
-    run_virtual(main())
+async def test_close_wakes_who_waits_for_a_message() -> None:
+    async with client_among() as (client, _):
+        consumer = await client.subscribe("t", "s")
+        waiting = asyncio.get_running_loop().create_task(consumer.receive())
+        await settle()
+        await consumer.close()
+        with pytest.raises(AlreadyClosed):
+            await waiting
 
 
-def test_what_was_not_acknowledged_comes_again_when_the_owner_dies() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 5)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 3)
-            await consumer.acknowledge(messages[0])
-            await consumer.acknowledge(messages[2])
-            cluster.brokers[A].kill()
-            cluster.take_over(B)
-            await settle()
-            assert data(await receive(consumer, 3)) == [1, 3, 4]
-            await expect_none(consumer)
-            await asyncio.sleep(0.2)
-            assert sorted(subscription(cluster).unacked) == [(1, 1), (1, 3), (1, 4)]
-
-    run_virtual(main())
+async def test_what_was_not_acknowledged_comes_again_when_the_owner_dies() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 5)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 3)
+        await consumer.acknowledge(messages[0])
+        await consumer.acknowledge(messages[2])
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        await settle()
+        assert data(await receive(consumer, 3)) == [1, 3, 4]
+        await expect_none(consumer)
+        await asyncio.sleep(0.2)
+        assert sorted(subscription(cluster).unacked) == [(1, 1), (1, 3), (1, 4)]
 
 
-def test_nacks_come_again_after_the_delay() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            consumer = await client.subscribe(
-                "t", "s", SHARED, initial_position=EARLIEST, negative_ack_redelivery_delay_ms=1000
-            )
-            messages = await receive(consumer, 3)
-            await consumer.negative_acknowledge(messages[1])
-            await consumer.negative_acknowledge(messages[0].message_id())
-            await consumer.acknowledge(messages[0])  # he changed his mind
-            began = asyncio.get_running_loop().time()
-            again = await consumer.receive()
-            assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.06)
-            assert (data([again]), again.redelivery_count()) == ([1], 1)
-            (asked,) = cluster.brokers[A].commands(pb.CommandRedeliverUnacknowledgedMessages)
-            assert [one.entryId for one in asked.message_ids] == [1]
-            await expect_none(consumer)
-
-    run_virtual(main())
+async def test_nacks_come_again_after_the_delay() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        consumer = await client.subscribe(
+            "t", "s", SHARED, initial_position=EARLIEST, negative_ack_redelivery_delay_ms=1000
+        )
+        messages = await receive(consumer, 3)
+        await consumer.negative_acknowledge(messages[1])
+        await consumer.negative_acknowledge(messages[0].message_id())
+        await consumer.acknowledge(messages[0])  # he changed his mind
+        began = asyncio.get_running_loop().time()
+        again = await consumer.receive()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.06)
+        assert (data([again]), again.redelivery_count()) == ([1], 1)
+        (asked,) = cluster.brokers[A].commands(pb.CommandRedeliverUnacknowledgedMessages)
+        assert [one.entryId for one in asked.message_ids] == [1]
+        await expect_none(consumer)
 
 
-def test_a_nack_on_an_exclusive_subscription_starts_over() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            await publish(client, 4)
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, negative_ack_redelivery_delay_ms=1000
-            )
-            messages = await receive(consumer, 3)
-            await consumer.acknowledge(messages[0])
-            await consumer.negative_acknowledge(messages[1])
-            await asyncio.sleep(1.1)
-            assert data(await receive(consumer, 3)) == [1, 2, 3]
-
-    run_virtual(main())
+async def test_a_nack_on_an_exclusive_subscription_starts_over() -> None:
+    async with client_among() as (client, _):
+        await publish(client, 4)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, negative_ack_redelivery_delay_ms=1000
+        )
+        messages = await receive(consumer, 3)
+        await consumer.acknowledge(messages[0])
+        await consumer.negative_acknowledge(messages[1])
+        await asyncio.sleep(1.1)
+        assert data(await receive(consumer, 3)) == [1, 2, 3]
 
 
-def test_unacknowledged_messages_come_again_after_their_time() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            await publish(client, 3)
-            consumer = await client.subscribe(
-                "t", "s", SHARED, initial_position=EARLIEST, unacked_messages_timeout_ms=10_000
-            )
-            messages = await receive(consumer, 2)
-            await consumer.acknowledge(messages[0])
-            await asyncio.sleep(10.2)
-            assert data(await receive(consumer, 2)) == [2, 1]
-
-    run_virtual(main())
+async def test_unacknowledged_messages_come_again_after_their_time() -> None:
+    async with client_among() as (client, _):
+        await publish(client, 3)
+        consumer = await client.subscribe(
+            "t", "s", SHARED, initial_position=EARLIEST, unacked_messages_timeout_ms=10_000
+        )
+        messages = await receive(consumer, 2)
+        await consumer.acknowledge(messages[0])
+        await asyncio.sleep(10.2)
+        assert data(await receive(consumer, 2)) == [2, 1]
 
 
-def test_any_number_of_nacks_is_cut_into_commands_that_a_broker_takes() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            consumer = await client.subscribe("t", "s", SHARED, negative_ack_redelivery_delay_ms=1)
-            keys = [(2**63 - 1, 2**63 - 1 - number) for number in range(25_000)]
-            for key in keys:
-                await consumer.negative_acknowledge(MessageId(-1, *key))
-            await asyncio.sleep(1)
-            asked = cluster.brokers[A].commands(pb.CommandRedeliverUnacknowledgedMessages)
-            assert [key_of(one) for body in asked for one in body.message_ids] == keys
-            assert max(len(encode_command(body)) for body in asked) <= COMMAND_BYTES_MAX
-            assert len(asked) == 3
-
-    run_virtual(main())
+async def test_any_number_of_nacks_is_cut_into_commands_that_a_broker_takes() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s", SHARED, negative_ack_redelivery_delay_ms=1)
+        keys = [(2**63 - 1, 2**63 - 1 - number) for number in range(25_000)]
+        for key in keys:
+            await consumer.negative_acknowledge(MessageId(-1, *key))
+        await asyncio.sleep(1)
+        asked = cluster.brokers[A].commands(pb.CommandRedeliverUnacknowledgedMessages)
+        assert [key_of(one) for body in asked for one in body.message_ids] == keys
+        assert max(len(encode_command(body)) for body in asked) <= COMMAND_BYTES_MAX
+        assert len(asked) == 3
 
 
-def test_redeliver_everything_drops_what_waits_and_what_is_stale() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 4)
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            messages = await receive(consumer, 2)
-            await consumer.acknowledge(messages[0])
-            consumer.redeliver_unacknowledged_messages()
-            # Sent before the broker hears of it: no epoch yet, so the fake one is stale.
-            (holder,) = subscription(cluster).consumers
-            holder.epoch = 0
-            holder.deliver((1, 3), 1)
-            assert data(await receive(consumer, 3)) == [1, 2, 3]
-            await expect_none(consumer)
-
-    run_virtual(main())
+async def test_redeliver_everything_drops_what_waits_and_what_is_stale() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 4)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 2)
+        await consumer.acknowledge(messages[0])
+        consumer.redeliver_unacknowledged_messages()
+        # Sent before the broker hears of it: no epoch yet, so the fake one is stale.
+        (holder,) = subscription(cluster).consumers
+        holder.epoch = 0
+        holder.deliver((1, 3), 1)
+        assert data(await receive(consumer, 3)) == [1, 2, 3]
+        await expect_none(consumer)
 
 
-def test_last_message_id_through_a_change_of_broker() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            consumer = await client.subscribe("t", "s")
-            assert await consumer.get_last_message_id() == MessageId(-1, -1, -1)
-            await publish(client, 4, batch=2)
-            assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
-            cluster.brokers[A].kill()
-            cluster.take_over(B)
-            assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
-
-    run_virtual(main())
+async def test_last_message_id_through_a_change_of_broker() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s")
+        assert await consumer.get_last_message_id() == MessageId(-1, -1, -1)
+        await publish(client, 4, batch=2)
+        assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
 
 
-def test_unsubscribe() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            consumer = await client.subscribe("t", "s")
+async def test_unsubscribe() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s")
+        await consumer.unsubscribe()
+        assert cluster.topic(TOPIC).subscriptions == {}
+        with pytest.raises(AlreadyClosed):
+            await consumer.receive()
+        with pytest.raises(AlreadyClosed):
             await consumer.unsubscribe()
-            assert cluster.topic(TOPIC).subscriptions == {}
-            with pytest.raises(AlreadyClosed):
-                await consumer.receive()
-            with pytest.raises(AlreadyClosed):
-                await consumer.unsubscribe()
-
-    run_virtual(main())
 
 
-def test_a_second_consumer_of_an_exclusive_subscription_is_refused() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
+async def test_a_second_consumer_of_an_exclusive_subscription_is_refused() -> None:
+    async with client_among() as (client, _):
+        await client.subscribe("t", "s")
+        with pytest.raises(ConsumerBusy):
             await client.subscribe("t", "s")
-            with pytest.raises(ConsumerBusy):
-                await client.subscribe("t", "s")
-
-    run_virtual(main())
 
 
-def test_shared_consumers_share() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            consumers = [
-                await client.subscribe("t", "s", SHARED, receiver_queue_size=5) for _ in range(2)
-            ]
-            await publish(client, 10)
-            got = [data(await receive(consumer, 5)) for consumer in consumers]
-            assert sorted(got[0] + got[1]) == list(range(10))
-
-    run_virtual(main())
+async def test_shared_consumers_share() -> None:
+    async with client_among() as (client, _):
+        consumers = [
+            await client.subscribe("t", "s", SHARED, receiver_queue_size=5) for _ in range(2)
+        ]
+        await publish(client, 10)
+        got = [data(await receive(consumer, 5)) for consumer in consumers]
+        assert sorted(got[0] + got[1]) == list(range(10))
 
 
-def test_a_damaged_entry_is_reported_and_the_next_one_comes() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            cluster.damage = lambda entry: (
-                entry[:-1] + b"?" if entry is cluster.topic(TOPIC).entries[1, 1] else entry
-            )
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            assert data(await receive(consumer, 2)) == [0, 2]
-            await settle()
-            (ack,) = subscription(cluster).acks
-            assert ack.validation_error == pb.CommandAck.ChecksumMismatch
-            assert [one.entryId for one in ack.message_id] == [1]
-
-    run_virtual(main())
+async def test_a_damaged_entry_is_reported_and_the_next_one_comes() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        cluster.damage = lambda entry: (
+            entry[:-1] + b"?" if entry is cluster.topic(TOPIC).entries[1, 1] else entry
+        )
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        assert data(await receive(consumer, 2)) == [0, 2]
+        await settle()
+        (ack,) = subscription(cluster).acks
+        assert ack.validation_error == pb.CommandAck.ChecksumMismatch
+        assert [one.entryId for one in ack.message_id] == [1]
 
 
-def test_a_damaged_batch_costs_no_permits() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 80, batch=8)
-            cluster.damage = lambda entry: (
-                entry[:-1] + b"?" if entry is cluster.topic(TOPIC).entries[1, 0] else entry
-            )
-            consumer = await client.subscribe(
-                "t", "s", initial_position=EARLIEST, receiver_queue_size=8
-            )
-            assert data(await receive(consumer, 72)) == list(range(8, 80))
-
-    run_virtual(main())
+async def test_a_damaged_batch_costs_no_permits() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 80, batch=8)
+        cluster.damage = lambda entry: (
+            entry[:-1] + b"?" if entry is cluster.topic(TOPIC).entries[1, 0] else entry
+        )
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=8
+        )
+        assert data(await receive(consumer, 72)) == list(range(8, 80))
 
 
-def test_what_cannot_be_read_here_is_left_for_others() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 3)
-            topic = cluster.topic(TOPIC)
-            metadata = pb.MessageMetadata(producer_name="p", sequence_id=9, publish_time=1)
-            metadata.encryption_keys.add(key="k", value=b"v")
-            encoded = metadata.SerializeToString()
-            topic.entries[1, 1] = len(encoded).to_bytes(4, "big") + encoded + b"secret"
-            consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-            for message in await receive(consumer, 2):
-                await consumer.acknowledge(message)
-            await consumer.close()
-            acks = subscription(cluster).acks
-            assert {one.entryId for ack in acks for one in ack.message_id} == {0, 2}
-
-    run_virtual(main())
+async def test_what_cannot_be_read_here_is_left_for_others() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 3)
+        topic = cluster.topic(TOPIC)
+        metadata = pb.MessageMetadata(producer_name="p", sequence_id=9, publish_time=1)
+        metadata.encryption_keys.add(key="k", value=b"v")
+        encoded = metadata.SerializeToString()
+        topic.entries[1, 1] = len(encoded).to_bytes(4, "big") + encoded + b"secret"
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        for message in await receive(consumer, 2):
+            await consumer.acknowledge(message)
+        await consumer.close()
+        acks = subscription(cluster).acks
+        assert {one.entryId for ack in acks for one in ack.message_id} == {0, 2}
 
 
-def test_asking_in_vain_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        queue = LoopQueue()
+async def test_asking_in_vain_leaves_nothing_behind() -> None:
+    queue = LoopQueue()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await queue.wait()
+    assert not queue._waiters
+
+
+async def test_batch_receive() -> None:
+    async with client_among() as (client, _):
+        await publish(client, 7)
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            initial_position=EARLIEST,
+            batch_receive_policy=ConsumerBatchReceivePolicy(5, -1, 100),
+        )
+        assert data(await consumer.batch_receive()) == [0, 1, 2, 3, 4]
+        assert data(await consumer.batch_receive()) == [5, 6]
+        assert await consumer.batch_receive() == []
+
+
+async def test_a_batch_receive_that_is_cancelled_loses_nothing() -> None:
+    async with client_among() as (client, cluster):
+        producer = await publish(client, 7)
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            initial_position=EARLIEST,
+            receiver_queue_size=4,
+            unacked_messages_timeout_ms=10_000,
+            batch_receive_policy=ConsumerBatchReceivePolicy(100, -1, -1),
+        )
         for _ in range(3):
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
-                    await queue.wait()
-        assert not queue._waiters
-
-    run_virtual(main())
-
-
-def test_batch_receive() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            await publish(client, 7)
-            consumer = await client.subscribe(
-                "t",
-                "s",
-                initial_position=EARLIEST,
-                batch_receive_policy=ConsumerBatchReceivePolicy(5, -1, 100),
-            )
-            assert data(await consumer.batch_receive()) == [0, 1, 2, 3, 4]
-            assert data(await consumer.batch_receive()) == [5, 6]
-            assert await consumer.batch_receive() == []
-
-    run_virtual(main())
+                async with asyncio.timeout(5):
+                    await consumer.batch_receive()
+            consumer._subscriber._permits.check()
+        assert data(await receive(consumer, 3)) == [0, 1, 2]
+        await asyncio.sleep(9)
+        assert len(subscription(cluster).deliveries) == 7
+        assert max(subscription(cluster).deliveries.values()) == 1
+        for number in range(7, 20):
+            await producer.send(b"%d" % number)
+        assert data(await receive(consumer, 17)) == list(range(3, 20))
 
 
-def test_a_batch_receive_that_is_cancelled_loses_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await publish(client, 7)
-            consumer = await client.subscribe(
-                "t",
-                "s",
-                initial_position=EARLIEST,
-                receiver_queue_size=4,
-                unacked_messages_timeout_ms=10_000,
-                batch_receive_policy=ConsumerBatchReceivePolicy(100, -1, -1),
-            )
-            for _ in range(3):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(5):
-                        await consumer.batch_receive()
-                consumer._subscriber._permits.check()
-            assert data(await receive(consumer, 3)) == [0, 1, 2]
-            await asyncio.sleep(9)
-            assert len(subscription(cluster).deliveries) == 7
-            assert max(subscription(cluster).deliveries.values()) == 1
-            for number in range(7, 20):
-                await producer.send(b"%d" % number)
-            assert data(await receive(consumer, 17)) == list(range(3, 20))
-
-    run_virtual(main())
+async def test_what_comes_again_anyway_is_not_kept_when_a_batch_receive_is_cancelled() -> None:
+    async with client_among() as (client, _):
+        await publish(client, 3)
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            initial_position=EARLIEST,
+            batch_receive_policy=ConsumerBatchReceivePolicy(100, -1, -1),
+        )
+        receiving = asyncio.get_running_loop().create_task(consumer.batch_receive())
+        await settle()
+        consumer.redeliver_unacknowledged_messages()
+        await settle()
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        assert data(await receive(consumer, 3)) == [0, 1, 2]
+        await expect_none(consumer)
 
 
-def test_what_comes_again_anyway_is_not_kept_when_a_batch_receive_is_cancelled() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            await publish(client, 3)
-            consumer = await client.subscribe(
-                "t",
-                "s",
-                initial_position=EARLIEST,
-                batch_receive_policy=ConsumerBatchReceivePolicy(100, -1, -1),
-            )
-            receiving = asyncio.get_running_loop().create_task(consumer.batch_receive())
-            await settle()
-            consumer.redeliver_unacknowledged_messages()
-            await settle()
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            assert data(await receive(consumer, 3)) == [0, 1, 2]
-            await expect_none(consumer)
-
-    run_virtual(main())
+async def test_receivers_are_served_in_order_and_a_cancelled_one_loses_nothing() -> None:
+    async with client_among() as (client, _):
+        consumer = await client.subscribe("t", "s")
+        loop = asyncio.get_running_loop()
+        waiting = [loop.create_task(consumer.receive()) for _ in range(3)]
+        await settle()
+        waiting[0].cancel()
+        await publish(client, 2, batch=2)
+        assert data([await waiting[1], await waiting[2]]) == [0, 1]
 
 
-def test_receivers_are_served_in_order_and_a_cancelled_one_loses_nothing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            consumer = await client.subscribe("t", "s")
-            loop = asyncio.get_running_loop()
-            waiting = [loop.create_task(consumer.receive()) for _ in range(3)]
-            await settle()
-            waiting[0].cancel()
-            await publish(client, 2, batch=2)
-            assert data([await waiting[1], await waiting[2]]) == [0, 1]
-
-    run_virtual(main())
-
-
-def test_listeners_belong_to_the_other_face() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            with pytest.raises(NotAllowedError, match="message_listener"):
-                await client.subscribe("t", "s", message_listener=print)
-
-    run_virtual(main())
+async def test_listeners_belong_to_the_other_face() -> None:
+    async with client_among() as (client, _):
+        with pytest.raises(NotAllowedError, match="message_listener"):
+            await client.subscribe("t", "s", message_listener=print)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_readers_begin_where_they_are_told(batch: int) -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            producer = await publish(client, 8, batch=batch)
-            earliest = await client.create_reader("t", MessageId.earliest)
-            messages = [await earliest.read_next(1000) for _ in range(8)]
-            assert data(messages) == list(range(8))
-            assert not await earliest.has_message_available()
-            latest = await client.create_reader("t", MessageId.latest)
-            assert not await latest.has_message_available()
-            last = await client.create_reader(
-                "t", MessageId.latest, start_message_id_inclusive=True
-            )
-            assert await last.has_message_available()
-            assert data([await last.read_next(1000)]) == [7]
-            assert not await last.has_message_available()
-            for inclusive in (False, True):
-                reader = await client.create_reader(
-                    "t", messages[5].message_id(), start_message_id_inclusive=inclusive
-                )
-                rest = list(range(5 if inclusive else 6, 8))
-                assert data([await reader.read_next(1000) for _ in rest]) == rest
-                assert not await reader.has_message_available()
-            await producer.send(b"8")
-            assert await latest.has_message_available()
-            assert data([await latest.read_next(1000)]) == [8]
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-def test_a_reader_goes_on_where_it_was_when_the_owner_dies(batch: int) -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 8, batch=batch)
+async def test_readers_begin_where_they_are_told(batch: int) -> None:
+    async with client_among() as (client, _):
+        producer = await publish(client, 8, batch=batch)
+        earliest = await client.create_reader("t", MessageId.earliest)
+        messages = [await earliest.read_next(1000) for _ in range(8)]
+        assert data(messages) == list(range(8))
+        assert not await earliest.has_message_available()
+        latest = await client.create_reader("t", MessageId.latest)
+        assert not await latest.has_message_available()
+        last = await client.create_reader("t", MessageId.latest, start_message_id_inclusive=True)
+        assert await last.has_message_available()
+        assert data([await last.read_next(1000)]) == [7]
+        assert not await last.has_message_available()
+        for inclusive in (False, True):
             reader = await client.create_reader(
-                "t", MessageId.earliest, start_message_id_inclusive=True
+                "t", messages[5].message_id(), start_message_id_inclusive=inclusive
             )
-            assert data([await reader.read_next(1000) for _ in range(3)]) == [0, 1, 2]
-            cluster.brokers[A].kill()
-            cluster.take_over(B)
-            assert data([await reader.read_next(5000) for _ in range(5)]) == [3, 4, 5, 6, 7]
+            rest = list(range(5 if inclusive else 6, 8))
+            assert data([await reader.read_next(1000) for _ in rest]) == rest
             assert not await reader.has_message_available()
-
-    run_virtual(main())
-
-
-def test_a_reader_at_the_end_misses_nothing_when_the_owner_dies() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 4, batch=2)
-            reader = await client.create_reader("t", MessageId.latest)
-            cluster.brokers[A].kill()
-            cluster.take_over(B)
-            producer = await client.create_producer("t")
-            await producer.send(b"4")  # before the reader is attached again
-            assert not reader.is_connected()
-            assert await reader.has_message_available()
-            assert data([await reader.read_next(5000)]) == [4]
-
-    run_virtual(main())
+        await producer.send(b"8")
+        assert await latest.has_message_available()
+        assert data([await latest.read_next(1000)]) == [8]
 
 
-def test_a_reader_lets_the_broker_forget_what_it_has_read() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            await publish(client, 6, batch=3)
-            reader = await client.create_reader("t", MessageId.earliest)
-            for _ in range(4):
-                await reader.read_next(1000)
-            await asyncio.sleep(0.2)
-            (subscribed,) = cluster.topic(TOPIC).subscriptions.values()
-            assert subscribed.unacked == {(1, 1): 0b111}
-            assert subscribed.name.startswith("reader-")
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_a_reader_goes_on_where_it_was_when_the_owner_dies(batch: int) -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 8, batch=batch)
+        reader = await client.create_reader(
+            "t", MessageId.earliest, start_message_id_inclusive=True
+        )
+        assert data([await reader.read_next(1000) for _ in range(3)]) == [0, 1, 2]
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        assert data([await reader.read_next(5000) for _ in range(5)]) == [3, 4, 5, 6, 7]
+        assert not await reader.has_message_available()
 
-    run_virtual(main())
+
+async def test_a_reader_at_the_end_misses_nothing_when_the_owner_dies() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 4, batch=2)
+        reader = await client.create_reader("t", MessageId.latest)
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        producer = await client.create_producer("t")
+        await producer.send(b"4")  # before the reader is attached again
+        assert not reader.is_connected()
+        assert await reader.has_message_available()
+        assert data([await reader.read_next(5000)]) == [4]
+
+
+async def test_a_reader_lets_the_broker_forget_what_it_has_read() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 6, batch=3)
+        reader = await client.create_reader("t", MessageId.earliest)
+        for _ in range(4):
+            await reader.read_next(1000)
+        await asyncio.sleep(0.2)
+        (subscribed,) = cluster.topic(TOPIC).subscriptions.values()
+        assert subscribed.unacked == {(1, 1): 0b111}
+        assert subscribed.name.startswith("reader-")

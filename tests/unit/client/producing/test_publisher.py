@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
-from fakes.virtual_loop import run_virtual
 from support import settle
 
 from magnetar.client.errors import (
@@ -55,454 +54,382 @@ class Outcomes:
         return [result for result, _ in self.told]
 
 
-def test_one_message_is_an_entry_of_its_own() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            assert await producer.send(b"one") == MessageId(-1, 1, 0)
-            assert await producer.send(b"two") == MessageId(-1, 1, 1)
-            assert contents(cluster.topic(TOPIC)) == [[b"one"], [b"two"]]
-            assert not cluster.topic(TOPIC).messages_of((1, 0))[1]
-            assert producer.topic() == TOPIC
-            assert producer.producer_name() == "fake-1"
-            assert producer.last_sequence_id() == 1
-            assert producer.is_connected()
-
-    run_virtual(main())
+async def test_one_message_is_an_entry_of_its_own() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        assert await producer.send(b"one") == MessageId(-1, 1, 0)
+        assert await producer.send(b"two") == MessageId(-1, 1, 1)
+        assert contents(cluster.topic(TOPIC)) == [[b"one"], [b"two"]]
+        assert not cluster.topic(TOPIC).messages_of((1, 0))[1]
+        assert producer.topic() == TOPIC
+        assert producer.producer_name() == "fake-1"
+        assert producer.last_sequence_id() == 1
+        assert producer.is_connected()
 
 
-def test_sends_of_one_turn_share_a_batch_without_waiting_for_the_timer() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", batching_max_publish_delay_ms=1000)
-            began = asyncio.get_running_loop().time()
-            async with asyncio.TaskGroup() as group:
-                sends = [group.create_task(producer.send(b"%d" % i)) for i in range(3)]
-            assert asyncio.get_running_loop().time() - began < 0.1
-            assert contents(cluster.topic(TOPIC)) == [[b"0", b"1", b"2"]]
-            assert [send.result() for send in sends] == [MessageId(-1, 1, 0, i) for i in range(3)]
-            assert sends[0].result().batch_size() == 3
-
-    run_virtual(main())
+async def test_sends_of_one_turn_share_a_batch_without_waiting_for_the_timer() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=1000)
+        began = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            sends = [group.create_task(producer.send(b"%d" % i)) for i in range(3)]
+        assert asyncio.get_running_loop().time() - began < 0.1
+        assert contents(cluster.topic(TOPIC)) == [[b"0", b"1", b"2"]]
+        assert [send.result() for send in sends] == [MessageId(-1, 1, 0, i) for i in range(3)]
+        assert sends[0].result().batch_size() == 3
 
 
-def test_send_async_waits_for_the_limits_or_the_delay() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer(
-                "t", batching_max_messages=3, batching_max_publish_delay_ms=10
-            )
-            told = Outcomes()
-            for number in range(4):
-                producer.send_async(b"%d" % number, told)
-            await settle()
-            assert contents(cluster.topic(TOPIC)) == [[b"0", b"1", b"2"]]
-            await asyncio.sleep(0.02)
-            assert contents(cluster.topic(TOPIC))[1:] == [[b"3"]]
-            assert told.results == [Result.Ok] * 4
-            await producer.flush()
-
-    run_virtual(main())
+async def test_send_async_waits_for_the_limits_or_the_delay() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer(
+            "t", batching_max_messages=3, batching_max_publish_delay_ms=10
+        )
+        told = Outcomes()
+        for number in range(4):
+            producer.send_async(b"%d" % number, told)
+        await settle()
+        assert contents(cluster.topic(TOPIC)) == [[b"0", b"1", b"2"]]
+        await asyncio.sleep(0.02)
+        assert contents(cluster.topic(TOPIC))[1:] == [[b"3"]]
+        assert told.results == [Result.Ok] * 4
+        await producer.flush()
 
 
-def test_without_batching_every_message_is_an_entry() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", batching_enabled=False)
-            for number in range(3):
-                producer.send_async(b"%d" % number, None)
-            await producer.flush()
-            assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"], [b"2"]]
-
-    run_virtual(main())
+async def test_without_batching_every_message_is_an_entry() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_enabled=False)
+        for number in range(3):
+            producer.send_async(b"%d" % number, None)
+        await producer.flush()
+        assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"], [b"2"]]
 
 
-def test_a_delayed_message_travels_alone_and_keeps_its_place() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            producer.send_async(b"0", None)
-            producer.send_async(b"1", None)
-            producer.send_async(b"2", None, deliver_after=timedelta(seconds=5))
-            producer.send_async(b"3", None)
-            producer.send_async(b"4", None)
-            await producer.flush()
-            assert contents(cluster.topic(TOPIC)) == [[b"0", b"1"], [b"2"], [b"3", b"4"]]
-
-    run_virtual(main())
+async def test_a_delayed_message_travels_alone_and_keeps_its_place() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        producer.send_async(b"0", None)
+        producer.send_async(b"1", None)
+        producer.send_async(b"2", None, deliver_after=timedelta(seconds=5))
+        producer.send_async(b"3", None)
+        producer.send_async(b"4", None)
+        await producer.flush()
+        assert contents(cluster.topic(TOPIC)) == [[b"0", b"1"], [b"2"], [b"3", b"4"]]
 
 
-def test_key_based_batches() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
-            told = Outcomes()
-            for number, key in enumerate("abab"):
-                producer.send_async(b"%d" % number, told, partition_key=key)
-            await producer.flush()
-            assert contents(cluster.topic(TOPIC)) == [[b"0", b"2"], [b"1", b"3"]]
-            assert told.results == [Result.Ok] * 4
-
-    run_virtual(main())
+async def test_key_based_batches() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
+        told = Outcomes()
+        for number, key in enumerate("abab"):
+            producer.send_async(b"%d" % number, told, partition_key=key)
+        await producer.flush()
+        assert contents(cluster.topic(TOPIC)) == [[b"0", b"2"], [b"1", b"3"]]
+        assert told.results == [Result.Ok] * 4
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))
-def test_every_part_arrives(compression: CompressionType) -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer(
-                "t", compression_type=compression, producer_name="me", properties={"role": "x"}
-            )
-            given: dict[str, Any] = {
-                "properties": {"a": "1"},
-                "partition_key": "k",
-                "ordering_key": "o",
-                "event_timestamp": 77,
-                "sequence_id": 5,
-            }
-            async with asyncio.TaskGroup() as group:
-                group.create_task(producer.send(b"x" * 1000, **given))
-                group.create_task(producer.send(None))
-            (entry,) = cluster.topic(TOPIC).entries.values()
-            assert (len(entry) > 1000) == (compression == CompressionType.NONE)
-            first, second = decode_messages(read_entry(entry))
-            assert (first.payload, first.properties) == (b"x" * 1000, {"a": "1"})
-            assert (first.partition_key, first.ordering_key) == ("k", b"o")
-            assert (first.event_time_ms, first.sequence_id) == (77, 5)
-            assert second.null_value
-            assert read_entry(entry).producer_name == "me"
-            (created,) = cluster.brokers[A].commands(pb.CommandProducer)
-            assert created.user_provided_producer_name
-            assert [(p.key, p.value) for p in created.metadata] == [("role", "x")]
-
-    run_virtual(main())
+async def test_every_part_arrives(compression: CompressionType) -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer(
+            "t", compression_type=compression, producer_name="me", properties={"role": "x"}
+        )
+        given: dict[str, Any] = {
+            "properties": {"a": "1"},
+            "partition_key": "k",
+            "ordering_key": "o",
+            "event_timestamp": 77,
+            "sequence_id": 5,
+        }
+        async with asyncio.TaskGroup() as group:
+            group.create_task(producer.send(b"x" * 1000, **given))
+            group.create_task(producer.send(None))
+        (entry,) = cluster.topic(TOPIC).entries.values()
+        assert (len(entry) > 1000) == (compression == CompressionType.NONE)
+        first, second = decode_messages(read_entry(entry))
+        assert (first.payload, first.properties) == (b"x" * 1000, {"a": "1"})
+        assert (first.partition_key, first.ordering_key) == ("k", b"o")
+        assert (first.event_time_ms, first.sequence_id) == (77, 5)
+        assert second.null_value
+        assert read_entry(entry).producer_name == "me"
+        (created,) = cluster.brokers[A].commands(pb.CommandProducer)
+        assert created.user_provided_producer_name
+        assert [(p.key, p.value) for p in created.metadata] == [("role", "x")]
 
 
-def test_what_has_no_receipt_is_sent_again_in_order_when_the_owner_dies() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            topic = cluster.topic(TOPIC)
-            producer = await client.create_producer("t", batching_enabled=False)
-            await producer.send(b"stored")
-            topic.hold_receipts = True
-            told = Outcomes()
-            for number in range(5):
-                producer.send_async(b"%d" % number, told)
-            await settle()
-            cluster.sends.clear()
-            cluster.brokers[A].kill()
-            producer.send_async(b"5", told)
-            cluster.take_over(B)
+async def test_what_has_no_receipt_is_sent_again_in_order_when_the_owner_dies() -> None:
+    async with client_among() as (client, cluster):
+        topic = cluster.topic(TOPIC)
+        producer = await client.create_producer("t", batching_enabled=False)
+        await producer.send(b"stored")
+        topic.hold_receipts = True
+        told = Outcomes()
+        for number in range(5):
+            producer.send_async(b"%d" % number, told)
+        await settle()
+        cluster.sends.clear()
+        cluster.brokers[A].kill()
+        producer.send_async(b"5", told)
+        cluster.take_over(B)
+        await producer.flush()
+        assert [sequence for sequence, _ in cluster.sends] == [1, 2, 3, 4, 5, 6]
+        assert told.results == [Result.Ok] * 6
+        assert [one for _, one in told.told] == [MessageId(-1, 2, i) for i in range(6)]
+        (created,) = cluster.brokers[B].commands(pb.CommandProducer)
+        assert created.producer_name == "fake-1"
+        assert not created.user_provided_producer_name
+        assert created.epoch >= 1
+
+
+async def test_a_dead_owner_is_left_within_a_second_of_its_takeover() -> None:
+    async with client_among() as (client, cluster):
+        loop = asyncio.get_running_loop()
+        producer = await client.create_producer("t")
+        cluster.brokers[A].kill()
+        sending = loop.create_task(producer.send(b"x"))
+        await asyncio.sleep(3.0)  # lookups still name the dead one
+        assert not producer.is_connected()
+        cluster.take_over(B)
+        began = loop.time()
+        await sending
+        assert loop.time() - began < 1.1
+
+
+async def test_a_message_times_out_and_the_next_does_not() -> None:
+    async with client_among() as (client, cluster):
+        topic = cluster.topic(TOPIC)
+        producer = await client.create_producer(
+            "t", send_timeout_millis=1000, batching_enabled=False
+        )
+        topic.hold_receipts = True
+        told = Outcomes()
+        producer.send_async(b"0", told)
+        await asyncio.sleep(0.5)
+        producer.send_async(b"1", told)
+        await asyncio.sleep(0.6)
+        assert told.results == [Result.Timeout]
+        topic.hold_receipts = False
+        cluster.brokers[A].kill()  # the new broker gets only what has not timed out
+        cluster.sends.clear()
+        cluster.take_over(B)
+        await producer.flush()
+        assert told.results == [Result.Timeout, Result.Ok]
+        assert [sequence for sequence, _ in cluster.sends] == [1]
+        assert not Timeout.definite
+
+
+async def test_messages_time_out_while_no_broker_is_there() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", send_timeout_millis=2000)
+        for broker in cluster.brokers.values():
+            broker.kill()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Timeout):
+            await producer.send(b"x")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(2.0, abs=0.01)
+
+
+async def test_a_refused_message_fails_alone() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
+        producer = await client.create_producer("t", batching_enabled=False)
+        told = Outcomes()
+        producer.send_async(b"0", told)
+        producer.send_async(b"1", told)
+        with pytest.raises(NotAllowedError, match="scripted"):
             await producer.flush()
-            assert [sequence for sequence, _ in cluster.sends] == [1, 2, 3, 4, 5, 6]
-            assert told.results == [Result.Ok] * 6
-            assert [one for _, one in told.told] == [MessageId(-1, 2, i) for i in range(6)]
-            (created,) = cluster.brokers[B].commands(pb.CommandProducer)
-            assert created.producer_name == "fake-1"
-            assert not created.user_provided_producer_name
-            assert created.epoch >= 1
-
-    run_virtual(main())
+        assert told.results == [Result.NotAllowedError, Result.Ok]
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
 
 
-def test_a_dead_owner_is_left_within_a_second_of_its_takeover() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            loop = asyncio.get_running_loop()
-            producer = await client.create_producer("t")
-            cluster.brokers[A].kill()
-            sending = loop.create_task(producer.send(b"x"))
-            await asyncio.sleep(3.0)  # lookups still name the dead one
-            assert not producer.is_connected()
-            cluster.take_over(B)
-            began = loop.time()
-            await sending
-            assert loop.time() - began < 1.1
-
-    run_virtual(main())
-
-
-def test_a_message_times_out_and_the_next_does_not() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            topic = cluster.topic(TOPIC)
-            producer = await client.create_producer(
-                "t", send_timeout_millis=1000, batching_enabled=False
-            )
-            topic.hold_receipts = True
-            told = Outcomes()
-            producer.send_async(b"0", told)
-            await asyncio.sleep(0.5)
-            producer.send_async(b"1", told)
-            await asyncio.sleep(0.6)
-            assert told.results == [Result.Timeout]
-            topic.hold_receipts = False
-            cluster.brokers[A].kill()  # the new broker gets only what has not timed out
-            cluster.sends.clear()
-            cluster.take_over(B)
-            await producer.flush()
-            assert told.results == [Result.Timeout, Result.Ok]
-            assert [sequence for sequence, _ in cluster.sends] == [1]
-            assert not Timeout.definite
-
-    run_virtual(main())
-
-
-def test_messages_time_out_while_no_broker_is_there() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", send_timeout_millis=2000)
-            for broker in cluster.brokers.values():
-                broker.kill()
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(Timeout):
-                await producer.send(b"x")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(2.0, abs=0.01)
-
-    run_virtual(main())
-
-
-def test_a_refused_message_fails_alone() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
-            producer = await client.create_producer("t", batching_enabled=False)
-            told = Outcomes()
-            producer.send_async(b"0", told)
-            producer.send_async(b"1", told)
+async def test_nobody_waits_for_what_was_refused_last() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
+        producer = await client.create_producer("t", batching_enabled=False)
+        producer.send_async(b"0", None)
+        async with asyncio.timeout(5):
             with pytest.raises(NotAllowedError, match="scripted"):
                 await producer.flush()
-            assert told.results == [Result.NotAllowedError, Result.Ok]
-            assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
-
-    run_virtual(main())
 
 
-def test_nobody_waits_for_what_was_refused_last() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
-            producer = await client.create_producer("t", batching_enabled=False)
-            producer.send_async(b"0", None)
-            async with asyncio.timeout(5):
-                with pytest.raises(NotAllowedError, match="scripted"):
-                    await producer.flush()
-
-    run_virtual(main())
-
-
-def test_who_waits_for_room_gets_that_of_a_message_that_is_too_big() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            producer = await client.create_producer(
-                "t",
-                max_pending_messages=1,
-                block_if_queue_full=True,
-                batching_max_allowed_size_in_bytes=5_242_880,
-            )
-            wide = {"name": "\N{EURO SIGN}" * 1_500_000}  # three bytes each
-            async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-                first = group.create_task(expect_too_big(producer, wide))
-                second = group.create_task(producer.send(b"x"))
-            assert first.done()
-            assert second.result() == MessageId(-1, 1, 0)
-
+async def test_who_waits_for_room_gets_that_of_a_message_that_is_too_big() -> None:
     async def expect_too_big(producer: Producer, properties: dict[str, str]) -> None:
         with pytest.raises(MessageTooBig):
             await producer.send(bytes(3_000_000), properties)
 
-    run_virtual(main())
+    async with client_among() as (client, _):
+        producer = await client.create_producer(
+            "t",
+            max_pending_messages=1,
+            block_if_queue_full=True,
+            batching_max_allowed_size_in_bytes=5_242_880,
+        )
+        wide = {"name": "\N{EURO SIGN}" * 1_500_000}  # three bytes each
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            first = group.create_task(expect_too_big(producer, wide))
+            second = group.create_task(producer.send(b"x"))
+        assert first.done()
+        assert second.result() == MessageId(-1, 1, 0)
 
 
-def test_a_flush_reports_what_was_sent_before_it_and_nothing_later() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).hold_receipts = True
-            producer = await client.create_producer("t", batching_enabled=False)
-            (created,) = cluster.brokers[A].commands(pb.CommandProducer)
-            told = Outcomes()
-            producer.send_async(b"0", told)
-            async with asyncio.TaskGroup() as group:
-                first = group.create_task(producer.flush())
-                await settle()
-                producer.send_async(b"1", told)
-                await settle()
-                stored = pb.MessageIdData(ledgerId=1, entryId=0)
-                ids = {"producer_id": created.producer_id}
-                session = cluster.brokers[A].sessions[0]
-                session.send(pb.CommandSendReceipt(**ids, sequence_id=0, message_id=stored))
-                error = pb.NotAllowedError
-                session.send(pb.CommandSendError(**ids, sequence_id=1, error=error, message="no"))
-            await first
-            assert told.results == [Result.Ok, Result.NotAllowedError]
-
-    run_virtual(main())
+async def test_a_flush_reports_what_was_sent_before_it_and_nothing_later() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).hold_receipts = True
+        producer = await client.create_producer("t", batching_enabled=False)
+        (created,) = cluster.brokers[A].commands(pb.CommandProducer)
+        told = Outcomes()
+        producer.send_async(b"0", told)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(producer.flush())
+            await settle()
+            producer.send_async(b"1", told)
+            await settle()
+            stored = pb.MessageIdData(ledgerId=1, entryId=0)
+            ids = {"producer_id": created.producer_id}
+            session = cluster.brokers[A].sessions[0]
+            session.send(pb.CommandSendReceipt(**ids, sequence_id=0, message_id=stored))
+            error = pb.NotAllowedError
+            session.send(pb.CommandSendError(**ids, sequence_id=1, error=error, message="no"))
+        await first
+        assert told.results == [Result.Ok, Result.NotAllowedError]
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_flush_reports_once_what_never_became_an_entry(batched: bool) -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", batching_enabled=batched)
-            producer.send_async(b"0", None)
-            producer.send_async(bytes(5_242_881), None)
-            producer.send_async(b"1", None)
-            with pytest.raises(MessageTooBig):
-                await producer.flush()
+async def test_a_flush_reports_once_what_never_became_an_entry(batched: bool) -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_enabled=batched)
+        producer.send_async(b"0", None)
+        producer.send_async(bytes(5_242_881), None)
+        producer.send_async(b"1", None)
+        with pytest.raises(MessageTooBig):
             await producer.flush()
-            assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"]]
-            cluster.topic(TOPIC).send_errors.append(pb.ProducerFenced)
-            with pytest.raises(ProducerFenced):
-                await producer.send(b"2")
-            producer.send_async(b"3", None)
-            with pytest.raises(ProducerFenced):
-                await producer.flush()
-
-    run_virtual(main())
-
-
-def test_a_failure_to_store_makes_the_producer_anew_and_sends_again() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).send_errors += [pb.PersistenceError, pb.PersistenceError]
-            producer = await client.create_producer("t", batching_enabled=False, producer_name="me")
-            told = Outcomes()
-            producer.send_async(b"0", told)
-            producer.send_async(b"1", told)
+        await producer.flush()
+        assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"]]
+        cluster.topic(TOPIC).send_errors.append(pb.ProducerFenced)
+        with pytest.raises(ProducerFenced):
+            await producer.send(b"2")
+        producer.send_async(b"3", None)
+        with pytest.raises(ProducerFenced):
             await producer.flush()
-            assert told.results == [Result.Ok] * 2
-            assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"]]
-            broker = cluster.brokers[A]
-            assert [one.epoch for one in broker.commands(pb.CommandProducer)] == [0, 1]
-            assert len(broker.commands(pb.CommandCloseProducer)) == 1
-
-    run_virtual(main())
 
 
-def test_a_fenced_producer_is_finished() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).send_errors.append(pb.ProducerFenced)
-            producer = await client.create_producer("t")
-            with pytest.raises(ProducerFenced):
-                await producer.send(b"0")
-            with pytest.raises(ProducerFenced):
-                await producer.send(b"1")
-            assert not producer.is_connected()
+async def test_a_failure_to_store_makes_the_producer_anew_and_sends_again() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).send_errors += [pb.PersistenceError, pb.PersistenceError]
+        producer = await client.create_producer("t", batching_enabled=False, producer_name="me")
+        told = Outcomes()
+        producer.send_async(b"0", told)
+        producer.send_async(b"1", told)
+        await producer.flush()
+        assert told.results == [Result.Ok] * 2
+        assert contents(cluster.topic(TOPIC)) == [[b"0"], [b"1"]]
+        broker = cluster.brokers[A]
+        assert [one.epoch for one in broker.commands(pb.CommandProducer)] == [0, 1]
+        assert len(broker.commands(pb.CommandCloseProducer)) == 1
 
-    run_virtual(main())
 
-
-def test_a_receipt_for_something_else_makes_the_producer_anew() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", batching_enabled=False)
+async def test_a_fenced_producer_is_finished() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).send_errors.append(pb.ProducerFenced)
+        producer = await client.create_producer("t")
+        with pytest.raises(ProducerFenced):
             await producer.send(b"0")
-            (created,) = cluster.brokers[A].commands(pb.CommandProducer)
-            stray = pb.CommandSendReceipt(producer_id=created.producer_id, sequence_id=99)
-            cluster.brokers[A].sessions[0].send(stray)
-            await settle()
-            assert not producer.is_connected()
+        with pytest.raises(ProducerFenced):
             await producer.send(b"1")
-            assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
-
-    run_virtual(main())
+        assert not producer.is_connected()
 
 
-def test_a_full_queue_refuses_or_waits() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.topic(TOPIC).hold_receipts = True
-            refusing = await client.create_producer("t", max_pending_messages=2)
-            told = Outcomes()
-            for _ in range(3):
-                refusing.send_async(b"x", told)
-            assert told.results == [Result.ProducerQueueIsFull]
-            with pytest.raises(ProducerQueueIsFull):
-                await refusing.send(b"x")
-            waiting = await client.create_producer(
-                "u", max_pending_messages=2, block_if_queue_full=True
-            )
-            async with asyncio.TaskGroup() as group:
-                sends = [group.create_task(waiting.send(b"%d" % i)) for i in range(7)]
-            assert [send.result().batch_index() for send in sends] == [0, 1, 0, 1, 0, 1, -1]
-            assert sum(map(len, contents(cluster.topic(TOPIC.replace("/t", "/u"))))) == 7
-
-    run_virtual(main())
+async def test_a_receipt_for_something_else_makes_the_producer_anew() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_enabled=False)
+        await producer.send(b"0")
+        (created,) = cluster.brokers[A].commands(pb.CommandProducer)
+        stray = pb.CommandSendReceipt(producer_id=created.producer_id, sequence_id=99)
+        cluster.brokers[A].sessions[0].send(stray)
+        await settle()
+        assert not producer.is_connected()
+        await producer.send(b"1")
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
 
 
-def test_both_sides_of_the_largest_message() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            await producer.send(bytes(5_242_880))
-            with pytest.raises(MessageTooBig) as caught:
-                await producer.send(bytes(5_242_881))
-            assert (caught.value.size_bytes, caught.value.limit_bytes) == (5_242_881, 5_242_880)
-            packed = await client.create_producer("t", compression_type=CompressionType.ZSTD)
-            await packed.send(bytes(5_242_881))
-            assert [len(one) for (one,) in contents(cluster.topic(TOPIC))] == [5_242_880, 5_242_881]
+async def test_a_full_queue_refuses_or_waits() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).hold_receipts = True
+        refusing = await client.create_producer("t", max_pending_messages=2)
+        told = Outcomes()
+        for _ in range(3):
+            refusing.send_async(b"x", told)
+        assert told.results == [Result.ProducerQueueIsFull]
+        with pytest.raises(ProducerQueueIsFull):
+            await refusing.send(b"x")
+        waiting = await client.create_producer(
+            "u", max_pending_messages=2, block_if_queue_full=True
+        )
+        async with asyncio.TaskGroup() as group:
+            sends = [group.create_task(waiting.send(b"%d" % i)) for i in range(7)]
+        assert [send.result().batch_index() for send in sends] == [0, 1, 0, 1, 0, 1, -1]
+        assert sum(map(len, contents(cluster.topic(TOPIC.replace("/t", "/u"))))) == 7
 
-    run_virtual(main())
+
+async def test_both_sides_of_the_largest_message() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        await producer.send(bytes(5_242_880))
+        with pytest.raises(MessageTooBig) as caught:
+            await producer.send(bytes(5_242_881))
+        assert (caught.value.size_bytes, caught.value.limit_bytes) == (5_242_881, 5_242_880)
+        packed = await client.create_producer("t", compression_type=CompressionType.ZSTD)
+        await packed.send(bytes(5_242_881))
+        assert [len(one) for (one,) in contents(cluster.topic(TOPIC))] == [5_242_880, 5_242_881]
 
 
-def test_close_waits_for_receipts() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            told = Outcomes()
-            producer.send_async(b"x", told)
+async def test_close_waits_for_receipts() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        told = Outcomes()
+        producer.send_async(b"x", told)
+        await producer.close()
+        assert told.results == [Result.Ok]
+        assert len(cluster.brokers[A].commands(pb.CommandCloseProducer)) == 1
+        producer.send_async(b"y", told)
+        assert told.results == [Result.Ok, Result.AlreadyClosed]
+        with pytest.raises(AlreadyClosed):
+            await producer.send(b"z")
+        await producer.close()
+
+
+async def test_close_gives_up_after_the_operations_time() -> None:
+    async with client_among(operation_timeout_seconds=3) as (client, cluster):
+        producer = await client.create_producer("t")
+        cluster.topic(TOPIC).hold_receipts = True
+        told = Outcomes()
+        producer.send_async(b"x", told)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Timeout):
             await producer.close()
-            assert told.results == [Result.Ok]
-            assert len(cluster.brokers[A].commands(pb.CommandCloseProducer)) == 1
-            producer.send_async(b"y", told)
-            assert told.results == [Result.Ok, Result.AlreadyClosed]
-            with pytest.raises(AlreadyClosed):
-                await producer.send(b"z")
-            await producer.close()
-
-    run_virtual(main())
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.01)
+        assert told.results == [Result.Interrupted]
+        assert not Interrupted.definite
 
 
-def test_close_gives_up_after_the_operations_time() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=3) as (client, cluster):
-            producer = await client.create_producer("t")
-            cluster.topic(TOPIC).hold_receipts = True
-            told = Outcomes()
-            producer.send_async(b"x", told)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(Timeout):
-                await producer.close()
-            assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.01)
-            assert told.results == [Result.Interrupted]
-            assert not Interrupted.definite
-
-    run_virtual(main())
-
-
-def test_a_broker_that_hands_over_names_the_next() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            (created,) = cluster.brokers[A].commands(pb.CommandProducer)
-            lookups = len(cluster.brokers[A].commands(pb.CommandLookupTopic))
-            cluster.take_over(B)
-            cluster.brokers[A].sessions[0].send(
-                pb.CommandCloseProducer(
-                    producer_id=created.producer_id,
-                    request_id=2**64 - 1,
-                    assignedBrokerServiceUrl=B,
-                )
+async def test_a_broker_that_hands_over_names_the_next() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        (created,) = cluster.brokers[A].commands(pb.CommandProducer)
+        lookups = len(cluster.brokers[A].commands(pb.CommandLookupTopic))
+        cluster.take_over(B)
+        cluster.brokers[A].sessions[0].send(
+            pb.CommandCloseProducer(
+                producer_id=created.producer_id,
+                request_id=2**64 - 1,
+                assignedBrokerServiceUrl=B,
             )
-            await settle()
-            began = asyncio.get_running_loop().time()
-            await producer.send(b"x")
-            assert asyncio.get_running_loop().time() - began < 0.1
-            assert len(cluster.brokers[A].commands(pb.CommandLookupTopic)) == lookups
-            assert len(cluster.brokers[B].commands(pb.CommandProducer)) == 1
-
-    run_virtual(main())
+        )
+        await settle()
+        began = asyncio.get_running_loop().time()
+        await producer.send(b"x")
+        assert asyncio.get_running_loop().time() - began < 0.1
+        assert len(cluster.brokers[A].commands(pb.CommandLookupTopic)) == lookups
+        assert len(cluster.brokers[B].commands(pb.CommandProducer)) == 1
 
 
 def refusal(number: int) -> pb.CommandError:
@@ -515,122 +442,96 @@ def refusal(number: int) -> pb.CommandError:
     ("number", "kind"),
     [(pb.ProducerBusy, ProducerBusy), (pb.NotAllowedError, NotAllowedError)],
 )
-def test_creation_fails_with_what_is_final(number: int, kind: type[PulsarException]) -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.brokers[A].script(pb.CommandProducer, refusal(number))
-            with pytest.raises(kind, match="scripted"):
-                await client.create_producer("t")
-            await (await client.create_producer("t")).send(b"x")
-
-    run_virtual(main())
+async def test_creation_fails_with_what_is_final(number: int, kind: type[PulsarException]) -> None:
+    async with client_among() as (client, cluster):
+        cluster.brokers[A].script(pb.CommandProducer, refusal(number))
+        with pytest.raises(kind, match="scripted"):
+            await client.create_producer("t")
+        await (await client.create_producer("t")).send(b"x")
 
 
-def test_creation_goes_on_through_what_passes() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            passing = [refusal(pb.ServiceNotReady), refusal(pb.MetadataError)]
-            cluster.brokers[A].script(pb.CommandProducer, *passing)
-            await (await client.create_producer("t")).send(b"x")
-
-    run_virtual(main())
+async def test_creation_goes_on_through_what_passes() -> None:
+    async with client_among() as (client, cluster):
+        passing = [refusal(pb.ServiceNotReady), refusal(pb.MetadataError)]
+        cluster.brokers[A].script(pb.CommandProducer, *passing)
+        await (await client.create_producer("t")).send(b"x")
 
 
-def test_after_creation_everything_passes_but_fencing() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", producer_name="me")
-            cluster.brokers[A].kill()
-            busy = [refusal(pb.ProducerBusy), refusal(pb.TopicNotFound), refusal(pb.ProducerFenced)]
-            cluster.brokers[B].script(pb.CommandProducer, *busy)
-            cluster.take_over(B)
-            with pytest.raises(ProducerFenced):
-                await producer.send(b"x")
-
-    run_virtual(main())
-
-
-def test_creation_gives_up_after_the_operations_time() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=3) as (client, cluster):
-            cluster.brokers[A].script(pb.CommandProducer, None)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(Timeout, match=r"no answer within 3\.0 s"):
-                await client.create_producer("t")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.01)
-            await settle()
-            # It may be made all the same, so it is closed.
-            assert len(cluster.brokers[A].commands(pb.CommandCloseProducer)) == 1
-            for broker in cluster.brokers.values():
-                broker.kill()
-            with pytest.raises(ConnectError, match=r"a:6660: connection .*b:6660"):
-                await client.create_producer("t")
-
-    run_virtual(main())
-
-
-def test_what_cannot_be_created() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            with pytest.raises(InvalidTopicName):
-                await client.create_producer("a/b")
-            cluster.partitions[TOPIC] = 3
-            with pytest.raises(NotAllowedError, match="partition"):
-                await client.create_producer("t")
-            assert await client.get_topic_partitions("t") == [
-                f"{TOPIC}-partition-{number}" for number in range(3)
-            ]
-            assert await client.get_topic_partitions("u") == [TOPIC.replace("/t", "/u")]
-
-    run_virtual(main())
-
-
-def test_sequence_ids_go_on_where_they_were_told() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t", initial_sequence_id=41)
-            assert producer.last_sequence_id() == 41
+async def test_after_creation_everything_passes_but_fencing() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", producer_name="me")
+        cluster.brokers[A].kill()
+        busy = [refusal(pb.ProducerBusy), refusal(pb.TopicNotFound), refusal(pb.ProducerFenced)]
+        cluster.brokers[B].script(pb.CommandProducer, *busy)
+        cluster.take_over(B)
+        with pytest.raises(ProducerFenced):
             await producer.send(b"x")
-            assert producer.last_sequence_id() == 42
-            created = pb.CommandProducerSuccess(
-                request_id=0, producer_name="me", last_sequence_id=9
-            )
-            cluster.brokers[A].script(pb.CommandProducer, created)
-            again = await client.create_producer("t", producer_name="me")
-            assert again.last_sequence_id() == 9
-
-    run_virtual(main())
 
 
-def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            producer = await client.create_producer("t")
+async def test_creation_gives_up_after_the_operations_time() -> None:
+    async with client_among(operation_timeout_seconds=3) as (client, cluster):
+        cluster.brokers[A].script(pb.CommandProducer, None)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Timeout, match=r"no answer within 3\.0 s"):
+            await client.create_producer("t")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.01)
+        await settle()
+        # It may be made all the same, so it is closed.
+        assert len(cluster.brokers[A].commands(pb.CommandCloseProducer)) == 1
+        for broker in cluster.brokers.values():
+            broker.kill()
+        with pytest.raises(ConnectError, match=r"a:6660: connection .*b:6660"):
+            await client.create_producer("t")
 
-            def fail(_: Result, __: MessageId | None) -> None:
-                raise RuntimeError("the user's")
 
-            told = Outcomes()
-            producer.send_async(b"0", fail)
-            producer.send_async(b"1", told)
-            await producer.flush()
-            assert told.results == [Result.Ok]
+async def test_what_cannot_be_created() -> None:
+    async with client_among() as (client, cluster):
+        with pytest.raises(InvalidTopicName):
+            await client.create_producer("a/b")
+        cluster.partitions[TOPIC] = 3
+        with pytest.raises(NotAllowedError, match="partition"):
+            await client.create_producer("t")
+        assert await client.get_topic_partitions("t") == [
+            f"{TOPIC}-partition-{number}" for number in range(3)
+        ]
+        assert await client.get_topic_partitions("u") == [TOPIC.replace("/t", "/u")]
 
-    run_virtual(main())
+
+async def test_sequence_ids_go_on_where_they_were_told() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", initial_sequence_id=41)
+        assert producer.last_sequence_id() == 41
+        await producer.send(b"x")
+        assert producer.last_sequence_id() == 42
+        created = pb.CommandProducerSuccess(request_id=0, producer_name="me", last_sequence_id=9)
+        cluster.brokers[A].script(pb.CommandProducer, created)
+        again = await client.create_producer("t", producer_name="me")
+        assert again.last_sequence_id() == 9
+
+
+async def test_a_callback_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with client_among() as (client, _):
+        producer = await client.create_producer("t")
+
+        def fail(_: Result, __: MessageId | None) -> None:
+            raise RuntimeError("the user's")
+
+        told = Outcomes()
+        producer.send_async(b"0", fail)
+        producer.send_async(b"1", told)
+        await producer.flush()
+        assert told.results == [Result.Ok]
     assert "the user's" in caplog.text
 
 
-def test_a_cancelled_send_does_not_disturb_the_others() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer: Producer = await client.create_producer("t")
-            first = asyncio.get_running_loop().create_task(producer.send(b"0"))
-            await asyncio.sleep(0)
-            first.cancel()
-            await producer.send(b"1")
-            assert [one for entry in contents(cluster.topic(TOPIC)) for one in entry] == [
-                b"0",
-                b"1",
-            ]
-
-    run_virtual(main())
+async def test_a_cancelled_send_does_not_disturb_the_others() -> None:
+    async with client_among() as (client, cluster):
+        producer: Producer = await client.create_producer("t")
+        first = asyncio.get_running_loop().create_task(producer.send(b"0"))
+        await asyncio.sleep(0)
+        first.cancel()
+        await producer.send(b"1")
+        assert [one for entry in contents(cluster.topic(TOPIC)) for one in entry] == [
+            b"0",
+            b"1",
+        ]

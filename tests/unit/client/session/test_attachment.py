@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
 from fakes.session_broker import UNASKED, Session
-from fakes.virtual_loop import run_virtual
 
 from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.options import InitialPosition
@@ -43,76 +42,61 @@ def close_consumer(session: Session, body: Any) -> None:
     session.send(pb.CommandCloseConsumer(consumer_id=body.consumer_id, request_id=UNASKED))
 
 
-def test_a_producer_that_is_closed_in_the_frame_that_made_it(
+async def test_a_producer_that_is_closed_in_the_frame_that_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     once_after(monkeypatch, "on_producer", close_producer)
 
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            await producer.send(b"x")
-            await producer.close()
-            assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
-
-    run_virtual(main())
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        await producer.close()
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
 
 
-def test_acknowledgements_outlive_a_consumer_that_is_closed_in_the_frame_that_made_it(
+async def test_acknowledgements_outlive_a_consumer_that_is_closed_in_the_frame_that_made_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            producer = await client.create_producer("t")
-            consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
-            await producer.send(b"x")
-            await consumer.acknowledge(await consumer.receive())
-            subscription = cluster.topic(TOPIC).subscriptions["s"]
-            once_after(monkeypatch, "on_subscribe", close_consumer)
-            (held,) = subscription.consumers
-            close_consumer(held.session, held)
-            await consumer.close()
-            assert not subscription.unacked
-
-    run_virtual(main())
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
+        await producer.send(b"x")
+        await consumer.acknowledge(await consumer.receive())
+        subscription = cluster.topic(TOPIC).subscriptions["s"]
+        once_after(monkeypatch, "on_subscribe", close_consumer)
+        (held,) = subscription.consumers
+        close_consumer(held.session, held)
+        await consumer.close()
+        assert not subscription.unacked
 
 
 @pytest.mark.parametrize("question", [pb.CommandPartitionedTopicMetadata, pb.CommandLookupTopic])
-def test_a_broker_that_does_not_answer_leaves_time_to_ask_another(question: type) -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.brokers[A].script(question, *[None] * 9)
-            cluster.owners[TOPIC] = B
-            began = asyncio.get_running_loop().time()
+async def test_a_broker_that_does_not_answer_leaves_time_to_ask_another(question: type) -> None:
+    async with client_among() as (client, cluster):
+        cluster.brokers[A].script(question, *[None] * 9)
+        cluster.owners[TOPIC] = B
+        began = asyncio.get_running_loop().time()
+        await client.create_producer("t")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(10, abs=0.1)
+        await client.create_producer("t")  # B is asked first now
+        assert len(cluster.brokers[A].commands(question)) == 1
+
+
+async def test_where_nobody_answers_lookups_the_time_is_up_as_before() -> None:
+    async with client_among(operation_timeout_seconds=2) as (client, cluster):
+        for url in (A, B):
+            cluster.brokers[url].script(pb.CommandLookupTopic, *[None] * 9)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(PulsarException, match="no answer within"):
             await client.create_producer("t")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(10, abs=0.1)
-            await client.create_producer("t")  # B is asked first now
-            assert len(cluster.brokers[A].commands(question)) == 1
-
-    run_virtual(main())
+        assert asyncio.get_running_loop().time() - began == pytest.approx(2, abs=0.01)
 
 
-def test_where_nobody_answers_lookups_the_time_is_up_as_before() -> None:
-    async def main() -> None:
-        async with client_among(operation_timeout_seconds=2) as (client, cluster):
-            for url in (A, B):
-                cluster.brokers[url].script(pb.CommandLookupTopic, *[None] * 9)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(PulsarException, match="no answer within"):
-                await client.create_producer("t")
-            assert asyncio.get_running_loop().time() - began == pytest.approx(2, abs=0.01)
-
-    run_virtual(main())
-
-
-def test_a_client_that_is_closed_while_it_begins_makes_nobody_wait() -> None:
-    async def main() -> None:
-        async with client_among() as (client, _):
-            creating = asyncio.get_running_loop().create_task(client.create_producer("t"))
-            await asyncio.sleep(0)
-            await client.close()
-            async with asyncio.timeout(5):
-                with pytest.raises(AlreadyClosed):
-                    await creating
-
-    run_virtual(main())
+async def test_a_client_that_is_closed_while_it_begins_makes_nobody_wait() -> None:
+    async with client_among() as (client, _):
+        creating = asyncio.get_running_loop().create_task(client.create_producer("t"))
+        await asyncio.sleep(0)
+        await client.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(AlreadyClosed):
+                await creating

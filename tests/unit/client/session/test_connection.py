@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
-from fakes.virtual_loop import run_virtual
 from support import settle
 
 from magnetar.client.errors import (
@@ -25,8 +25,7 @@ from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.memory_stream import memory_stream_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
+    from collections.abc import AsyncIterator
 
 CONNECTED = encode_command(pb.CommandConnected(server_version="fake"))
 
@@ -48,21 +47,18 @@ class Peer:
             return
 
 
-def converse(talk: Callable[[Peer], Coroutine[Any, Any, None]], *, accept: bool = True) -> None:
-    """Run `talk` beside a connection that the broker has accepted."""
-
-    async def main() -> None:
-        peer = Peer()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(peer.connection.run())
-            group.create_task(peer.read())
-            if accept:
-                await peer.stream.send([CONNECTED])
-                await peer.connection.wait_opened()
-            await talk(peer)
-            await peer.connection.close()
-
-    run_virtual(main())
+@asynccontextmanager
+async def conversation(*, accept: bool = True) -> AsyncIterator[Peer]:
+    """A connection that runs, and that the broker has accepted."""
+    peer = Peer()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(peer.connection.run())
+        group.create_task(peer.read())
+        if accept:
+            await peer.stream.send([CONNECTED])
+            await peer.connection.wait_opened()
+        yield peer
+        await peer.connection.close()
 
 
 class Listener:
@@ -75,29 +71,25 @@ class Listener:
         return lambda *arguments: self.told.append((name, *arguments))
 
 
-def test_connect_comes_first() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_connect_comes_first() -> None:
+    async with conversation() as peer:
         await settle()
         assert isinstance(peer.got[0], pb.CommandConnect)
         assert peer.got[0].protocol_version == 21
         assert peer.got[0].client_version.startswith("Magnetar-Python")
         assert peer.connection.max_message_bytes == 5_242_880
 
-    converse(talk)
 
-
-def test_a_broker_that_does_not_accept_is_given_up() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_that_does_not_accept_is_given_up() -> None:
+    async with conversation(accept=False) as peer:
         began = asyncio.get_running_loop().time()
         with pytest.raises(ConnectError, match="no answer within 10 s"):
             await peer.connection.wait_opened()
         assert asyncio.get_running_loop().time() - began == pytest.approx(10)
 
-    converse(talk, accept=False)
 
-
-def test_a_broker_that_refuses_says_why() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_broker_that_refuses_says_why() -> None:
+    async with conversation(accept=False) as peer:
         refusal = pb.CommandError(
             request_id=2**64 - 1, error=pb.AuthenticationError, message="who are you"
         )
@@ -105,11 +97,9 @@ def test_a_broker_that_refuses_says_why() -> None:
         with pytest.raises(AuthenticationError, match="who are you"):
             await peer.connection.wait_opened()
 
-    converse(talk, accept=False)
 
-
-def test_each_side_says_that_it_is_there() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_each_side_says_that_it_is_there() -> None:
+    async with conversation() as peer:
         await peer.stream.send([encode_command(pb.CommandPing())])
         for _ in range(10):
             await asyncio.sleep(KEEPALIVE_S)
@@ -119,11 +109,9 @@ def test_each_side_says_that_it_is_there() -> None:
         assert kinds.count(pb.CommandPing) >= 10
         assert peer.connection.error is None
 
-    converse(talk)
 
-
-def test_a_silent_broker_is_taken_for_dead() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_silent_broker_is_taken_for_dead() -> None:
+    async with conversation() as peer:
         listener = Listener()
         peer.connection.add_producer(1, listener)
         await asyncio.sleep(KEEPALIVE_S * SILENT_INTERVALS_MAX + 1)
@@ -131,11 +119,9 @@ def test_a_silent_broker_is_taken_for_dead() -> None:
         assert "silent for 60" in peer.connection.error.reason
         assert [name for name, *_ in listener.told] == ["on_disconnected"]
 
-    converse(talk)
 
-
-def test_requests_are_answered_by_their_ids_in_any_order() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_requests_are_answered_by_their_ids_in_any_order() -> None:
+    async with conversation() as peer:
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(
@@ -151,11 +137,9 @@ def test_requests_are_answered_by_their_ids_in_any_order() -> None:
                 await peer.stream.send([encode_command(pb.CommandSuccess(request_id=request_id))])
         assert [one.result().request_id for one in asked] == ids
 
-    converse(talk)
 
-
-def test_an_error_is_raised_where_it_was_asked() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_an_error_is_raised_where_it_was_asked() -> None:
+    async with conversation() as peer:
         asking = asyncio.get_running_loop().create_task(
             peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandSuccess)
         )
@@ -167,11 +151,9 @@ def test_an_error_is_raised_where_it_was_asked() -> None:
         with pytest.raises(TopicNotFound, match="gone"):
             await asking
 
-    converse(talk)
 
-
-def test_the_wrong_kind_of_answer_is_an_error() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_the_wrong_kind_of_answer_is_an_error() -> None:
+    async with conversation() as peer:
         asking = asyncio.get_running_loop().create_task(
             peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandProducerSuccess)
         )
@@ -181,11 +163,9 @@ def test_the_wrong_kind_of_answer_is_an_error() -> None:
         with pytest.raises(ConnectError, match="CommandSuccess"):
             await asking
 
-    converse(talk)
 
-
-def test_when_the_stream_breaks_everybody_is_told() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_when_the_stream_breaks_everybody_is_told() -> None:
+    async with conversation() as peer:
         producer, consumer = Listener(), Listener()
         peer.connection.add_producer(1, producer)
         peer.connection.add_consumer(2, consumer)
@@ -203,8 +183,6 @@ def test_when_the_stream_breaks_everybody_is_told() -> None:
         peer.connection.ask(pb.CommandLookupTopic(topic="t"), told.append)
         assert isinstance(told[0], PulsarException)
 
-    converse(talk)
-
 
 @pytest.mark.parametrize(
     "nonsense",
@@ -214,29 +192,25 @@ def test_when_the_stream_breaks_everybody_is_told() -> None:
         b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff",
     ],
 )
-def test_nonsense_ends_the_session(nonsense: bytes) -> None:
-    async def talk(peer: Peer) -> None:
+async def test_nonsense_ends_the_session(nonsense: bytes) -> None:
+    async with conversation() as peer:
         await peer.stream.send([nonsense])
         await settle()
         assert isinstance(peer.connection.error, ConnectError)
         assert "nonsense" in peer.connection.error.reason
 
-    converse(talk)
 
-
-def test_a_command_of_a_later_version_is_passed_over() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_a_command_of_a_later_version_is_passed_over() -> None:
+    async with conversation() as peer:
         later = b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x63"
         await peer.stream.send([later, encode_command(pb.CommandPing())])
         await settle()
         assert peer.connection.error is None
         assert isinstance(peer.got[-1], pb.CommandPong)
 
-    converse(talk)
 
-
-def test_receipts_of_a_frame_are_followed_by_its_end() -> None:
-    async def talk(peer: Peer) -> None:
+async def test_receipts_of_a_frame_are_followed_by_its_end() -> None:
+    async with conversation() as peer:
         producer = Listener()
         peer.connection.add_producer(1, producer)
         receipts = [
@@ -257,77 +231,58 @@ def test_receipts_of_a_frame_are_followed_by_its_end() -> None:
             ("on_frame_end",),
         ]
 
-    converse(talk)
+
+async def test_a_broker_has_one_session_to_publish_and_one_to_consume() -> None:
+    async with client_among() as (client, cluster):
+        for name in ("t", "u"):
+            await client.create_producer(name)
+            await client.subscribe(name, "s")
+        publishing, consuming = cluster.brokers[A].sessions
+        kinds = [{type(body) for body in session.commands} for session in (publishing, consuming)]
+        assert {pb.CommandLookupTopic, pb.CommandProducer} <= kinds[0]
+        assert pb.CommandSubscribe not in kinds[0]
+        assert pb.CommandSubscribe in kinds[1]
+        assert pb.CommandLookupTopic not in kinds[1]
 
 
-def test_a_broker_has_one_session_to_publish_and_one_to_consume() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            for name in ("t", "u"):
-                await client.create_producer(name)
-                await client.subscribe(name, "s")
-            publishing, consuming = cluster.brokers[A].sessions
-            kinds = [
-                {type(body) for body in session.commands} for session in (publishing, consuming)
+async def test_a_lookup_is_followed_to_the_owner() -> None:
+    async with client_among() as (client, cluster):
+        cluster.owners[TOPIC] = B
+        await (await client.create_producer("t")).send(b"x")
+        assert cluster.brokers[A].commands(pb.CommandProducer) == []
+        (looked_up,) = cluster.brokers[B].commands(pb.CommandLookupTopic)
+        assert looked_up.authoritative
+
+
+async def test_brokers_that_point_at_each_other() -> None:
+    async with client_among() as (client, cluster):
+        response = pb.CommandLookupTopicResponse
+        for url, other in ((A, B), (B, A)):
+            answers = [
+                response(request_id=0, brokerServiceUrl=other, response=response.Redirect)
+                for _ in range(REDIRECTS_MAX)
             ]
-            assert {pb.CommandLookupTopic, pb.CommandProducer} <= kinds[0]
-            assert pb.CommandSubscribe not in kinds[0]
-            assert pb.CommandSubscribe in kinds[1]
-            assert pb.CommandLookupTopic not in kinds[1]
-
-    run_virtual(main())
-
-
-def test_a_lookup_is_followed_to_the_owner() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            cluster.owners[TOPIC] = B
-            await (await client.create_producer("t")).send(b"x")
-            assert cluster.brokers[A].commands(pb.CommandProducer) == []
-            (looked_up,) = cluster.brokers[B].commands(pb.CommandLookupTopic)
-            assert looked_up.authoritative
-
-    run_virtual(main())
-
-
-def test_brokers_that_point_at_each_other() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            response = pb.CommandLookupTopicResponse
-            for url, other in ((A, B), (B, A)):
-                answers = [
-                    response(request_id=0, brokerServiceUrl=other, response=response.Redirect)
-                    for _ in range(REDIRECTS_MAX)
-                ]
-                cluster.brokers[url].script(pb.CommandLookupTopic, *answers)
-            with pytest.raises(LookupError, match="redirects"):
-                await client.create_producer("t")
-
-    run_virtual(main())
-
-
-def test_a_lookup_that_fails() -> None:
-    async def main() -> None:
-        async with client_among() as (client, cluster):
-            response = pb.CommandLookupTopicResponse
-            failed = response(
-                request_id=0, response=response.Failed, error=pb.TopicNotFound, message="no tenant"
-            )
-            cluster.brokers[A].script(pb.CommandLookupTopic, failed)
-            with pytest.raises(TopicNotFound, match="no tenant"):
-                await client.create_producer("t")
-            unusable = response(request_id=0, response=response.Connect, brokerServiceUrl="what")
-            cluster.brokers[A].script(pb.CommandLookupTopic, unusable)
-            await client.create_producer("t")  # it asked again
-
-    run_virtual(main())
-
-
-def test_a_dead_address_in_the_service_url_is_passed_over() -> None:
-    async def main() -> None:
-        async with client_among(service_url="grpc://nowhere:1,a:6660") as (client, _):
-            began = asyncio.get_running_loop().time()
+            cluster.brokers[url].script(pb.CommandLookupTopic, *answers)
+        with pytest.raises(LookupError, match="redirects"):
             await client.create_producer("t")
-            assert asyncio.get_running_loop().time() == began
 
-    run_virtual(main())
+
+async def test_a_lookup_that_fails() -> None:
+    async with client_among() as (client, cluster):
+        response = pb.CommandLookupTopicResponse
+        failed = response(
+            request_id=0, response=response.Failed, error=pb.TopicNotFound, message="no tenant"
+        )
+        cluster.brokers[A].script(pb.CommandLookupTopic, failed)
+        with pytest.raises(TopicNotFound, match="no tenant"):
+            await client.create_producer("t")
+        unusable = response(request_id=0, response=response.Connect, brokerServiceUrl="what")
+        cluster.brokers[A].script(pb.CommandLookupTopic, unusable)
+        await client.create_producer("t")  # it asked again
+
+
+async def test_a_dead_address_in_the_service_url_is_passed_over() -> None:
+    async with client_among(service_url="grpc://nowhere:1,a:6660") as (client, _):
+        began = asyncio.get_running_loop().time()
+        await client.create_producer("t")
+        assert asyncio.get_running_loop().time() == began

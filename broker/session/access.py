@@ -1,0 +1,83 @@
+"""The role and the permissions of a client: the seam between sessions and authentication.
+
+The session machine gives the credentials of CONNECT to an `Authenticator`. The answer accepts the
+client with its grants, asks for more (AUTH_CHALLENGE), or refuses the client. Grants are asked
+before each command that names a topic or namespace. Commands of an open producer or consumer need
+no grant of their own: PRODUCER and SUBSCRIBE were granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from magnetar.protos.names import NamespaceName, TopicName
+
+Resource = TopicName | NamespaceName
+
+
+class Permission(Enum):
+    """What a client may do with a topic or a namespace."""
+
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    LOOKUP = "lookup"  # of a topic: its partitions and owner; of a namespace: its topics
+
+
+class Grants(Protocol):
+    """What one client may do."""
+
+    def allow(self, permission: Permission, resource: Resource) -> bool:
+        """Whether the client has this permission now. Does no I/O."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What one side says to authenticate: the data of CONNECT, AUTH_CHALLENGE or AUTH_RESPONSE."""
+
+    method: str  # auth_method_name; "" if the client names none
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The client is authenticated."""
+
+    role: str
+    grants: Grants
+
+
+@dataclass(frozen=True, slots=True)
+class Challenged:
+    """The client must answer this challenge."""
+
+    challenge: Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The client is not authenticated. The reason goes to the client and into the log."""
+
+    reason: str
+
+
+Outcome = Accepted | Challenged | Refused
+
+
+class Authenticator(Protocol):
+    """Authenticates the client of one connection; each connection has its own."""
+
+    def authenticate(self, credentials: Credentials) -> Outcome:
+        """Judge the credentials of CONNECT, then the answer to each challenge. Does no I/O: keys
+        and roles are kept up to date elsewhere. An exception fails the connection."""
+
+
+class AllowAll:
+    """Accepts every client and grants it everything."""
+
+    def authenticate(self, credentials: Credentials) -> Outcome:
+        return Accepted("", self)
+
+    def allow(self, permission: Permission, resource: Resource) -> bool:
+        return True

@@ -1,0 +1,157 @@
+"""One connection as its handlers and events see it.
+
+The context holds what is open on the connection and the ways to talk to the client. It has no task
+and never waits; the connection (connection.py) reads, writes and keeps time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import ConsumerNotFound, NotAuthorized
+from magnetar.broker.topic.contract import ClientInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.session.access import Permission, Resource
+    from magnetar.broker.session.session import Session
+    from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.metadata.model import BrokerRegistration
+    from magnetar.protos.names import TopicName
+    from magnetar.runtime.frames import Outbox
+
+DELIVERY_BYTES_MAX: Final = 1 << 20  # toward a consumer: four full frames keep a stream busy
+
+
+class Transport(StrEnum):
+    """How the client connected; a lookup answers with the owner's address for it."""
+
+    GRPC = "grpc"
+    PULSAR = "pulsar"
+
+
+class Context:
+    """Made by a connection, for its handlers and events."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        session: Session,
+        outbox: Outbox,
+        *,
+        transport: Transport,
+        peer: str,
+        end: Callable[[str], None],
+        probe: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self.broker = broker
+        self.session = session
+        self.producers: dict[int, ProducerHandle] = {}  # those that are open
+        self.consumers: dict[int, ConsumerHandle] = {}
+        self.published: set[int] = set()  # producers that published in the frame being read
+        self.over = False  # the connection ends: nothing more is opened or carried out
+        self.put = outbox.put  # sends a message
+        self.put_control = outbox.put_control  # sends a command, before messages
+        self.end = end  # closes the connection, for this reason
+        self.probe = probe  # whether the client answers a PING
+        self.lacking_room = asyncio.Event()  # some consumers were refused room
+        self._refused_room: set[int] = set()
+        self._outbox = outbox
+        self._transport = transport
+        self._peer = peer
+
+    @property
+    def client(self) -> ClientInfo:
+        return ClientInfo(address=self._peer, version=self.session.client_version)
+
+    # ---- permissions -----------------------------------------------------------------------------
+
+    def require(self, permission: Permission, resource: Resource) -> None:
+        """Raises NotAuthorized if the client lacks the permission."""
+        grants = self.session.grants
+        assert grants is not None, "a request before the client is authenticated"
+        if not grants.allow(permission, resource):
+            raise NotAuthorized(self.session.role, permission.value, str(resource))
+
+    # ---- producers and consumers -----------------------------------------------------------------
+
+    def add_producer(self, producer_id: int, handle: ProducerHandle) -> bool:
+        """The topic has opened it. False: the client has gone or has closed the id meanwhile, and
+        the producer is closed."""
+        if self.over or not self.session.on_producer_opened(producer_id):
+            handle.close_nowait()
+            return False
+        self.producers[producer_id] = handle
+        return True
+
+    def add_consumer(self, consumer_id: int, handle: ConsumerHandle) -> bool:
+        """As `add_producer`."""
+        if self.over or not self.session.on_consumer_opened(consumer_id):
+            handle.close_nowait()
+            return False
+        self.consumers[consumer_id] = handle
+        return True
+
+    def consumer(self, consumer_id: int) -> ConsumerHandle:
+        """Raises ConsumerNotFound: the subscription closed it after the request was admitted."""
+        try:
+            return self.consumers[consumer_id]
+        except KeyError:
+            raise ConsumerNotFound(consumer_id) from None
+
+    def remove_producer(self, producer_id: int, handle: ProducerHandle | None) -> None:
+        """It is closed. No effect if its id is free or in use again."""
+        if handle is not None and self.producers.get(producer_id) is handle:
+            del self.producers[producer_id]
+            self.session.on_producer_closed(producer_id)
+
+    def remove_consumer(self, consumer_id: int, handle: ConsumerHandle | None) -> None:
+        """It is closed. No effect if its id is free or in use again."""
+        if handle is not None and self.consumers.get(consumer_id) is handle:
+            del self.consumers[consumer_id]
+            self._refused_room.discard(consumer_id)
+            self.session.on_consumer_closed(consumer_id)
+
+    def leave(self) -> None:
+        """The connection is gone: close its producers and consumers. Idempotent."""
+        self.over = True
+        for producer in self.producers.values():
+            producer.close_nowait()
+        for consumer in self.consumers.values():
+            consumer.close_nowait()
+        self.producers.clear()
+        self.consumers.clear()
+
+    # ---- room for messages -----------------------------------------------------------------------
+
+    def writable(self, consumer_id: int) -> bool:
+        """Whether a subscription may deliver; if not, it is called when there is room."""
+        if self._outbox.pending_bytes < DELIVERY_BYTES_MAX:
+            return True
+        self._refused_room.add(consumer_id)
+        self.lacking_room.set()
+        return False
+
+    def offer_room(self) -> None:
+        """There is room again: call the subscriptions that were refused."""
+        refused, self._refused_room = self._refused_room, set()
+        for consumer_id in refused:
+            handle = self.consumers.get(consumer_id)
+            if handle is not None:
+                handle.on_writable()
+
+    # ---- addresses -------------------------------------------------------------------------------
+
+    def url(self, broker: BrokerRegistration) -> str:
+        """The broker's address for the transport of this client."""
+        return broker.grpc_url if self._transport is Transport.GRPC else broker.pulsar_url
+
+    def next_owner_url(self, topic: TopicName) -> str:
+        """The address of the broker that takes the topic over; "": none is chosen."""
+        next_owner = self.broker.next_owner_of(topic)
+        return self.url(next_owner) if next_owner is not None else ""

@@ -1,0 +1,23 @@
+"""What all connections of one broker share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.broker.session.access import AllowAll
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.session.access import Authenticator
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """The broker that the connections serve, how their clients are authenticated, and a counter."""
+
+    broker: Broker
+    make_authenticator: Callable[[], Authenticator] = AllowAll  # called once per connection
+    failures: int = 0  # connections that the broker closed after an unexpected exception

@@ -1,0 +1,48 @@
+"""PRODUCER and CLOSE_PRODUCER."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.session import reply, request
+from magnetar.broker.session.access import Permission
+from magnetar.broker.session.events import ProducerEvents
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from magnetar.broker.session.context import Context
+
+
+async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
+    name, wanted = request.producer(body, context.client)
+    if body.initial_subscription_name:
+        context.require(Permission.CONSUME, name)
+    topic = await context.broker.topic(name)
+    if body.initial_subscription_name:
+        await topic.ensure_subscription(body.initial_subscription_name, EARLIEST, properties={})
+    events = ProducerEvents(context, body.producer_id, name)
+    handle = await topic.add_producer(wanted, events)
+    if not context.add_producer(body.producer_id, handle):
+        return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")
+    return confirm_producer(context, body)
+
+
+def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
+    """The answer to PRODUCER when the producer is open."""
+    handle = context.producers[body.producer_id]
+    return reply.producer_success(
+        body.request_id, handle.name, handle.last_sequence_id, handle.topic_epoch
+    )
+
+
+async def close_producer(context: Context, body: pb.CommandCloseProducer) -> bytes:
+    """What the client sent before is answered first. A producer that the topic has closed
+    meanwhile is closed."""
+    handle = context.producers.get(body.producer_id)
+    try:
+        if handle is not None:
+            await handle.close()
+    finally:
+        context.remove_producer(body.producer_id, handle)
+    return reply.success(body.request_id)

@@ -1,0 +1,91 @@
+"""docs/tutorial.md, followed to the letter: every program and command, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fakes.standalone_process import StandaloneProcess
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark]
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+BLOCK = re.compile(r'^```(sh|python)(?: title="([a-z.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+DEFAULT_URL = "grpc://localhost:6660"
+
+
+@dataclass
+class Reader:
+    """Does what the tutorial says, with the server on other ports."""
+
+    server: StandaloneProcess
+    folder: Path
+
+    def save(self, name: str, program: str) -> None:
+        text = program.replace(DEFAULT_URL, self.server.service_url)
+        (self.folder / name).write_text(text)
+
+    def run(self, command: str) -> str:
+        bin_folder = Path(sys.executable).parent
+        environment = os.environ | {
+            "MAGNETAR_SERVICE_URL": self.server.service_url,
+            "MAGNETAR_ADMIN_URL": f"http://localhost:{self.server.http_port}",
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+
+def test_a_new_user_can_follow_the_tutorial(tmp_path: Path) -> None:
+    server = StandaloneProcess(tmp_path / "server")
+    server.start()
+    reader = Reader(server, tmp_path)
+    said: list[str] = []
+    try:
+        for kind, name, text in BLOCK.findall(TUTORIAL.read_text()):
+            if kind == "python":
+                reader.save(name, text)
+                continue
+            for command in text.splitlines():
+                if command.startswith("magnetar standalone"):
+                    continue  # it runs already
+                said.append(reader.run(command))
+                if "Lima 22" in command:
+                    server.kill()
+                    server.start()
+    finally:
+        server.end()
+    told = "\n".join(said)
+    assert said[1].count("content:") == 3
+    assert re.search(r"weather", said[2])
+    assert "shell" in said[3]
+    unkeyed = ["(no key) Oslo 4", "(no key) Rome 19", "(no key) Cairo 31"]
+    assert said[5].splitlines() == [*unkeyed, "Oslo 5", "Rome 21", "Cairo 30", "Oslo 6"]
+    assert "Lima 22\n" in told
+    assert re.search(r"\|\s*Oslo\|\s*6\|", said[-1])
+
+
+def test_every_command_of_the_tutorial_is_known() -> None:
+    blocks = BLOCK.findall(TUTORIAL.read_text())
+    assert {name for kind, name, _ in blocks if kind == "python"} == {
+        "publish.py",
+        "work.py",
+        "query.py",
+    }
+    assert TUTORIAL.read_text().count("```") == 2 * len(blocks), "a block of another kind"

@@ -1,0 +1,361 @@
+"""The command table: every command of the protocol is answered, ignored or refused, by its row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.entries import entry_of
+from fakes.place import place
+
+from magnetar.broker.session.access import Accepted, Permission
+from magnetar.broker.session.commands import COMMANDS, REQUESTS, RULES, UNSUPPORTED
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import NamespaceName, TopicName
+
+if TYPE_CHECKING:
+    from fakes.wire import WireClient
+    from google.protobuf.message import Message
+
+    from magnetar.broker.session.access import Credentials, Outcome, Resource
+
+TOPIC = "persistent://public/default/t"
+Type = pb.BaseCommand.Type
+IGNORED = None  # it has no answer of its own
+ENDED = "the connection ends"
+
+BODIES = {
+    field.number: getattr(pb, field.message_type.name)
+    for field in pb.BaseCommand.DESCRIPTOR.fields
+    if field.message_type is not None
+}
+
+
+def name_of(kind: int) -> str:
+    return Type.Name(kind)
+
+
+# ---- the tables ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", Type.values(), ids=name_of)
+def test_every_command_has_a_row_or_a_reason(kind: int) -> None:
+    assert (kind in COMMANDS) != (kind in UNSUPPORTED)
+    assert kind in RULES
+
+
+def test_the_tables_name_no_other_command() -> None:
+    assert COMMANDS.keys() | UNSUPPORTED.keys() == set(Type.values())
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=name_of)
+def test_a_request_that_names_a_topic_or_namespace_needs_a_permission(kind: int) -> None:
+    fields = BODIES[kind].DESCRIPTOR.fields_by_name
+    assert ("topic" in fields or "namespace" in fields) == (REQUESTS[kind].needs is not None)
+
+
+@pytest.mark.parametrize("kind", RULES, ids=name_of)
+def test_a_command_that_is_answered_has_a_request_id(kind: int) -> None:
+    answered = kind in REQUESTS or (kind in UNSUPPORTED and not UNSUPPORTED[kind].ends_connection)
+    assert not answered or "request_id" in BODIES[kind].DESCRIPTOR.fields_by_name
+
+
+# ---- every command, over a connection ------------------------------------------------------------
+
+
+# The client has producer 1 and consumer 1 of one message.
+ANSWERS: dict[int, tuple[Message, type[Message] | str | None]] = {
+    Type.CONNECT: (pb.CommandConnect(client_version="again"), ENDED),
+    Type.AUTH_RESPONSE: (pb.CommandAuthResponse(), IGNORED),
+    Type.PING: (pb.CommandPing(), pb.CommandPong),
+    Type.PONG: (pb.CommandPong(), IGNORED),
+    Type.PARTITIONED_METADATA: (
+        pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=9),
+        pb.CommandPartitionedTopicMetadataResponse,
+    ),
+    Type.LOOKUP: (
+        pb.CommandLookupTopic(topic=TOPIC, request_id=9),
+        pb.CommandLookupTopicResponse,
+    ),
+    Type.GET_TOPICS_OF_NAMESPACE: (
+        pb.CommandGetTopicsOfNamespace(namespace="public/default", request_id=9),
+        pb.CommandGetTopicsOfNamespaceResponse,
+    ),
+    Type.PRODUCER: (
+        pb.CommandProducer(topic=TOPIC, producer_id=2, request_id=9),
+        pb.CommandProducerSuccess,
+    ),
+    Type.SEND: (pb.CommandSend(producer_id=1, sequence_id=7), pb.CommandSendReceipt),
+    Type.CLOSE_PRODUCER: (
+        pb.CommandCloseProducer(producer_id=1, request_id=9),
+        pb.CommandSuccess,
+    ),
+    Type.SUBSCRIBE: (
+        pb.CommandSubscribe(
+            topic=TOPIC,
+            subscription="other",
+            subType=pb.CommandSubscribe.Shared,
+            consumer_id=2,
+            request_id=9,
+        ),
+        pb.CommandSuccess,
+    ),
+    Type.FLOW: (pb.CommandFlow(consumer_id=1, messagePermits=1), pb.CommandMessage),
+    Type.ACK: (
+        pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, request_id=9),
+        pb.CommandAckResponse,
+    ),
+    Type.REDELIVER_UNACKNOWLEDGED_MESSAGES: (
+        pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1),
+        IGNORED,
+    ),
+    Type.SEEK: (
+        pb.CommandSeek(consumer_id=1, request_id=9, message_publish_time=0),
+        pb.CommandCloseConsumer,
+    ),
+    Type.GET_LAST_MESSAGE_ID: (
+        pb.CommandGetLastMessageId(consumer_id=1, request_id=9),
+        pb.CommandGetLastMessageIdResponse,
+    ),
+    Type.CONSUMER_STATS: (
+        pb.CommandConsumerStats(consumer_id=1, request_id=9),
+        pb.CommandConsumerStatsResponse,
+    ),
+    Type.UNSUBSCRIBE: (pb.CommandUnsubscribe(consumer_id=1, request_id=9), pb.CommandSuccess),
+    Type.CLOSE_CONSUMER: (
+        pb.CommandCloseConsumer(consumer_id=1, request_id=9),
+        pb.CommandSuccess,
+    ),
+}
+
+
+async def prepare(client: WireClient) -> None:
+    await client.produce(TOPIC)
+    await client.publish("a")
+    await client.expect(pb.CommandSendReceipt)
+    await client.subscribe(TOPIC)
+
+
+def encoded(body: Message) -> bytes:
+    if isinstance(body, pb.CommandSend | pb.CommandMessage):
+        return b"".join(framing.encode_payload_command(body, [bytes(entry_of("x").data)]))
+    return framing.encode_command(body)
+
+
+@pytest.mark.parametrize("kind", COMMANDS, ids=name_of)
+async def test_every_command_with_a_row_is_handled(kind: int) -> None:
+    body, answer = ANSWERS[kind]
+    assert type(body) is BODIES[kind]
+    async with place() as here:
+        client = await here.client()
+        await prepare(client)
+        await client.wire.send(encoded(body))
+        if answer == ENDED:
+            assert await client.ended() == []
+        elif answer is IGNORED:
+            await client.send(pb.CommandPing())
+            await client.expect(pb.CommandPong)
+        else:
+            received: Any = await client.expect(answer)
+            error = getattr(received, "error", 0) or getattr(received, "error_code", 0)
+            assert not error
+            if "request_id" in received.DESCRIPTOR.fields_by_name and kind != Type.SEEK:
+                assert received.request_id == 9
+        assert here.endpoint.failures == 0
+
+
+def example(kind: int) -> Message:
+    """A body with every required field."""
+    return filled(BODIES[kind]())
+
+
+def filled(body: Any) -> Any:
+    for field in body.DESCRIPTOR.fields:
+        if not field.is_required:
+            continue
+        if field.message_type is not None:
+            filled(getattr(body, field.name)).SetInParent()
+        elif field.cpp_type == field.CPPTYPE_STRING:
+            text = field.type == field.TYPE_STRING
+            setattr(body, field.name, "x" if text else b"x")
+        elif field.enum_type is not None:
+            setattr(body, field.name, field.enum_type.values[0].number)
+        else:
+            setattr(body, field.name, 9)
+    return body
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED, ids=name_of)
+async def test_every_command_without_a_row_is_refused_by_name(
+    kind: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.wire.send(encoded(example(kind)))
+        if UNSUPPORTED[kind].ends_connection:
+            assert await client.ended() == []
+            assert f"{name_of(kind)} is not supported: only a broker sends it" in caplog.text
+        else:
+            refused: Any = (await client.receive()).body
+            code = getattr(refused, "error_code", None) or refused.error
+            text = getattr(refused, "error_message", None) or refused.message
+            assert (refused.request_id, code) == (9, pb.NotAllowedError)
+            assert f"{name_of(kind)} is not supported: this broker" in text
+        assert here.endpoint.failures == 0
+
+
+# ---- permissions ---------------------------------------------------------------------------------
+
+
+class Lacking:
+    """Grants everything but one permission, and notes what it was asked."""
+
+    def __init__(self, lacking: Permission) -> None:
+        self.asked: list[tuple[Permission, Resource]] = []
+        self._lacking = lacking
+
+    def authenticate(self, credentials: Credentials) -> Outcome:
+        return Accepted("reader", self)
+
+    def allow(self, permission: Permission, resource: Resource) -> bool:
+        self.asked.append((permission, resource))
+        return permission is not self._lacking
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, row in REQUESTS.items() if row.needs is not None], ids=name_of
+)
+async def test_a_request_without_its_permission_is_refused_before_its_handler(kind: int) -> None:
+    needs = REQUESTS[kind].needs
+    assert needs is not None
+    grants = Lacking(needs.permission)
+    async with place() as here:
+        here.endpoint.make_authenticator = lambda: grants
+        client = await here.client()
+        body, _ = ANSWERS[kind]
+        await client.send(body)
+        refused: Any = (await client.receive()).body
+        assert (refused.request_id, refused.error) == (9, pb.AuthorizationError)
+        assert f"role 'reader' may not {needs.permission.value} on" in refused.message
+        listed = kind == Type.GET_TOPICS_OF_NAMESPACE
+        named = NamespaceName.parse("public/default") if listed else TopicName.parse(TOPIC)
+        assert grants.asked == [(needs.permission, named)]
+        assert here.broker.topics == [], "the handler ran"
+        assert here.connections[0]._session.requests == 0
+
+
+async def test_a_producer_id_that_was_refused_is_free() -> None:
+    grants = Lacking(Permission.PRODUCE)
+    async with place() as here:
+        here.endpoint.make_authenticator = lambda: grants
+        client = await here.client()
+        for _ in range(2):  # the second one is not told that the id is opening
+            refused = await client.produce(TOPIC)
+            assert refused.error == pb.AuthorizationError
+
+
+async def test_a_producer_needs_the_right_to_consume_for_its_initial_subscription() -> None:
+    grants = Lacking(Permission.CONSUME)
+    async with place() as here:
+        here.endpoint.make_authenticator = lambda: grants
+        client = await here.client()
+        refused = await client.produce(TOPIC, initial_subscription_name="s")
+        assert refused.error == pb.AuthorizationError
+        assert here.broker.topics == []
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+async def test_commands_of_what_is_open_need_no_permission_of_their_own() -> None:
+    grants = Lacking(Permission.LOOKUP)
+    async with place() as here:
+        here.endpoint.make_authenticator = lambda: grants
+        client = await here.client()
+        await prepare(client)
+        grants.asked.clear()
+        for kind in (Type.GET_LAST_MESSAGE_ID, Type.CONSUMER_STATS, Type.CLOSE_CONSUMER):
+            body, answer = ANSWERS[kind]
+            await client.send(body)
+            assert isinstance((await client.receive()).body, answer)
+        assert grants.asked == []
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+async def test_consumer_stats_say_what_the_broker_knows() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        for number in range(3):
+            await client.publish(sequence_id=number)
+            await client.expect(pb.CommandSendReceipt)
+        kind = pb.CommandSubscribe.Shared
+        await client.subscribe(TOPIC, consumer_id=5, subType=kind, consumer_name="me")
+        await client.flow(2, consumer_id=5)
+        for _ in range(2):
+            await client.message()
+        stats = await client.ask(pb.CommandConsumerStats(consumer_id=5, request_id=0))
+        assert isinstance(stats, pb.CommandConsumerStatsResponse)
+        assert not stats.HasField("error_code")
+        assert (stats.consumerName, stats.type) == ("me", "Shared")
+        assert (stats.msgBacklog, stats.unackedMessages, stats.availablePermits) == (3, 2, 0)
+        assert stats.msgRateOut > 0
+        assert stats.msgThroughputOut > 0
+        assert stats.msgRateRedeliver == 0
+        assert not stats.blockedConsumerOnUnackedMsgs
+        assert stats.address
+        assert stats.connectedSince
+        assert isinstance(await client.subscribe(TOPIC, "other", consumer_id=6), pb.CommandSuccess)
+
+
+async def test_consumer_stats_of_an_unknown_consumer_are_a_named_error() -> None:
+    async with place() as here:
+        client = await here.client()
+        refused = await client.ask(pb.CommandConsumerStats(consumer_id=5, request_id=0))
+        assert isinstance(refused, pb.CommandConsumerStatsResponse)
+        assert refused.error_code == pb.ConsumerNotFound
+        assert "consumer 5" in refused.error_message
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_producer_id_that_is_open_gets_the_same_answer_again(named: bool) -> None:
+    """Go asks again until it is told of success."""
+    fields = {"producer_name": "me"} if named else {}
+    async with place() as here:
+        client = await here.client()
+        first = await client.produce(TOPIC, **fields)
+        again = await client.produce(TOPIC, **fields)
+        assert isinstance(again, pb.CommandProducerSuccess)
+        assert again.producer_name == first.producer_name
+        assert again.last_sequence_id == first.last_sequence_id
+        assert len(here.topic.producers) == 1
+        await client.publish()
+        assert (await client.expect(pb.CommandSendReceipt)).producer_id == 1
+
+
+async def test_a_producer_id_that_is_opening_is_not_ready() -> None:
+    async with place() as here:
+        client = await here.client()
+        for number in (1, 2):
+            await client.send(pb.CommandProducer(topic=TOPIC, producer_id=1, request_id=number))
+        refused = await client.expect(pb.CommandError)
+        assert (refused.request_id, refused.error) == (2, pb.ServiceNotReady)
+        assert (await client.expect(pb.CommandProducerSuccess)).request_id == 1
+
+
+async def test_a_producer_that_closes_can_be_opened_again_under_its_id() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        here.world.hold()
+        await client.publish()  # the close waits for its receipt
+        await client.send(pb.CommandCloseProducer(producer_id=1, request_id=100))
+        refused = await client.produce(TOPIC)
+        assert refused.error == pb.ServiceNotReady
+        assert "closing" in refused.message
+        await client.publish(sequence_id=1)  # dropped: the client has closed the producer
+        here.world.release()
+        assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
+        assert (await client.expect(pb.CommandSuccess)).request_id == 100
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)

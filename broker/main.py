@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random as chance
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -27,6 +28,7 @@ from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import BrokerId, BrokerRegistration
+from magnetar.metadata.policies import BROKER_DEFAULTS
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
     from magnetar.broker.config import BrokerConfig
+    from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.frames import FrameStream
     from magnetar.runtime.http import App
@@ -218,6 +221,21 @@ class BrokerProcess:
             names=ProducerNames(f"{self._config.id}-{self._incarnation[:8]}"),
             clock=SystemClock(),
             random=self._random,
+            namespace_bundles=self._config.default_number_of_namespace_bundles,
+            default_policies=self._default_policies(),
+        )
+
+    def _default_policies(self) -> EffectivePolicies:
+        """New ledgers get the quorums that this process is configured with."""
+        ledger, persistence = self._ledger_config, BROKER_DEFAULTS.persistence
+        return replace(
+            BROKER_DEFAULTS,
+            persistence=replace(
+                persistence,
+                ensemble_size=ledger.ensemble_size,
+                write_quorum=ledger.write_quorum,
+                ack_quorum=ledger.ack_quorum,
+            ),
         )
 
     async def _register(self) -> None:

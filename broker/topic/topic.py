@@ -21,10 +21,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
+from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import (
     BrokerError,
-    ConsumerBusy,
     LogClosed,
     NotAllowed,
     ProducerBusy,
@@ -376,13 +376,10 @@ class PersistentTopic:
             if subscription is None:
                 await self._create_subscription(request)
                 continue
-            in_the_way = subscription.conflict(request)
-            if not in_the_way:
+            try:
                 return subscription.attach(request, events, connected_since=self._time_stamp())
-            for handle in in_the_way:
-                if await handle.events.probe():
-                    raise ConsumerBusy(request.subscription, "its only consumer is connected")
-                handle.evict(CloseReason.REPLACED)
+            except ConsumerRefused as refused:
+                await subscription.evict_dead(refused)
 
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None

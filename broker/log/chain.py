@@ -32,7 +32,7 @@ class Chain:
         self._ids: list[int] = []
         self._starts: list[int] = []  # entries in all ledgers before this one
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
-        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; the same dict for ever
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; always the same dict
         self.next_index = next_index
         self.dropped = dropped  # None: the first ledger is the first that the log ever had
         for record in ledgers:

@@ -1,13 +1,15 @@
 """A topic's log: one sequence of entries over many ledgers, written by its one owner.
 
-Theory of operation. Entries are appended to the last ledger; when it is full, old, degraded or
-failed it is *retired*: new appends queue while `run`, the only place that waits, closes it, creates
-the next and records it in the topic's record, and then takes up the queue. So a roll is a short
-queue, not a pause. A ledger that fails is closed by ourselves before anything else happens: then
-its end is known, what is in it counts as appended, and the rest goes into the next ledger in the
-same order, neither lost nor twice. A ledger is in the record before the first entry is in it.
-Somebody else's epoch in the record ends the log, and what is outstanding then has an unknown
-outcome; a fence on a ledger is the reason to look.
+Theory of operation. Appends come in runs, and go to the open ledger. When that ledger is full, old,
+degraded or failed, the log *retires* it: new appends queue while `run`, the only place that waits,
+closes it, creates the next ledger, lists that one in the topic's record, and sends the queue to it.
+So a roll is a short queue, not a pause. The log closes a ledger that failed before it does anything
+else. Then the end of that ledger is known: its entries are appended, and the rest goes into the
+next ledger, in the same order, neither lost nor twice. The record lists a ledger before the first
+entry is in it. Another owner's epoch in the record ends the log; the outcome of what is outstanding
+is unknown then. A fence on a ledger is the reason to read the record.
+
+Ledgers at the head are dropped when the caller says so (`drop_through`); deletion.py deletes them.
 
 At most one ledger holds unconfirmed entries: the next one is created only after the one before has
 been closed. Hence (`check`):
@@ -31,7 +33,7 @@ from magnetar.broker.log.outstanding import Outstanding
 from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import run_of_positions
 from magnetar.broker.log.range_reader import LogReader
-from magnetar.broker.log.record_limits import patience, require_ledger_room
+from magnetar.broker.log.record_limits import ledger_size_factor, require_ledger_capacity
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
 from magnetar.metadata.model import LedgerId, TopicLedger
@@ -53,8 +55,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TAIL_ENTRIES_MAX: Final = 1000
-"""A reader this near to the end is expected to read what is appended now, so it goes into the
-cache. Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
+"""A reader this near to the end will soon read what is appended now, so the log caches that.
+Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
 
 
 QUEUE_RUN_ENTRIES: Final = 1000
@@ -63,7 +65,7 @@ QUEUE_RUN_ENTRIES: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """In a topic that has many ledgers their bounds are larger: room.py."""
+    """In a topic that has many ledgers their bounds are larger: record_limits.py."""
 
     ledger_entries_max: int = 50_000
     ledger_bytes_max: int = 1 << 30
@@ -139,7 +141,7 @@ class Log:
         self._reported = -1  # its last entry that `on_appended` was told of
         self._ledger_bytes = 0
         self._opened_s = 0.0
-        self._patience = 1  # of the open ledger, see room.py
+        self._size_factor = 1  # of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
 
         self._running = False
@@ -164,8 +166,8 @@ class Log:
     ) -> Log:
         """Take the topic over: bump the epoch, then fence and close its last ledger.
 
-        No ledger is created before the first append. Raises LogFenced (somebody took it meanwhile),
-        LogUnavailable, LogDamaged, TopicFull.
+        No ledger is created before the first append. Raises LogFenced (another broker took it
+        meanwhile), LogUnavailable, LogDamaged, TopicFull.
         """
         owned_record = await OwnedRecord.take(name, store)
         recovered = await recover_log(owned_record, ledgers, clock)
@@ -208,10 +210,10 @@ class Log:
         else:
             self._work.set()
 
-    def require_room(self) -> None:
-        """Whether appends have a ledger to go to, now or soon. Raises TopicFull."""
+    def require_capacity(self) -> None:
+        """Raises TopicFull if the topic's record cannot list the ledger that appends need."""
         if self._writing is None:
-            require_ledger_room(self.name, len(self.chain.records))
+            require_ledger_capacity(self.name, len(self.chain.records))
 
     async def wait_room(self) -> None:
         """Wait until less than `pending_bytes_max` is outstanding. Returns at once when the log has
@@ -224,9 +226,9 @@ class Log:
         """Send what is queued, until the open ledger is full or has failed."""
         outstanding = self._outstanding
         entries_max = QUEUE_RUN_ENTRIES
-        is_of_age = now - self._opened_s >= self.config.ledger_age_s_min * self._patience
-        ledger_entries_max = self.config.ledger_entries_max * self._patience
-        ledger_bytes_max = self.config.ledger_bytes_max * self._patience
+        is_of_age = now - self._opened_s >= self.config.ledger_age_s_min * self._size_factor
+        ledger_entries_max = self.config.ledger_entries_max * self._size_factor
+        ledger_bytes_max = self.config.ledger_bytes_max * self._size_factor
         while outstanding.queued > 0:
             if is_of_age:
                 spare = ledger_entries_max - (appender.appended + 1)
@@ -263,7 +265,7 @@ class Log:
             self._retire()
 
     def _report(self, ledger: LedgerId, through: int) -> None:
-        """The entries up to `through` are in the log: tell everybody, once and in order."""
+        """The entries up to `through` are in the log: report each once, in order."""
         if through <= self._reported:
             return
         first_entry = self._reported + 1
@@ -368,7 +370,7 @@ class Log:
             self._retire()
 
     def _is_worth_moving(self, appender: Appender) -> bool:
-        is_young = self._age_s < self.config.degraded_age_s_min * self._patience
+        is_young = self._age_s < self.config.degraded_age_s_min * self._size_factor
         if not appender.degraded or is_young:
             return False
         return self.ledgers.full_ensemble_possible()
@@ -395,14 +397,14 @@ class Log:
 
     async def _begin_ledger(self) -> None:
         """The next ledger: created, recorded, and only then written to. Raises TopicFull."""
-        require_ledger_room(self.name, len(self.chain.records))
+        require_ledger_capacity(self.name, len(self.chain.records))
         appender = await self._rolling.create(newer_than=self._newest)
         assert appender.ledger > self._newest, "positions would go backwards"
         self._newest = appender.ledger
         record = TopicLedger(appender.ledger, self._outstanding.first_queued_index)
         try:
             await self._record(record)
-        except BaseException as error:  # also cancelled: nobody else knows of the appender
+        except BaseException as error:  # also cancelled: only this call knows of the appender
             appender.abandon()
             if isinstance(error, LogError) and not self.owned_record.may_be_recorded(
                 appender.ledger
@@ -414,7 +416,7 @@ class Log:
         self._reported = -1
         self._ledger_bytes = 0
         self._opened_s = asyncio.get_running_loop().time()
-        self._patience = patience(len(self.chain.records))
+        self._size_factor = ledger_size_factor(len(self.chain.records))
         appender.progress = lambda: self._on_progress(appender)
         self._send(appender, self._opened_s)
 
@@ -573,4 +575,4 @@ def _not_set(*_: object) -> None:
 
 
 def _ignore() -> None:
-    """Progress of a ledger that nobody waits for any more."""
+    """Progress of a ledger that the log has let go."""

@@ -39,7 +39,7 @@ class OwnedRecord:
         self.record = decode_topic(taken.value)  # as we know it; ours to change
         self.epoch = self.record.epoch
         self.lost: LogFenced | None = None  # None: as far as we know the topic is ours
-        self._successor: TopicRecord | None = None  # None: nobody else's record was seen
+        self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
         self.listed = asyncio.Event()  # ledgers were added to those that are being deleted
         if self.record.deleting:

@@ -147,7 +147,7 @@ class LogReader:
         metadata = await self._ledgers.metadata(ledger)
         if metadata is None:
             raise LedgerNotFound(ledger)
-        if metadata.state is not LedgerState.CLOSED:  # we lost it to somebody who is recovering it
+        if metadata.state is not LedgerState.CLOSED:  # its next owner is recovering it
             raise RecoveryIncomplete(ledger, metadata.state.name)
         reader = self._ledgers.reader(metadata)
         self.keep(ledger, reader)

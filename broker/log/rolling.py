@@ -1,8 +1,7 @@
-"""Creating, closing and recording a log's ledgers, through whatever weather.
+"""Creating, closing and recording a log's ledgers, while bookies and metadata may be away.
 
-Bookies and metadata may be away for a while; the attempts go on with a backoff, because the entries
-that wait keep their order only if nobody gives up. What ends an attempt is an answer: done, or not
-ours any more (LogFenced).
+Attempts go on with a back-off, because the entries that wait keep their order only if none of them
+is given up. An attempt ends with an answer: done, or the topic has another owner (LogFenced).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 
 class Rolling:
-    """`kind` goes into the ledgers' own metadata, for whoever finds one that no topic lists."""
+    """`kind` goes into the ledgers' own metadata, where it tells what an orphaned ledger was."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Rolling:
         self.trouble = ""  # for people: what is being tried again, and why; "": nothing
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
-        """Raises LogFenced."""
+        """Create a ledger. Raises LogFenced."""
         delays = self.delays()
         while True:
             self._raise_if_lost()

@@ -40,7 +40,7 @@ class InitialPosition(IntEnum):
 
 
 class AccessMode(IntEnum):
-    """Who else may produce to the topic beside this producer."""
+    """Whether other producers may produce to the topic beside this one."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -66,7 +66,7 @@ class CloseReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """The other end, for people who look at statistics."""
+    """The client of a producer or consumer, for statistics."""
 
     address: str
     version: str

@@ -35,7 +35,7 @@ class Topic(Protocol):
     async def add_producer(
         self, request: ProducerRequest, events: ProducerEvents
     ) -> ProducerHandle:
-        """Let a producer in. A producer that is in its way is probed first, and put out if its
+        """Let a producer in. A producer that is in its way is probed first, and evicted if its
         client does not answer.
 
         Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and

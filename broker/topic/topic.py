@@ -1,16 +1,14 @@
-"""A topic as its owner serves it: a log, its cursors, the producers and the subscriptions.
+"""A persistent topic as its owner serves it: a log, its cursors, the producers and subscriptions.
 
-Theory of operation. A publish goes straight into the log, in the step in which it was parsed; the
-log calls back with batches of what is durable, which become receipts for the producers in the order
-of their sends. There is one way for that to end badly: the log fails or is fenced, and then the
-outcome of what is outstanding is unknown. Nothing is answered after that. All producers and
-consumers are disconnected; their clients look the topic up again and send what was not acknowledged
-once more, in order, to whoever serves it then. The broker is told once (`on_failed`), and closes
-the topic.
+Theory of operation. A publish goes through the stages (pipeline.py) into the log, in the step in
+which it was read. The log reports what is durable, and the producers get receipts in the order of
+their sends. If the log fails or is fenced, the outcome of what is outstanding is unknown: the topic
+answers nothing more and disconnects all producers and consumers. Their clients look the topic up
+again, and send what was not acknowledged once more, in order, to the next owner. The topic calls
+`on_failed` once, and the broker closes it.
 
-A clean close first takes no more publishes, gives the receipts that are still owed, disconnects
-everybody, makes the cursors durable and closes the ledgers: within CLOSE_TIMEOUT_S, whatever
-happens.
+A clean close takes no more publishes, gives the receipts that are still owed, disconnects all
+clients, makes the cursors durable and closes the ledgers, in that order and within CLOSE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -79,12 +77,12 @@ CLOSE_TIMEOUT_S: Final = 5.0
 is left to the recovery by the next owner."""
 
 EPOCH_PROPERTY: Final = "topic-epoch"
-"""Of the topic's record: how often an exclusive producer has come anew."""
+"""Of the topic's record: the epoch of the last exclusive producer."""
 
 BROUGHT_EPOCH_MAX: Final = 1 << 62
-"""One beyond the topic's own is believed, as Pulsar does: its record may have been restored from
-before. But epochs have 64 bits, and nobody can be the next after the last: what no topic can have
-reached is refused, and there are numbers left for those who come anew."""
+"""A producer may bring an epoch beyond the topic's own, as in Pulsar: the record may be an old copy
+that was restored. Larger ones are refused: epochs have 64 bits, and the next producer needs one
+more."""
 
 _log = get_logger(__name__)
 
@@ -105,7 +103,7 @@ class ProducerNames:
 class TopicState(Enum):
     OPEN = "open"
     CLOSING = "closing"
-    FAILED = "failed"  # everybody is disconnected; waits for its close
+    FAILED = "failed"  # all clients are disconnected; the broker closes it
     CLOSED = "closed"
 
 
@@ -127,7 +125,7 @@ class PersistentTopic:
         on_failed: Callable[[Topic, BrokerError], None],
         limits: Limits | None = None,
     ) -> Self:
-        """Take the topic over: whoever served it before is fenced. `tasks` must outlive the topic.
+        """Take the topic over: its former owner is fenced. `tasks` must outlive the topic.
 
         Raises LogFenced, LogUnavailable, LogDamaged.
         """
@@ -195,8 +193,8 @@ class PersistentTopic:
     async def add_producer(
         self, request: ProducerRequest, events: ProducerEvents
     ) -> ProducerHandle:
-        """Let a producer in. Whoever is in its way is asked for a sign of life first, and put out
-        if there is none.
+        """Let a producer in. A producer that is in its way is probed first, and evicted if its
+        client does not answer.
 
         Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
         LogUnavailable while recording the epoch of an exclusive one.
@@ -205,7 +203,7 @@ class PersistentTopic:
             raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
         while True:
             self._require_open()
-            self.log.require_room()
+            self.log.require_capacity()
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
                 break
@@ -275,7 +273,7 @@ class PersistentTopic:
                 why = f"its epoch is {brought}, there has been {current} since"
                 raise ProducerFenced(str(self.name), handle.name, why)
             if brought is not None and brought > max(current, BROUGHT_EPOCH_MAX):
-                raise NotAllowed(f"topic epoch {brought}", "nobody was ever given it")
+                raise NotAllowed(f"topic epoch {brought}", "no producer was given it")
             epoch = current + 1 if brought is None else brought
             if epoch != current:
                 await self.log.set_property(EPOCH_PROPERTY, str(epoch))
@@ -341,7 +339,7 @@ class PersistentTopic:
         self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
 
     def _fail(self, error: BrokerError) -> None:
-        """The outcome of what is outstanding is unknown: everybody has to come anew."""
+        """The outcome of what is outstanding is unknown: all clients must reconnect."""
         if self.state is TopicState.CLOSED or self.state is TopicState.FAILED:
             return
         closing = self.state is TopicState.CLOSING

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from fakes.entries import entry_of
+from fakes.entries import entry_of, sends_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import World
 from fakes.topics import opened_topic, publish
@@ -23,7 +24,12 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
+from magnetar.broker.topic.pipeline import Answer, Publish, Wait
 from magnetar.broker.topic.topic import BROUGHT_EPOCH_MAX, ProducerNames, TopicState
+from magnetar.protos.errors import ChecksumMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 async def test_receipts_of_several_producers_each_in_order() -> None:
@@ -356,3 +362,69 @@ async def test_sessions_are_not_called_after_they_left() -> None:
         assert consumer_session.entries == []
     assert producer_session.reason is None
     assert consumer_session.reason is None
+
+
+class WaitsFor:
+    """A test's stage: a producer's publishes wait for the outcome of the last one of another."""
+
+    def __init__(self, waiting: str, for_whom: str) -> None:
+        self.waiting = waiting
+        self.for_whom = for_whom
+        self.last: Publish | None = None
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        if publish.publisher.name == self.for_whom:
+            self.last = publish
+        elif publish.publisher.name == self.waiting and self.last and not self.last.known:
+            return [Wait(self.last)]
+        return ()
+
+
+async def test_a_publish_waits_for_the_outcome_of_another_and_is_then_appended() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
+        early, _ = await it.produce("early")
+        late, session = await it.produce("late")
+        world.ledgers.hold()
+        publish(early, entry_of("first"), first=0)
+        publish(late, entry_of("second"), entry_of("third"), first=0)
+        publish(late, entry_of("fourth"), first=2)
+        assert late.outstanding == 3
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(late.wait_room())
+            await settle()
+            assert not reading.done(), "the session reads no more while publishes are held"
+            world.ledgers.release()
+        await wait_until(lambda: session.receipted == [0, 1, 2])
+        _, consumer = await it.subscribe()
+        await wait_until(lambda: len(consumer.texts) == 4)
+        assert consumer.texts == ["first", "second", "third", "fourth"]
+
+
+async def test_a_producer_that_closes_gets_the_answers_for_what_is_held() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
+        early, _ = await it.produce("early")
+        late, session = await it.produce("late")
+        world.ledgers.hold()
+        publish(early, entry_of("first"), first=0)
+        publish(late, entry_of("second"), first=0)
+        async with asyncio.TaskGroup() as tasks:
+            closing = tasks.create_task(late.close())
+            await settle()
+            assert not closing.done()
+            world.ledgers.release()
+        assert session.receipted == [0]
+
+
+async def test_a_corrupt_entry_is_refused_and_its_neighbours_are_appended() -> None:
+    async with opened_topic(World()) as it:
+        handle, session = await it.produce()
+        sends = sends_of(entry_of("a"), entry_of("b"), entry_of("c"))
+        sends.checksums[1] ^= 1
+        handle.publish(sends, asyncio.get_running_loop().time())
+        await wait_until(lambda: len(session.answers) == 3)
+        assert session.receipted == [0, 2]
+        assert isinstance(session.answers[1][1], ChecksumMismatch)

@@ -62,6 +62,8 @@ class Appended:
     stop: int
     ledger: int
     first_entry: int  # entry id of the one at `start`
+    messages: int
+    bytes: int  # of what the producer sent
 
     @property
     def context(self) -> object:
@@ -70,18 +72,6 @@ class Appended:
     @property
     def count(self) -> int:
         return self.stop - self.start
-
-    @property
-    def messages(self) -> int:
-        return self.run.messages_of(self.start, self.stop)
-
-    @property
-    def bytes(self) -> int:
-        """Of what the producer sent."""
-        entries = self.run.entries
-        if self.count != len(entries):
-            entries = entries[self.start : self.stop]
-        return sum(map(len, entries))
 
 
 class Outstanding:
@@ -166,8 +156,10 @@ class Outstanding:
         while count > 0:
             run = self._runs[0]
             start, stop = run.confirmed, min(run.sent, run.confirmed + count)
-            appended.append(Appended(run, start, stop, ledger, first_entry))
-            self.bytes -= run.size_of(start, stop)
+            size, messages = run.size_of(start, stop), run.messages_of(start, stop)
+            sent_bytes = size - sum(map(len, run.prefixes[start:stop]))
+            appended.append(Appended(run, start, stop, ledger, first_entry, messages, sent_bytes))
+            self.bytes -= size
             first_entry += stop - start
             count -= stop - start
             run.confirmed = stop

@@ -305,15 +305,20 @@ class PersistentTopic:
     def _on_appended(self, appended: Sequence[Appended]) -> None:
         now = asyncio.get_running_loop().time()
         groups: dict[Publisher, list[Appended]] = {}
+        messages = size = 0
         for part in appended:
             publish = cast("Publish", part.context)
+            publisher = publish.publisher
             publish.on_outcome(part.count)
-            groups.setdefault(publish.publisher, []).append(part)
+            publisher.meter.count(part.messages, part.bytes, now)
+            messages += part.messages
+            size += part.bytes
+            if publisher in groups:
+                groups[publisher].append(part)
+            else:
+                groups[publisher] = [part]
+        self._in.count(messages, size, now)
         for publisher, parts in groups.items():
-            messages = sum([part.messages for part in parts])
-            size = sum([part.bytes for part in parts])
-            publisher.meter.count(messages, size, now)
-            self._in.count(messages, size, now)
             publisher.on_appended(parts)
         if self._holding:
             self._resume_held(now)

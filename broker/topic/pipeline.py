@@ -70,6 +70,13 @@ class Publish:
             return self
         return Publish(self.publisher, self.sends.part(start, stop), stop - start, self)
 
+    def is_in(self, other: Publish) -> bool:
+        """Whether it is this other one, or a part of it."""
+        publish: Publish | None = self
+        while publish is not None and publish is not other:
+            publish = publish.whole
+        return publish is not None
+
     def on_outcome(self, entries: int) -> None:
         """The outcome of so many of its entries is known."""
         publish: Publish | None = self
@@ -106,7 +113,7 @@ class Refuse:
 class Wait:
     """The rest of the run is decided on anew once the outcome of a publish is known."""
 
-    until: Publish | None  # let through by the same stage; None: the entries before, of this run
+    until: Publish | None  # let through by the same stage; None: what this run has before
 
 
 Answer = Append | Duplicate | Refuse | Wait
@@ -164,7 +171,7 @@ class Pipeline:
             if isinstance(answer, Wait):
                 until = answer.until or before
                 assert until is not None, "there is nothing to wait for"
-                assert until is not publish, "a publish cannot wait for itself"
+                assert not publish.is_in(until), "a publish cannot wait for itself"
                 found.append(Held(publish.part(at, len(publish.sends)), number, until))
                 return found
             part = publish.part(at, at + answer.count)

@@ -22,7 +22,7 @@ from magnetar.broker.topic.pipeline import Append, Decided, Duplicate, Held, Pub
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.outstanding import Appended
@@ -50,8 +50,8 @@ class ProducerState(Enum):
 class ProducerHandle:
     """What a session holds of a producer. Made by `Topic.add_producer`.
 
-    `holding` are the producers of the topic that hold publishes; each enters and leaves it by
-    itself, and the topic calls `resume` of those in it.
+    `holding` are the producers of the topic that hold publishes. Each enters and leaves it by
+    itself, and the topic calls `resume_all` when outcomes are known.
     """
 
     def __init__(
@@ -106,6 +106,8 @@ class ProducerHandle:
             self._held.append(Held(publish))
         else:
             self._decide(publish, 0, now)
+            if self._held:  # what it waits for may be known already
+                self.resume(now)
 
     async def wait_room(self) -> None:
         """Return when the topic takes more, or at once when the producer has ended."""
@@ -148,22 +150,26 @@ class ProducerHandle:
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
 
-    def resume(self, now: float) -> None:
-        """Carry out what is held, as far as the outcomes that it waits for are known."""
+    def resume(self, now: float) -> bool:
+        """Carry out what is held, as far as the outcomes that it waits for are known. Returns
+        whether that was anything."""
+        progressed = False
         while self._held:
             first = self._held[0]
             if isinstance(first, Held):
                 if not first.ready:
-                    return
+                    return progressed
                 self._held.popleft()
                 self._decide(first.publish, first.stage, now)
             else:
                 self._held.popleft()
                 self._carry_out([first], now)
+            progressed = True
         self._holding.pop(self, None)
         self._released.set()
         if self.outstanding == 0:
             self._drained.set()
+        return progressed
 
     def evict(self, reason: CloseReason) -> None:
         """The broker closes it."""
@@ -277,6 +283,12 @@ class ProducerHandle:
         self._order.clear()
         self._released.set()
         self._drained.set()
+
+
+def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:
+    """Publishes that waited for an outcome go on; so do those that waited for one of these."""
+    while any(handle.resume(now) for handle in tuple(holding)):
+        pass
 
 
 def _receipts_of(part: Appended) -> Iterable[tuple[int, int, int]]:

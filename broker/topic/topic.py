@@ -46,7 +46,7 @@ from magnetar.broker.topic.pipeline import (
     Pipeline,
     SizeStage,
 )
-from magnetar.broker.topic.producer import ProducerHandle, ProducerState
+from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.runtime.log import get_logger
 
@@ -294,7 +294,7 @@ class PersistentTopic:
         """A producer has ended."""
         assert self.producers[handle.name] is handle, "it has left already"
         del self.producers[handle.name]
-        self._resume_held(asyncio.get_running_loop().time())
+        resume_all(self._holding, asyncio.get_running_loop().time())
 
     def _evict(self, handle: ProducerHandle) -> None:
         handle.evict(CloseReason.REPLACED)
@@ -321,12 +321,7 @@ class PersistentTopic:
         for publisher, parts in groups.items():
             publisher.on_appended(parts)
         if self._holding:
-            self._resume_held(now)
-
-    def _resume_held(self, now: float) -> None:
-        """Publishes that waited for an outcome go on."""
-        for handle in tuple(self._holding):
-            handle.resume(now)
+            resume_all(self._holding, now)
 
     def _on_log_failed(self, unknown: Sequence[AppendRun], error: BrokerError) -> None:
         self._fail(error)

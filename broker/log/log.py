@@ -29,6 +29,7 @@ from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailabl
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.deletion import Deletion
 from magnetar.broker.log.entry import StoredEntry
+from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.outstanding import Outstanding
 from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import run_of_positions
@@ -121,6 +122,7 @@ class Log:
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[Appended]], None] = _not_set
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
+        self.latency = LatencyHistogram()  # a broker's logs share one
         self.config = config
         self._clock = clock
         self._cache = cache
@@ -237,7 +239,7 @@ class Log:
                 entries_max=entries_max, bytes_max=ledger_bytes_max - self._ledger_bytes
             )
             try:
-                appender.append_many(payloads)
+                appender.append_nowait(payloads)
             except LedgerError:
                 assert appender.failure is not None, "a healthy ledger refused entries"
                 self._retire()
@@ -275,6 +277,8 @@ class Log:
         if self._is_tailed():
             for part in appended:
                 self._cache_entries(part)
+        oldest = appended[0].run.timestamp_ms
+        self.latency.observe(self._clock.now_ms() - oldest)
         self._reported = through
         last = appended[-1]
         self.chain.grow(through + 1, next_index=last.run.indexes[last.stop - 1] + 1)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         ProducerRequest,
         SubscribeRequest,
     )
+    from magnetar.broker.topic.meter import Meter
     from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.broker.topic.subscription import Subscription
     from magnetar.protos.names import TopicName
 
 
@@ -31,6 +33,21 @@ class Topic(Protocol):
     @property
     def log(self) -> Log:
         """Where its entries are, to be read by range."""
+
+    @property
+    def producers(self) -> Mapping[str, ProducerHandle]:
+        """Those that are connected, by name."""
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]: ...
+
+    @property
+    def published(self) -> Meter:
+        """What producers have published since the topic was opened."""
+
+    @property
+    def delivered_total(self) -> tuple[int, int]:
+        """Messages and bytes that were delivered since the topic was opened."""
 
     async def add_producer(
         self, request: ProducerRequest, events: ProducerEvents

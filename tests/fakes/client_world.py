@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.session_broker import Cluster
+from fakes.session_broker import FakeBrokers
 from support import ManualClock
 
 from magnetar.client.asyncio import Client
@@ -28,16 +28,16 @@ TOPIC = "persistent://public/default/t"
 EARLIEST = InitialPosition.Earliest
 
 
-def world_of(cluster: Cluster, **more: Any) -> World:
+def world_of(cluster: FakeBrokers, **more: Any) -> World:
     return World(dialer=lambda: cluster, clock=ManualClock(), random=random.Random(1), **more)
 
 
 @asynccontextmanager
 async def client_among(
     *urls: str, service_url: str = f"{A},b:6660", **options: Any
-) -> AsyncIterator[tuple[Client, Cluster]]:
+) -> AsyncIterator[tuple[Client, FakeBrokers]]:
     """A client, and the cluster that it talks to. The client is shut down at the end."""
-    async with Cluster(*(urls or (A, B))) as cluster:
+    async with FakeBrokers(*(urls or (A, B))) as cluster:
         client = Client.in_world(ClientOptions(service_url, **options), world_of(cluster))
         try:
             yield client, cluster
@@ -45,7 +45,7 @@ async def client_among(
             client.shutdown()
 
 
-def subscription(cluster: Cluster) -> Subscription:
+def subscription(cluster: FakeBrokers) -> Subscription:
     return cluster.topic(TOPIC).subscriptions["s"]
 
 

@@ -1,7 +1,7 @@
 """Ledgers in memory, with fencing: what `magnetar.bookie.ledger` promises a broker, and its
 failures.
 
-One `LedgerWorld` is the bookies and the ledgers' metadata; each broker has a `FakeLedgers` on it.
+One `SharedLedgers` is the bookies and the ledgers' metadata; each broker has a `FakeLedgers` on it.
 Entries are stored and confirmed in the next turn of the loop, all that gathered at once, unless the
 test takes the acknowledgements into its own hands (`hold`, `release`) or breaks something (`fail`,
 `bookies`, `unreadable`). `Steps` kills a broker at its n-th call, before or after it took effect.
@@ -109,7 +109,7 @@ class FakeEntry:
     payload: memoryview
 
 
-class LedgerWorld:
+class SharedLedgers:
     """The bookies, and the metadata of ledgers."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class LedgerWorld:
 
 class FakeAppender:
     def __init__(
-        self, world: LedgerWorld, ledger: LedgerId, steps: Steps, *, degraded: bool
+        self, world: SharedLedgers, ledger: LedgerId, steps: Steps, *, degraded: bool
     ) -> None:
         self.ledger = ledger
         self.confirmed = EntryId(-1)
@@ -306,7 +306,7 @@ class FakeAppender:
 
 
 class FakeReader:
-    def __init__(self, world: LedgerWorld, metadata: LedgerMetadata) -> None:
+    def __init__(self, world: SharedLedgers, metadata: LedgerMetadata) -> None:
         assert metadata.state is LedgerState.CLOSED
         self._world = world
         self._ledger = metadata.ledger
@@ -319,7 +319,7 @@ class FakeReader:
 class FakeLedgers:
     """A broker's door to the world."""
 
-    def __init__(self, world: LedgerWorld, steps: Steps | None = None) -> None:
+    def __init__(self, world: SharedLedgers, steps: Steps | None = None) -> None:
         self.world = world
         self.steps = steps if steps is not None else Steps()
 

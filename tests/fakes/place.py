@@ -7,7 +7,7 @@ import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from fakes.broker import Cluster
+from fakes.cluster_state import ClusterState
 from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
 
@@ -17,7 +17,6 @@ from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.topic import ProducerNames
 from magnetar.metadata import codec, paths
-from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.memory_stream import memory_stream_pair
@@ -32,9 +31,9 @@ FRAMES_MAX = 2  # a peer that does not read takes so many
 class Place:
     """A broker and its connections."""
 
-    def __init__(self, broker: Broker, cluster: Cluster, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, broker: Broker, cluster: ClusterState, tasks: asyncio.TaskGroup) -> None:
         self.broker = broker
-        self.world = cluster.world
+        self.ledgers = cluster.ledgers
         self.connections: list[Connection] = []
         self.serving: list[asyncio.Task[None]] = []
         self._tasks = tasks
@@ -62,13 +61,13 @@ class Place:
 
 @asynccontextmanager
 async def place() -> AsyncIterator[Place]:
-    cluster = Cluster()
-    store, stop = MemoryStore(cluster.tree), asyncio.Event()
+    cluster = ClusterState()
+    store, stop = cluster.store(), asyncio.Event()
     me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
     broker = Broker(
         me,
         store=store,
-        ledgers=FakeLedgers(cluster.world),
+        ledgers=FakeLedgers(cluster.ledgers),
         cache=EntryCache(64 << 20),
         log_config=LogConfig(pending_bytes_max=PENDING_BYTES_MAX),
         names=ProducerNames("test"),

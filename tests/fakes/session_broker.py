@@ -368,7 +368,7 @@ class Session:
 class Broker:
     """One address."""
 
-    def __init__(self, cluster: Cluster, url: str) -> None:
+    def __init__(self, cluster: FakeBrokers, url: str) -> None:
         self.cluster = cluster
         self.url = url
         self.alive = True
@@ -397,7 +397,7 @@ class Broker:
             session.end()
 
 
-class Cluster:
+class FakeBrokers:
     """Brokers, what they share, and a dialer to them.
 
     Entered with `async with`, it owns the brokers' tasks; else they belong to whichever loop dials,

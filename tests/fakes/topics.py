@@ -26,7 +26,7 @@ from magnetar.broker.topic import ProducerNames, Topic, TopicState
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fakes.topic_log import World
+    from fakes.cluster_state import ClusterState
 
     from magnetar.broker.consumer import ConsumerHandle
     from magnetar.broker.dispatch.permits import Limits
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CLIENT = ClientInfo("127.0.0.1:1", "test")
 
 
-class TopicWorld:
+class TopicRig:
     """An open topic. `failures` holds what the broker was told of it."""
 
     def __init__(self) -> None:
@@ -129,16 +129,16 @@ class TopicWorld:
 
 @contextlib.asynccontextmanager
 async def opened_topic(
-    world: World,
+    world: ClusterState,
     *,
     config: LogConfig = SMALL,
     limits: Limits | None = None,
     cache_bytes: int = 1 << 20,
     store: MetadataStore | None = None,
     close: bool = True,
-) -> AsyncIterator[TopicWorld]:
+) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
-    it = TopicWorld()
+    it = TopicRig()
     async with asyncio.TaskGroup() as tasks:
         topic = it.topic = await Topic.open(
             TOPIC,

@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.broker import Cluster, running_broker
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
 from fakes.standalone_process import StandaloneProcess
 from support import free_port, wait_until
 
@@ -287,7 +288,7 @@ with magnetar.Client({server.service_url!r}) as client:
 async def test_an_owner_that_stops_hands_over_at_once() -> None:
     """Two brokers; the one that owns the topic is stopped while a producer and a consumer work."""
 
-    cluster = Cluster()
+    cluster = ClusterState()
     async with AsyncExitStack() as first, AsyncExitStack() as second:
         one = await first.enter_async_context(running_broker(cluster, 0))
         other = await second.enter_async_context(running_broker(cluster, 1))

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.broker import Cluster, running_broker
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 from fastapi import FastAPI
 
@@ -25,7 +26,7 @@ async def get(broker: Any, path: str) -> httpx.Response:
 
 
 async def test_the_statistics_of_a_topic() -> None:
-    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
         await client.produce("t", producer_name="me")
         await client.subscribe("t", "s")
         for number in range(3):
@@ -44,7 +45,7 @@ async def test_the_statistics_of_a_topic() -> None:
     [("public/default/nobody", 404, "nobody"), ("public/%20/t", 412, "name")],
 )
 async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> None:
-    async with running_broker(Cluster()) as broker:
+    async with running_broker(ClusterState()) as broker:
         found = await get(broker, path)
         assert found.status_code == status
         assert text in found.json()["detail"]
@@ -53,7 +54,7 @@ async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> N
 
 @pytest.mark.parametrize(("topic", "quoted"), [("t", "t"), ("a?b#50% ü", "a%3Fb%2350%25%20%C3%BC")])
 async def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> None:
-    cluster = Cluster()
+    cluster = ClusterState()
     async with (
         running_broker(cluster, 0) as first,
         running_broker(cluster, 1) as second,

@@ -129,7 +129,7 @@ async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
     async with place() as here:
         client, other = await here.client(), await here.client()
         await client.produce(TOPIC, producer_name="me")
-        here.world.bookies = False
+        here.ledgers.bookies = False
         text = "x" * 1_000
         count = 100
 
@@ -147,7 +147,7 @@ async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
             asked = tasks.create_task(other.ended())  # keeps the other one alive
             await asyncio.sleep(5 * KEEPALIVE_S)
             assert not here.serving[0].done()
-            here.world.bookies = True
+            here.ledgers.bookies = True
             async with asyncio.timeout(60):
                 for number in range(count):
                     assert (await client.expect(pb.CommandSendReceipt)).sequence_id == number
@@ -250,7 +250,7 @@ async def idle(here: Place, client: WireClient) -> None:
 
 
 async def opening(here: Place, client: WireClient) -> None:
-    here.world.bookies = False
+    here.ledgers.bookies = False
     await client.send(pb.CommandProducer(topic=TOPIC, producer_id=9, request_id=9))
     await client.send(
         pb.CommandSubscribe(
@@ -265,14 +265,14 @@ async def opening(here: Place, client: WireClient) -> None:
 
 async def publishing(here: Place, client: WireClient) -> None:
     await client.produce(TOPIC, producer_id=9)
-    here.world.hold()
+    here.ledgers.hold()
     for number in range(5):
         await client.publish(producer_id=9, sequence_id=number)
 
 
 async def publishing_too_much(here: Place, client: WireClient) -> None:
     await client.produce(TOPIC, producer_id=9)
-    here.world.bookies = False
+    here.ledgers.bookies = False
     await client.publish("x" * 2 * PENDING_BYTES_MAX, producer_id=9)
 
 
@@ -290,7 +290,7 @@ async def acknowledging(here: Place, client: WireClient) -> None:
     await client.produce(TOPIC, producer_id=9)
     await client.publish(producer_id=9)
     receipt = await client.expect(pb.CommandSendReceipt)
-    here.world.hold()
+    here.ledgers.hold()
     await client.send(
         pb.CommandAck(
             consumer_id=1,
@@ -358,12 +358,12 @@ async def test_a_client_that_vanishes_leaves_nothing(
         await settle(100)
         await client.wire.break_off()
         if healed:
-            here.world.bookies = True
-            here.world.release()
+            here.ledgers.bookies = True
+            here.ledgers.release()
         await asyncio.wait([here.serving[1]], timeout=2 * REQUEST_TIMEOUT_S)
         assert here.serving[1].done(), "the connection is still served"
-        here.world.bookies = True
-        here.world.release()
+        here.ledgers.bookies = True
+        here.ledgers.release()
         await wait_until(
             lambda: names(asyncio.all_tasks() - before) == [], what="that no task is left"
         )
@@ -454,7 +454,7 @@ async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
         await client.subscribe(TOPIC)
         await client.flow(10)
         message = await client.expect(pb.CommandMessage)
-        here.world.hold()
+        here.ledgers.hold()
         ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
         ack.message_id.append(message.message_id)
         await client.send(ack)
@@ -464,7 +464,7 @@ async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
         again = await client.subscribe(TOPIC)
         assert isinstance(again, pb.CommandSuccess)
         assert len(here.topic.subscriptions["s"].consumers) == 1
-        here.world.release()
+        here.ledgers.release()
 
 
 async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.stray import strays_once
-from fakes.topic_log import World
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
@@ -15,7 +15,7 @@ from magnetar.broker.contract import CloseReason, SubscriptionType
 async def test_the_topic_fails_and_everybody_comes_anew(
     monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         [position] = await it.publish("a")
         consumer, session = await it.subscribe()
         if work == "log":
@@ -32,7 +32,7 @@ async def test_the_topic_fails_and_everybody_comes_anew(
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_read_is_made_again(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a", "b")
         consumer, session = await it.subscribe(kind=SubscriptionType.SHARED)
         if again:  # what was delivered is read again
@@ -46,7 +46,7 @@ async def test_a_read_is_made_again(monkeypatch: pytest.MonkeyPatch, again: bool
 
 
 async def test_a_topic_that_closes_cancels_its_work() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a")
         lasting = list(it.topic._lasting)
         await it.topic.close()

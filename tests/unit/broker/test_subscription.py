@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import texts_of
 from fakes.sessions import FakeConsumerSession
-from fakes.topic_log import SMALL, World
+from fakes.topic_log import SMALL
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
@@ -34,7 +35,7 @@ from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.subscription import all_of
 
 if TYPE_CHECKING:
-    from fakes.topics import TopicWorld
+    from fakes.topics import TopicRig
 
     from magnetar.broker.consumer import ConsumerHandle
 
@@ -42,7 +43,7 @@ EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
 TEXTS = [f"m{number}" for number in range(23)]
 
 
-def whys(it: TopicWorld, name: str = "s") -> set[Why]:
+def whys(it: TopicRig, name: str = "s") -> set[Why]:
     return {reason.why for reason in it.topic.explain(name)}
 
 
@@ -54,7 +55,7 @@ async def delivered(session: FakeConsumerSession, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
 async def test_backlog_then_tail(kind: SubscriptionType) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(kind=kind)
         await delivered(session, TEXTS)
@@ -66,7 +67,7 @@ async def test_backlog_then_tail(kind: SubscriptionType) -> None:
 
 
 async def test_catching_up_reads_ranges_from_bookies() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(SMALL, ledger_entries_max=1_000)
     texts = [str(number) for number in range(500)]
     async with opened_topic(world, config=config) as it:
@@ -79,7 +80,7 @@ async def test_catching_up_reads_ranges_from_bookies() -> None:
 
 async def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.broker.log.log.TAIL_ENTRIES_MAX", 5)
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(initial=InitialPosition.LATEST)
@@ -90,7 +91,7 @@ async def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_read_is_bounded_in_bytes() -> None:
-    async with opened_topic(World(), limits=Limits(read_bytes=2_500)) as it:
+    async with opened_topic(ClusterState(), limits=Limits(read_bytes=2_500)) as it:
         texts = [str(number) * 1_000 for number in range(9)]
         await it.publish(*texts)
         _, session = await it.subscribe()
@@ -99,7 +100,7 @@ async def test_a_read_is_bounded_in_bytes() -> None:
 
 
 async def test_nothing_is_read_for_who_cannot_take_it() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, cache_bytes=0) as it:
         await it.publish(*TEXTS)
         session = FakeConsumerSession(room=False)
@@ -114,7 +115,7 @@ async def test_nothing_is_read_for_who_cannot_take_it() -> None:
 
 
 async def test_permits_bound_what_is_delivered() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(permits=0)
         assert whys(it) == {Why.NO_PERMITS}
@@ -127,7 +128,7 @@ async def test_permits_bound_what_is_delivered() -> None:
 
 
 async def test_acknowledged_entries_do_not_come_back() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
@@ -140,7 +141,7 @@ async def test_acknowledged_entries_do_not_come_back() -> None:
 
 
 async def test_a_close_returns_when_acknowledgements_are_durable() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, close=False) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe()
@@ -153,7 +154,7 @@ async def test_a_close_returns_when_acknowledgements_are_durable() -> None:
 
 
 async def test_a_receipt_comes_once_when_all_of_it_is_durable() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, close=False) as it:
         await it.publish("a", "b c d", "e f", "g", batches=True)
         handle, session = await it.subscribe(kind=SHARED)
@@ -187,7 +188,7 @@ def test_a_joint_receipt_waits_for_all_and_tells_of_the_first_failure() -> None:
 
 
 async def test_impossible_acknowledgements_are_refused() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a")
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, ["a"])
@@ -204,7 +205,7 @@ async def test_impossible_acknowledgements_are_refused() -> None:
 
 
 async def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         first, session = await it.subscribe()
         with pytest.raises(ConsumerBusy):
@@ -226,7 +227,7 @@ async def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> 
 
 
 async def test_the_type_is_that_of_the_consumers() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
@@ -240,7 +241,7 @@ async def test_the_type_is_that_of_the_consumers() -> None:
 
 @pytest.mark.parametrize("kind", [SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED])
 async def test_other_types_are_not_allowed_by_name(kind: SubscriptionType) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=kind.title):
             await it.subscribe(kind=kind)
         with pytest.raises(NotAllowed):
@@ -251,7 +252,7 @@ async def test_other_types_are_not_allowed_by_name(kind: SubscriptionType) -> No
 
 
 async def test_shared_consumers_share_and_inherit() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         texts = [str(number) for number in range(100)]
         one, first = await it.subscribe(kind=SHARED, permits=1_000)
         _, second = await it.subscribe(kind=SHARED, permits=1_000)
@@ -269,7 +270,7 @@ async def test_shared_consumers_share_and_inherit() -> None:
 
 
 async def test_redelivery_on_request() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS[:6])
         shared, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS[:6])
@@ -286,7 +287,7 @@ async def test_redelivery_on_request() -> None:
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
 async def test_what_was_acknowledged_while_tailing_is_left_out(kind: SubscriptionType) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe(kind=kind)
         await it.publish("a", "b", "c")
         await delivered(session, list("abc"))
@@ -302,7 +303,7 @@ async def test_what_was_acknowledged_while_tailing_is_left_out(kind: Subscriptio
 async def test_messages_of_a_batch_that_were_acknowledged_while_tailing(
     kind: SubscriptionType,
 ) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe(kind=kind)
         await it.publish("a", "b c d", "e", batches=True)
         await delivered(session, list("abcde"))
@@ -314,7 +315,7 @@ async def test_messages_of_a_batch_that_were_acknowledged_while_tailing(
 
 
 async def test_a_cumulative_acknowledgement_into_a_batch() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe()
         await it.publish("a", "b c d", "e", batches=True)
         await delivered(session, list("abcde"))
@@ -326,7 +327,7 @@ async def test_a_cumulative_acknowledgement_into_a_batch() -> None:
 
 
 async def test_scattered_replays_from_bookies() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(SMALL, ledger_entries_max=50)
     texts = [str(number) for number in range(200)]
     async with opened_topic(world, config=config) as it:
@@ -345,7 +346,7 @@ async def test_an_unreadable_entry_is_tried_until_it_can_be_read(
 ) -> None:
     monkeypatch.setattr("magnetar.broker.reading.RETRY_S_FIRST", 0.001)
     monkeypatch.setattr("magnetar.broker.reading.RETRY_S_MAX", 0.002)
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         positions = await it.publish(*TEXTS)
     world.ledgers.unreadable.add(tuple(positions[7]))
@@ -359,7 +360,7 @@ async def test_an_unreadable_entry_is_tried_until_it_can_be_read(
 
 
 async def test_seek_by_id_closes_everybody_and_starts_there() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         positions = await it.publish(*TEXTS)
         one, first = await it.subscribe(kind=SHARED)
         _, second = await it.subscribe(kind=SHARED, permits=0)
@@ -381,7 +382,7 @@ async def test_seek_by_id_closes_everybody_and_starts_there() -> None:
 
 
 async def test_seek_by_publish_time() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         for number in range(20):
             await it.publish(str(number), time_ms=1_000 + 10 * number)
         texts = [str(number) for number in range(20)]
@@ -409,7 +410,7 @@ async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
         with pytest.raises(ReadFailed):
             await handle.seek_to_time(1)
 
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
@@ -424,7 +425,7 @@ async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
 
 
 async def test_one_seek_at_a_time() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe()
         await delivered(session, TEXTS)
@@ -444,7 +445,7 @@ async def test_one_seek_at_a_time() -> None:
 
 
 async def test_unsubscribing() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
         one, _ = await it.subscribe(kind=SHARED)
@@ -465,7 +466,7 @@ async def test_unsubscribing() -> None:
 
 
 async def test_where_new_subscriptions_begin() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         now = it.topic._clock.now_ms()
         positions = await it.publish(*TEXTS[:10], time_ms=now - 60_000)
         await it.publish(*TEXTS[10:], time_ms=now - 1_000)
@@ -485,7 +486,7 @@ async def test_where_new_subscriptions_begin() -> None:
 
 
 async def test_a_reader_leaves_nothing_behind() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe("r", durable=False, start=positions[3])
@@ -505,7 +506,7 @@ async def test_a_reader_leaves_nothing_behind() -> None:
 
 async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.broker.subscription.RETURN_S", 0.02)
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe("r", durable=False, start=EARLIEST)
         await handle.seek(positions[20])
@@ -517,7 +518,7 @@ async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPa
 
 
 async def test_the_last_message() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, _ = await it.subscribe()
         last = await handle.last_message_id()
         assert (last.position, last.batch_index) == (EARLIEST, -1)
@@ -560,7 +561,7 @@ class Member:
 async def test_nothing_is_lost_among_consumers_that_come_and_go(seed: int) -> None:
     chance = random.Random(seed)
     limits = Limits(unacked_per_consumer=15, unacked_per_subscription=25, read_entries=7)
-    async with opened_topic(World(), limits=limits, cache_bytes=5_000) as it:
+    async with opened_topic(ClusterState(), limits=limits, cache_bytes=5_000) as it:
         acked: Counter[str] = Counter()
         texts: list[str] = []
         members = [Member(*await it.subscribe(kind=SHARED, permits=10))]

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
-from fakes.topic_log import World
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
@@ -27,7 +27,7 @@ from magnetar.broker.topic import BROUGHT_EPOCH_MAX, ProducerNames, TopicState
 
 
 async def test_receipts_of_several_producers_each_in_order() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         one, one_session = await it.produce("one")
         two, two_session = await it.produce("two")
         for number in range(30):
@@ -45,7 +45,7 @@ async def test_receipts_of_several_producers_each_in_order() -> None:
 
 
 async def test_names_are_made_where_there_is_none() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         first, _ = await it.produce()
         second, _ = await it.produce()
         assert (first.name, second.name) == ("test-1-1", "test-1-2")
@@ -53,7 +53,7 @@ async def test_names_are_made_where_there_is_none() -> None:
 
 
 async def test_a_name_is_for_one_producer_at_a_time() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         first, session = await it.produce("p")
         with pytest.raises(ProducerBusy):
             await it.produce("p")
@@ -68,7 +68,7 @@ async def test_a_name_is_for_one_producer_at_a_time() -> None:
 
 
 async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         first, session = await it.produce()
         again = {"user_provided": False, "epoch": 1}
         with pytest.raises(ProducerBusy):
@@ -86,7 +86,7 @@ async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
 
 
 async def test_an_exclusive_producer_is_alone() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         shared, _ = await it.produce("shared")
         with pytest.raises(ProducerFenced):
             await it.produce("alone", mode=AccessMode.EXCLUSIVE)
@@ -103,7 +103,7 @@ async def test_an_exclusive_producer_is_alone() -> None:
 
 
 async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good() -> None:
-    world = World()
+    world = ClusterState()
     exclusive = AccessMode.EXCLUSIVE
     async with opened_topic(world) as it:
         first, _ = await it.produce("first", mode=exclusive)
@@ -123,7 +123,7 @@ async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good(
 
 async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
     exclusive = AccessMode.EXCLUSIVE
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         for brought in ((1 << 64) - 1, BROUGHT_EPOCH_MAX + 1):
             with pytest.raises(NotAllowed, match=str(brought)):
                 await it.produce("broken", mode=exclusive, topic_epoch=brought)
@@ -144,13 +144,13 @@ async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
 
 @pytest.mark.parametrize("mode", [AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING])
 async def test_other_access_modes_are_not_allowed_by_name(mode: AccessMode) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=mode.title):
             await it.produce("p", mode=mode)
 
 
 async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.produce()
         handle.publish_nowait(0, 0, entry_of("small"))
         handle.publish_nowait(1, 1, replace(entry_of("large"), data=bytes(5_260_000)))
@@ -161,7 +161,7 @@ async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
 
 
 async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as old:
         producer, session = await old.produce("p")
         producer.publish_nowait(0, 0, entry_of("first"))
@@ -193,7 +193,7 @@ async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away()
 
 
 async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowledgements() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as old:
         await old.publish("a", "b")
         handle, consumer = await old.subscribe()
@@ -209,7 +209,7 @@ async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowled
 
 
 async def test_closing_gives_the_receipts_that_are_owed() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
         _, consumer = await it.subscribe()
@@ -239,7 +239,7 @@ async def test_closing_gives_the_receipts_that_are_owed() -> None:
 async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
     """What comes while the topic closes is dropped, all of it, and sent again to the next owner."""
 
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
         await it.publish("a")
@@ -261,7 +261,7 @@ async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
 
 async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.broker.topic.CLOSE_TIMEOUT_S", 0.05)
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
         await it.publish("a")
@@ -274,7 +274,7 @@ async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.Mo
 
 
 async def test_subscriptions_are_found_again_and_deleted() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.topic.ensure_subscription("s", EARLIEST)
         await it.topic.ensure_subscription("s", EARLIEST)
@@ -291,7 +291,7 @@ async def test_subscriptions_are_found_again_and_deleted() -> None:
 
 
 async def test_stats_say_what_there_is() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a", "b c d", "e", batches=True)
         handle, session = await it.subscribe(kind=SubscriptionType.SHARED, permits=3)
         await wait_until(lambda: len(session.texts) == 4)
@@ -317,7 +317,7 @@ async def test_stats_say_what_there_is() -> None:
 
 
 async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as old:
         await old.publish("a")
         _, session = await old.produce()
@@ -330,7 +330,7 @@ async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
 
 
 async def test_back_pressure_is_the_logs() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, config=LogConfig(pending_bytes_max=1_000)) as it:
         handle, _ = await it.produce()
         await handle.wait_room()
@@ -344,7 +344,7 @@ async def test_back_pressure_is_the_logs() -> None:
 
 
 async def test_sessions_are_not_called_after_they_left() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         producer, producer_session = await it.produce(session=FakeProducerSession())
         consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())
         producer.publish_nowait(0, 0, entry_of("a"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 from fakes.client_world import TOPIC, A, world_of
-from fakes.session_broker import Cluster
+from fakes.session_broker import FakeBrokers
 from hypothesis import given
 from hypothesis import strategies as st
 from support import free_port
@@ -163,7 +163,7 @@ def test_more_than_may_be_on_its_way_is_sent_all_the_same(
     async def reachable(_: str) -> None:
         pass
 
-    cluster = Cluster(A)
+    cluster = FakeBrokers(A)
     in_world = magnetar.asyncio.Client.in_world
     monkeypatch.setattr("magnetar.cli.client.require_reachable", reachable)
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.client_world import TOPIC, A, client_among, world_of
-from fakes.session_broker import Cluster
+from fakes.session_broker import FakeBrokers
 from support import settle, wait_for
 
 from magnetar.client import producer as asynchronous
@@ -33,13 +33,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(face, "PENDING_BYTES_MAX", 1000)
 
 
-def sizes(cluster: Cluster) -> list[int]:
+def sizes(cluster: FakeBrokers) -> list[int]:
     """Of the messages that were stored, in their order."""
     entries = cluster.topic(TOPIC).entries.values()
     return [len(one.payload) for entry in entries for one in decode_messages(read_entry(entry))]
 
 
-def answer_first(cluster: Cluster) -> None:
+def answer_first(cluster: FakeBrokers) -> None:
     """The receipt of the first message, which was held back."""
     session = cluster.brokers[A].sessions[0]
     (producer_id,) = session.producers
@@ -47,7 +47,7 @@ def answer_first(cluster: Cluster) -> None:
     session.send(pb.CommandSendReceipt(producer_id=producer_id, sequence_id=0, message_id=stored))
 
 
-async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
+async def full(cluster: FakeBrokers, producer: Producer) -> asyncio.Task[MessageId]:
     """A message that holds so much room that there is some for small ones only."""
     cluster.topic(TOPIC).hold_receipts = True
     first = asyncio.get_running_loop().create_task(producer.send(bytes(500)))
@@ -111,7 +111,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_threads_get_room_in_the_order_of_their_coming() -> None:
-    cluster = Cluster(A)
+    cluster = FakeBrokers(A)
     client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
     try:
         producer = client.create_producer("t", block_if_queue_full=True)
@@ -132,7 +132,7 @@ def test_threads_get_room_in_the_order_of_their_coming() -> None:
 
 
 def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
-    cluster = Cluster(A)
+    cluster = FakeBrokers(A)
     client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
     errors: list[type[Exception]] = []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import TOPIC, A, world_of
-from fakes.session_broker import Cluster
+from fakes.session_broker import FakeBrokers
 
 import magnetar
 from magnetar.client import crossing
@@ -29,8 +29,8 @@ TIMEOUT_MS = 30_000
 
 
 @contextmanager
-def client_among(**options: Any) -> Iterator[tuple[Client, Cluster]]:
-    cluster = Cluster(A)
+def client_among(**options: Any) -> Iterator[tuple[Client, FakeBrokers]]:
+    cluster = FakeBrokers(A)
     client = Client.in_world(ClientOptions(A, **options), world_of(cluster))
     try:
         yield client, cluster

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fakes.ledger_bookies import Cluster, cluster
+from fakes.ledger_bookies import BookieCluster, bookie_cluster
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -25,8 +25,8 @@ QUORUM = Quorum(3, 3, 2)
 @asynccontextmanager
 async def world(
     bookies: int, *, zones: str = "", config: LedgerConfig = QUICK
-) -> AsyncIterator[tuple[Cluster, Ledgers]]:
-    async with cluster(bookies, zones=zones) as nodes, nodes.process(config) as ledgers:
+) -> AsyncIterator[tuple[BookieCluster, Ledgers]]:
+    async with bookie_cluster(bookies, zones=zones) as nodes, nodes.process(config) as ledgers:
         yield nodes, ledgers
 
 

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
-from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, World, opened, opened_cursors
+from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, opened, opened_cursors
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
@@ -55,7 +56,7 @@ class Receipts:
 dying_cursors = partial(opened_cursors, close=False)
 
 
-async def record_of(world: World) -> TopicRecord:
+async def record_of(world: ClusterState) -> TopicRecord:
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
     return decode_topic(found.value)
@@ -77,7 +78,7 @@ def left(cursor: Cursor, topic: TopicLog) -> list[Position]:
 
 
 async def test_a_new_subscription_is_durable_at_once_and_starts_where_it_was_told() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait(*NAMES)
         positions = positions_of(topic)
@@ -102,7 +103,7 @@ async def test_a_new_subscription_is_durable_at_once_and_starts_where_it_was_tol
 
 
 async def test_answered_acknowledgements_survive_a_crash() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -126,7 +127,7 @@ async def test_answered_acknowledgements_survive_a_crash() -> None:
 
 
 async def test_parts_of_batches_are_kept() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         for _ in range(3):
@@ -162,7 +163,7 @@ async def test_parts_of_batches_are_kept() -> None:
 
 
 async def test_acknowledgements_gather_while_a_write_is_under_way() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -186,7 +187,7 @@ async def test_acknowledgements_gather_while_a_write_is_under_way() -> None:
 
 
 async def test_without_a_receipt_acknowledgements_wait_for_company() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(QUICK, gather_s=0.03)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -208,7 +209,7 @@ async def test_without_a_receipt_acknowledgements_wait_for_company() -> None:
 
 
 async def test_a_flush_of_nothing_writes_nothing() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -224,7 +225,7 @@ async def test_a_flush_of_nothing_writes_nothing() -> None:
 
 
 async def test_a_clean_close_leaves_the_state_in_the_record_and_no_cursor_ledger() -> None:
-    world = World()
+    world = ClusterState()
     for acked in range(3):
         async with opened(world) as topic, opened_cursors(topic.log) as cursors:
             if acked == 0:
@@ -240,7 +241,7 @@ async def test_a_clean_close_leaves_the_state_in_the_record_and_no_cursor_ledger
 
 
 async def test_a_large_state_stays_in_its_ledger_over_a_clean_close() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(QUICK, inline_bytes_max=10)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -257,7 +258,7 @@ async def test_a_large_state_stays_in_its_ledger_over_a_clean_close() -> None:
 
 @pytest.mark.parametrize("stored", [0, 1])
 async def test_a_failed_cursor_ledger_is_replaced_and_nothing_is_lost(stored: int) -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -284,7 +285,7 @@ async def test_a_failed_cursor_ledger_is_replaced_and_nothing_is_lost(stored: in
 
 
 async def test_receipts_wait_while_there_are_no_bookies_up_to_a_limit() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     config = replace(QUICK, receipts_max=3)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
@@ -303,7 +304,7 @@ async def test_receipts_wait_while_there_are_no_bookies_up_to_a_limit() -> None:
 
 
 async def test_a_new_owner_fences_the_cursors_of_the_old_one() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with (
         opened(world, close=False) as old,
@@ -333,7 +334,7 @@ async def test_a_new_owner_fences_the_cursors_of_the_old_one() -> None:
 
 
 async def test_an_owner_without_a_cursor_ledger_is_stopped_by_the_record() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with (
         opened(world, close=False) as old,
@@ -350,7 +351,7 @@ async def test_an_owner_without_a_cursor_ledger_is_stopped_by_the_record() -> No
 
 
 async def test_deleted_and_created_anew_a_subscription_does_not_inherit() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -379,7 +380,7 @@ async def test_numbers_of_a_former_owner_are_not_given_again() -> None:
     """What the old ledger holds of a deleted subscription must not reach one created by the next
     owner, whose own cursor ledger has not begun yet."""
 
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
         positions = positions_of(topic)
@@ -396,7 +397,7 @@ async def test_numbers_of_a_former_owner_are_not_given_again() -> None:
 
 
 async def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -422,7 +423,7 @@ async def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
 
 @pytest.mark.parametrize("crash", [True, False])
 async def test_a_reset_takes_acknowledgements_back_for_good(crash: bool) -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with (
         opened(world, close=not crash) as topic,
@@ -448,7 +449,7 @@ async def test_a_reset_takes_acknowledgements_back_for_good(crash: bool) -> None
 
 
 async def test_a_cancelled_reset_happens_whole_or_not_at_all() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -475,7 +476,7 @@ async def test_a_cancelled_reset_happens_whole_or_not_at_all() -> None:
 
 
 async def test_non_durable_cursors_leave_no_trace() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -499,7 +500,7 @@ async def test_non_durable_cursors_leave_no_trace() -> None:
 async def test_the_cursor_ledger_does_not_grow_without_bound() -> None:
     """Many acknowledgements, few of them live: it is snapshotted and rolled."""
 
-    world = World()
+    world = ClusterState()
     config = replace(QUICK, tail_bytes_min=300, ledger_bytes_max=2000)
     async with (
         opened(world, config=replace(SMALL, ledger_entries_max=10_000)) as topic,
@@ -530,7 +531,7 @@ async def test_the_cursor_ledger_does_not_grow_without_bound() -> None:
 
 
 async def test_a_degraded_cursor_ledger_is_replaced_once_bookies_are_back() -> None:
-    world = World()
+    world = ClusterState()
     world.ledgers.full_ensemble = False
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES[:2])
@@ -546,7 +547,7 @@ async def test_a_degraded_cursor_ledger_is_replaced_once_bookies_are_back() -> N
 
 
 async def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_answer() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -565,7 +566,7 @@ async def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_ans
 
 
 async def test_a_missing_cursor_ledger_is_named() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
         cursor = await cursors.ensure("s", EARLIEST)
@@ -584,7 +585,7 @@ async def test_a_missing_cursor_ledger_is_named() -> None:
 
 
 async def test_cancelling_run_answers_every_receipt() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -599,7 +600,7 @@ async def test_cancelling_run_answers_every_receipt() -> None:
 
 
 async def test_backlogs_count_entries_and_messages() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         sizes = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 1, 1]  # batches; ledgers of five entries
         for size in sizes:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.topic_log import TOPIC, TopicLog, World, opened, opened_cursors
+from fakes.cluster_state import ClusterState
+from fakes.topic_log import TOPIC, TopicLog, opened, opened_cursors
 from support import wait_until
 
 from magnetar.broker.errors import LogFenced, LogUnavailable
@@ -45,7 +46,7 @@ class CutOff(MemoryStore):
 
 @asynccontextmanager
 async def subscribed(
-    world: World, store: CutOff
+    world: ClusterState, store: CutOff
 ) -> AsyncIterator[tuple[TopicLog, Cursors, Cursor]]:
     """A topic of three entries whose subscription "s" begins before them."""
     async with (
@@ -59,7 +60,7 @@ async def subscribed(
 async def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> None:
     """Its record may be gone: an answer would be a promise that the next owner knows nothing of."""
 
-    world = World()
+    world = ClusterState()
     store = CutOff(world.tree)
     receipts: list[object] = []
     async with subscribed(world, store) as (topic, cursors, cursor):
@@ -78,7 +79,7 @@ async def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more(
 
 
 async def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
-    world = World()
+    world = ClusterState()
     store = CutOff(world.tree)
     receipts: list[object] = []
     async with subscribed(world, store) as (topic, cursors, cursor):
@@ -97,7 +98,7 @@ async def test_a_reset_that_is_still_being_tried_does_not_reach_a_subscription_o
 ):
     """The new one would be found where the old one was to go, and skip what is before."""
 
-    world = World()
+    world = ClusterState()
     store = CutOff(world.tree)
     async with subscribed(world, store) as (topic, cursors, cursor):
         store.early = True

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes.dispatch_world import Member, World
+from fakes.dispatch_rig import DispatcherRig, Member
 
 from magnetar.broker.dispatch.dispatcher import Read
 from magnetar.broker.dispatch.exclusive import Exclusive
@@ -12,14 +12,14 @@ from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.log.position import Position
 
 
-def world(entries: int = 0) -> World:
-    it = World(Exclusive, shared=False, limits=Limits(read_entries=5))
+def world(entries: int = 0) -> DispatcherRig:
+    it = DispatcherRig(Exclusive, shared=False, limits=Limits(read_entries=5))
     for _ in range(entries):
         it.append()
     return it
 
 
-def whys(it: World) -> set[Why]:
+def whys(it: DispatcherRig) -> set[Why]:
     return {reason.why for reason in it.machine.explain()}
 
 
@@ -133,7 +133,7 @@ class Twin:
     """What the consumer must have been given since the last rewind: all that was not acked then or
     when its turn came, in order, without gaps."""
 
-    def __init__(self, it: World) -> None:
+    def __init__(self, it: DispatcherRig) -> None:
         self.it = it
         self.seen = 0  # how much of the inbox is accounted for
         self.next = Position(-1, -1)  # everything before it was given or is acked
@@ -151,7 +151,7 @@ class Twin:
         self.seen = len(member.inbox)
 
 
-def step(it: World, twin: Twin, kind: str, a: int, b: int) -> None:
+def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
     member = it.members[0] if it.members else None
     match kind:
         case "append":

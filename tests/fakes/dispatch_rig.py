@@ -1,4 +1,4 @@
-"""A small world around a dispatcher: a log, a cursor as plain sets, consumers that keep notes.
+"""A dispatcher on a rig: a log, a cursor as plain sets, consumers that keep notes.
 
 It carries out what the machine returns, and asserts after every event what must always be true:
     - no acknowledged entry is delivered, and none twice while somebody has it (shared);
@@ -99,7 +99,7 @@ class Member:
     counts: list[int] = field(default_factory=list)  # redelivery counts beside them
 
 
-class World:
+class DispatcherRig:
     """`dispatcher(acks, confirmed, limits)` is the machine's constructor."""
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from magnetar.client.attachment import Attachable, Attachment
 from magnetar.client.backoff import ReconnectDelay
 from magnetar.client.connection import KEEPALIVE_S
+from magnetar.client.outgoing import PENDING_BYTES_MAX
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class World:
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=chance.Random)
     keepalive_s: float = KEEPALIVE_S
+    pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Parts:
     clock: Clock
     random: random.Random
     timeout_s: float  # of an operation
+    pending_bytes_max: int  # of a producer
     ids: Iterator[int]  # of producers and consumers: a new one for each attachment
     live: set[Publisher | Subscriber]  # opened and not closed
 

@@ -79,6 +79,7 @@ def open_frame_stream(
     *,
     peer: str,
     metadata: Sequence[tuple[str, str]] = (),
+    close_s: float = CLOSE_S,
 ) -> FrameStream:
     """Begin a stream to `method` ("/package.Service/Method") over `channel`.
 
@@ -86,7 +87,7 @@ def open_frame_stream(
     StreamClosed at the first send or receive. Whoever opens it must close it.
     """
     call: FrameCall = channel.stream_stream(method)(metadata=tuple(metadata))
-    return _ClientStream(call, peer)
+    return _ClientStream(call, peer, close_s)
 
 
 def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> MethodHandler:
@@ -340,9 +341,10 @@ class _ServerStream:
 class _ClientStream:
     """The client's end of a call."""
 
-    def __init__(self, call: FrameCall, peer: str) -> None:
+    def __init__(self, call: FrameCall, peer: str, close_s: float) -> None:
         self.peer = peer
         self._call = call
+        self._close_s = close_s
         # Not `call.read()`: that forgets frames which arrived before the status did.
         self._messages = aiter(call)
         self._end: tuple[str, bool] | None = None  # None: open
@@ -415,7 +417,7 @@ class _ClientStream:
         self._closing = True
         cancels = _this_task().cancelling()
         try:
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(self._close_s):
                 await self._say_goodbye()
         except (TimeoutError, StreamClosed):
             pass  # broken instead: the finally

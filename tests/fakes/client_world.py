@@ -13,6 +13,7 @@ from support import ManualClock
 from magnetar.client.asyncio import Client
 from magnetar.client.errors import Timeout
 from magnetar.client.options import ClientOptions, InitialPosition
+from magnetar.client.outgoing import PENDING_BYTES_MAX
 from magnetar.client.parts import World
 
 if TYPE_CHECKING:
@@ -34,11 +35,15 @@ def world_of(cluster: FakeBrokers, **more: Any) -> World:
 
 @asynccontextmanager
 async def client_among(
-    *urls: str, service_url: str = f"{A},b:6660", **options: Any
+    *urls: str,
+    service_url: str = f"{A},b:6660",
+    pending_bytes_max: int = PENDING_BYTES_MAX,
+    **options: Any,
 ) -> AsyncIterator[tuple[Client, FakeBrokers]]:
     """A client, and the cluster that it talks to. The client is shut down at the end."""
     async with FakeBrokers(*(urls or (A, B))) as cluster:
-        client = Client.in_world(ClientOptions(service_url, **options), world_of(cluster))
+        world = world_of(cluster, pending_bytes_max=pending_bytes_max)
+        client = Client.in_world(ClientOptions(service_url, **options), world)
         try:
             yield client, cluster
         finally:

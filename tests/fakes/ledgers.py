@@ -13,6 +13,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from fakes.stray import stray
+
 from magnetar.bookie.ledger.errors import (
     EntryTooLarge,
     EntryUnreadable,
@@ -121,6 +123,10 @@ class SharedLedgers:
         self.bookies = True  # False: no ledger can be created, recovered or closed
         self.full_ensemble = True  # False: new ledgers are degraded
         self.held = False
+        self.strays: set[str] = set()  # "create", "close", "read": the next such call strays
+        self.reading = asyncio.Event()  # somebody has asked for entries
+        self.may_read = asyncio.Event()  # cleared: reads hang
+        self.may_read.set()
         self._next = 0
 
     def hold(self) -> None:
@@ -131,6 +137,17 @@ class SharedLedgers:
         self.held = False
         for appender in self.appenders:
             appender.flush_soon()
+
+    async def maybe_stray(self, call: str) -> None:
+        """End as if what the call waits for was cancelled, and not its task."""
+        if call in self.strays:
+            self.strays.remove(call)
+            await stray()
+
+    async def wait_read(self) -> None:
+        self.reading.set()
+        await self.may_read.wait()
+        await self.maybe_stray("read")
 
     def next_id(self, newer_than: int) -> LedgerId:
         self._next = max(self._next, newer_than) + 1
@@ -226,11 +243,13 @@ class FakeAppender:
 
     async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
         await asyncio.sleep(0)
+        await self._world.wait_read()
         assert last <= self.confirmed, "reads stop at what is confirmed"
         return self._world.read(self.ledger, first, last, bytes_max)
 
     async def close(self) -> LedgerMetadata:
         bites = self._steps.before("appender.close")
+        await self._world.maybe_stray("close")
         while self.failure is None and self._pending:
             self._moved.clear()
             await self._moved.wait()
@@ -313,6 +332,7 @@ class FakeReader:
 
     async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
         await asyncio.sleep(0)
+        await self._world.wait_read()
         return self._world.read(self._ledger, first, last, bytes_max)
 
 
@@ -326,6 +346,7 @@ class FakeLedgers:
     async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> FakeAppender:
         bites = self.steps.before("ledgers.create")
         await asyncio.sleep(0)
+        await self.world.maybe_stray("create")
         if not self.world.bookies:
             raise NotEnoughBookies(needed=1, writable=0)
         ledger = self.world.next_id(newer_than)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fakes.cluster_state import ClusterState
+from fakes.gated_store import GatedStore
 from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
 
@@ -31,8 +32,11 @@ FRAMES_MAX = 2  # a peer that does not read takes so many
 class Place:
     """A broker and its connections."""
 
-    def __init__(self, broker: Broker, cluster: ClusterState, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, broker: Broker, cluster: ClusterState, store: GatedStore, tasks: asyncio.TaskGroup
+    ) -> None:
         self.broker = broker
+        self.store = store
         self.ledgers = cluster.ledgers
         self.connections: list[Connection] = []
         self.serving: list[asyncio.Task[None]] = []
@@ -62,7 +66,7 @@ class Place:
 @asynccontextmanager
 async def place() -> AsyncIterator[Place]:
     cluster = ClusterState()
-    store, stop = cluster.store(), asyncio.Event()
+    store, stop = GatedStore(cluster.tree), asyncio.Event()
     me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
     broker = Broker(
         me,
@@ -79,7 +83,7 @@ async def place() -> AsyncIterator[Place]:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(broker.run(stop))
         await broker.started.wait()
-        here = Place(broker, cluster, tasks)
+        here = Place(broker, cluster, store, tasks)
         yield here
         stop.set()
         await running

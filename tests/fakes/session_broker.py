@@ -182,6 +182,9 @@ class Session:
                 self.send(answer)
             return
         getattr(self, f"on_{type(body).__name__.removeprefix('Command').lower()}")(body, entry)
+        then = self.broker.cluster.afterwards.pop(type(body), None)
+        if then is not None:
+            then(self, body)
 
     def on_connect(self, body: Any, _: object) -> None:
         self.send(pb.CommandConnected(server_version="fake", protocol_version=21))
@@ -413,6 +416,8 @@ class FakeBrokers:
         self.names = iter(range(1, 1000))
         # What is done to an entry on its way to a consumer.
         self.damage: Callable[[bytes], bytes] = lambda entry: entry
+        # What a session does besides, once it has done the next command of this type.
+        self.afterwards: dict[type, Callable[[Session, Any], None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -31,8 +31,9 @@ from magnetar.broker.errors import (
     ReadFailed,
     SubscriptionFenced,
 )
+from magnetar.broker.log.log import TAIL_ENTRIES_MAX, LogConfig
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.broker.subscription import all_of
+from magnetar.broker.subscription import RETURN_S, all_of
 
 if TYPE_CHECKING:
     from fakes.topics import TopicRig
@@ -78,15 +79,16 @@ async def test_catching_up_reads_ranges_from_bookies() -> None:
         assert len(world.ledgers.reads) <= 6, "not in ranges"
 
 
-async def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.broker.log.log.TAIL_ENTRIES_MAX", 5)
+async def test_tailing_reads_nothing_from_bookies() -> None:
+    """However much was published before, and meanwhile."""
     world = ClusterState()
-    async with opened_topic(world) as it:
-        await it.publish(*TEXTS)
-        _, session = await it.subscribe(initial=InitialPosition.LATEST)
-        for text in TEXTS:
-            await it.publish(text)
-        await delivered(session, TEXTS)
+    texts = [str(number) for number in range(TAIL_ENTRIES_MAX + 100)]
+    async with opened_topic(world, config=LogConfig()) as it:
+        await it.publish(*texts)
+        _, session = await it.subscribe(initial=InitialPosition.LATEST, permits=len(texts))
+        for first in range(0, len(texts), 100):
+            await it.publish(*texts[first : first + 100])
+            await delivered(session, texts[: first + 100])
         assert world.ledgers.reads == []
 
 
@@ -341,11 +343,7 @@ async def test_scattered_replays_from_bookies() -> None:
         await delivered(session, [*texts, *map(str, wanted)])
 
 
-async def test_an_unreadable_entry_is_tried_until_it_can_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("magnetar.broker.reading.RETRY_S_FIRST", 0.001)
-    monkeypatch.setattr("magnetar.broker.reading.RETRY_S_MAX", 0.002)
+async def test_an_unreadable_entry_is_tried_until_it_can_be_read() -> None:
     world = ClusterState()
     async with opened_topic(world) as it:
         positions = await it.publish(*TEXTS)
@@ -394,32 +392,27 @@ async def test_seek_by_publish_time() -> None:
             handle.close_nowait()
 
 
-async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement() -> None:
     """Else its consumer would wait for nothing, and the entry for that consumer."""
-
-    asked, over = asyncio.Event(), asyncio.Event()
-
-    async def search(_: object) -> Position:
-        asked.set()
-        await over.wait()
-        raise ReadFailed(EARLIEST, TimeoutError())
 
     async def failing(handle: ConsumerHandle) -> None:
         with pytest.raises(ReadFailed):
             await handle.seek_to_time(1)
 
-    async with opened_topic(ClusterState()) as it:
-        await it.publish(*TEXTS)
+    world = ClusterState()
+    async with opened_topic(world, cache_bytes=0) as it:
+        positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
-        monkeypatch.setattr(it.topic.log, "search", search)
+        world.ledgers.may_read.clear()
+        world.ledgers.reading.clear()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(failing(handle))
-            await asked.wait()
+            await world.ledgers.reading.wait()
             handle.acknowledge(session.positions)
-            over.set()
+            world.ledgers.unreadable.update(map(tuple, positions))
+            world.ledgers.may_read.set()
+        world.ledgers.unreadable.clear()
         _, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
 
@@ -504,8 +497,7 @@ async def test_a_reader_leaves_nothing_behind() -> None:
         await delivered(session, TEXTS[21:])
 
 
-async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.broker.subscription.RETURN_S", 0.02)
+async def test_a_reader_that_seeks_is_expected_back() -> None:
     async with opened_topic(ClusterState()) as it:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe("r", durable=False, start=EARLIEST)
@@ -514,6 +506,8 @@ async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPa
         handle, session = await it.subscribe("r", durable=False, start=LATEST)
         await delivered(session, TEXTS[20:])
         await handle.seek(EARLIEST)
+        assert it.topic.subscriptions != {}
+        await asyncio.sleep(RETURN_S)
         await wait_until(lambda: it.topic.subscriptions == {}, what="given up")
 
 

@@ -259,8 +259,7 @@ async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
         assert it.topic.log.chain.entry_count == 2
 
 
-async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.broker.topic.CLOSE_TIMEOUT_S", 0.05)
+async def test_closing_is_bounded_when_bookies_are_silent() -> None:
     world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()

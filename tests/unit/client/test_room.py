@@ -6,12 +6,10 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
 from fakes.client_world import TOPIC, A, client_among, world_of
 from fakes.session_broker import FakeBrokers
 from support import settle, wait_for
 
-from magnetar.client import producer as asynchronous
 from magnetar.client import sync
 from magnetar.client.errors import AlreadyClosed, Interrupted, Result
 from magnetar.client.options import ClientOptions
@@ -25,12 +23,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import MessageId
 
 LARGE = bytes(800)
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for face in (asynchronous, sync):
-        monkeypatch.setattr(face, "PENDING_BYTES_MAX", 1000)
+ROOM_BYTES = 1000
 
 
 def sizes(cluster: FakeBrokers) -> list[int]:
@@ -57,7 +50,7 @@ async def full(cluster: FakeBrokers, producer: Producer) -> asyncio.Task[Message
 
 
 async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
-    async with client_among() as (client, cluster):
+    async with client_among(pending_bytes_max=ROOM_BYTES) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
         told: list[Result] = []
@@ -76,7 +69,7 @@ async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> No
 
 
 async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
-    async with client_among() as (client, cluster):
+    async with client_among(pending_bytes_max=ROOM_BYTES) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         sends = [await full(cluster, producer)]
         cluster.topic(TOPIC).hold_receipts = True
@@ -92,7 +85,10 @@ async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
 
 
 async def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
-    async with client_among(operation_timeout_seconds=1) as (client, cluster):
+    async with client_among(pending_bytes_max=ROOM_BYTES, operation_timeout_seconds=1) as (
+        client,
+        cluster,
+    ):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
         loop = asyncio.get_running_loop()
@@ -112,7 +108,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 def test_threads_get_room_in_the_order_of_their_coming() -> None:
     cluster = FakeBrokers(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    client = sync.Client.in_world(ClientOptions(A), world_of(cluster, pending_bytes_max=ROOM_BYTES))
     try:
         producer = client.create_producer("t", block_if_queue_full=True)
         cluster.topic(TOPIC).hold_receipts = True
@@ -133,7 +129,7 @@ def test_threads_get_room_in_the_order_of_their_coming() -> None:
 
 def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
     cluster = FakeBrokers(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    client = sync.Client.in_world(ClientOptions(A), world_of(cluster, pending_bytes_max=ROOM_BYTES))
     errors: list[type[Exception]] = []
 
     def send() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PORTS: Final = range(12_000, 32_000)
-_steps = count(os.getpid() * 37)
+_steps = count(os.getpid() * 7_919)  # processes that start together search far apart
 
 
 def free_ports(number: int, *, among: range = _PORTS, steps: Iterator[int] = _steps) -> list[int]:

@@ -122,6 +122,7 @@ class Collector:
         formers: Collection[str] = (),
         remove_former: Callable[[str], None] = lambda _: None,
         config: CollectorConfig,
+        page: int = PAGE,
     ) -> None:
         """`formers` are the bookie's former incarnations of which a store is kept; `remove_former`
         gives one up, on the read thread, and may raise OSError."""
@@ -141,6 +142,7 @@ class Collector:
         self._formers = formers
         self._remove_former = remove_former
         self._config = config
+        self._page = page
         self._pace = Pace(config.looks_per_s)
         self._left_over: dict[int, float] = {}  # since when, in loop time
         self._looked_at = -1  # the rota's place
@@ -188,9 +190,9 @@ class Collector:
         found: array[int] = array("q")
         while True:
             after = found[-1] if found else -1
-            page = await self._read(partial(self._storage.ledgers, after, ledgers_max=PAGE))
+            page = await self._read(partial(self._storage.ledgers, after, ledgers_max=self._page))
             found.extend(page)
-            if len(page) < PAGE:
+            if len(page) < self._page:
                 return found
 
     async def _check_metadata(self) -> int:
@@ -354,7 +356,9 @@ class Collector:
         """A page at a time."""
         after = -1
         while True:
-            page = await self._read(partial(self._storage.tombstones, after, ledgers_max=PAGE))
+            page = await self._read(
+                partial(self._storage.tombstones, after, ledgers_max=self._page)
+            )
             found: list[tuple[int, Tombstone]] = []
             for ledger, stone in page:
                 try:
@@ -362,7 +366,7 @@ class Collector:
                 except FormatDamaged as damage:
                     log.error("tombstone unreadable", ledger=ledger, reason=damage.reason)
             yield found
-            if len(page) < PAGE:
+            if len(page) < self._page:
                 return
             after = page[-1][0]
 

@@ -193,6 +193,7 @@ class Client:
             clock=world.clock,
             random=world.random,
             timeout_s=timeout_s,
+            pending_bytes_max=world.pending_bytes_max,
             ids=itertools.count(1),
             live=set(),
         )

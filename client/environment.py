@@ -6,6 +6,7 @@ import random as chance
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from magnetar.client.producing.outgoing import PENDING_BYTES_MAX
 from magnetar.client.session.attachment import Attachable, Attachment
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.client.session.connection import KEEPALIVE_S
@@ -44,6 +45,7 @@ class Environment:
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=chance.Random)
     keepalive_s: float = KEEPALIVE_S
+    pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Parts:
     clock: Clock
     random: random.Random
     timeout_s: float  # of an operation
+    pending_bytes_max: int  # of a producer
     ids: Iterator[int]  # of producers and consumers: a new one for each attachment
     live: set[Core]  # opened and not closed
 

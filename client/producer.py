@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
+from magnetar.client.producing.outgoing import Room, outgoing_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,9 @@ class Producer:
         self._publisher = publisher
         self._clock = clock
         self._blocks = options.block_if_queue_full
-        self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
+        self._room = Room(
+            options.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
+        )
         self._waiting: deque[_Waiting] = deque()  # for room, in the order of their calls
         self._loop = asyncio.get_running_loop()
         self._let_in_is_due = False

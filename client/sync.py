@@ -38,7 +38,7 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
+from magnetar.client.producing.outgoing import Room, outgoing_message
 from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import taking
 from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
@@ -212,7 +212,9 @@ class Producer:
         self._thread = thread
         self._clock = client.parts.clock
         self._blocks = options.block_if_queue_full
-        self._room = Room(options.pending_messages_max, PENDING_BYTES_MAX, topic=publisher.topic)
+        self._room = Room(
+            options.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
+        )
         self._room_lock = threading.Lock()
         self._room_changed = threading.Condition(self._room_lock)
         self._waiting: deque[object] = deque()  # a ticket of each who waits for room

@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
 
@@ -43,11 +43,24 @@ _WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """About 20,000 changes of 400 bytes between flushes; two buffers at most, so 16 MiB of memory."""
 
 
+class Files(Protocol):
+    """The calls of `os` that a store makes beside RocksDB's. Tests pass in calls that fail."""
+
+    def open(self, path: Path, flags: int, mode: int = ..., /) -> int: ...
+    def write(self, descriptor: int, content: bytes, /) -> int: ...
+    def pwrite(self, descriptor: int, content: bytes, offset: int, /) -> int: ...
+    def fsync(self, descriptor: int, /) -> None: ...
+    def replace(self, source: Path, target: Path, /) -> None: ...
+
+
 class DiskNodes:
     """`tree.Nodes` over a directory. Changes are seen at once and are durable after `commit`."""
 
-    def __init__(self, directory: Path, db: Rdict, watermark: int, session: int) -> None:
+    def __init__(
+        self, directory: Path, db: Rdict, watermark: int, session: int, *, files: Files
+    ) -> None:
         self._directory = directory
+        self._files = files
         self._db = db
         self._watermark = watermark  # file descriptor
         self.session = session
@@ -55,10 +68,10 @@ class DiskNodes:
         self._ephemeral: dict[str, Node] = {}
 
     @classmethod
-    def open(cls, directory: Path) -> "DiskNodes":
+    def open(cls, directory: Path, *, files: Files = os) -> "DiskNodes":
         """Make or open the directory. Raises StoreBusy, StoreDamaged, StoreForeign, StoreFailed."""
         try:
-            _claim(directory)
+            _claim(directory, files)
             durable = _read_watermark(directory)
         except OSError as error:
             raise StoreFailed(str(directory), str(error)) from error
@@ -72,7 +85,7 @@ class DiskNodes:
             boots = 1 if stored is None else _COUNT.unpack(stored)[0] + 1
             db.put(_BOOTS, _COUNT.pack(boots))
             db.flush_wal(True)
-            return cls(directory, db, _open_watermark(directory, db), boots)
+            return cls(directory, db, _open_watermark(directory, db, files), boots, files=files)
         except StoreDamaged:
             db.close()
             raise
@@ -132,7 +145,8 @@ class DiskNodes:
     def _write(self, batch: WriteBatch) -> None:
         self._db.write(batch)
         self._db.flush_wal(True)
-        os.pwrite(self._watermark, _watermark_record(self._db.latest_sequence_number()), 0)
+        record = _watermark_record(self._db.latest_sequence_number())
+        self._files.pwrite(self._watermark, record, 0)
 
     def _names(self, path: str) -> Iterator[str]:
         """Of the children; one may come twice."""
@@ -169,10 +183,10 @@ def _key(path: str, name: str | None = None) -> bytes:
 # ---- opening -------------------------------------------------------------------------------------
 
 
-def _claim(directory: Path) -> None:
+def _claim(directory: Path, files: Files) -> None:
     """Check that the directory holds this format, or mark it if it is empty."""
     mark = directory / "format"
-    _make_directory(directory)
+    _make_directory(directory, files)
     if mark.exists():
         found = mark.read_bytes()[:100]
         if found != _FORMAT_LINE.encode():
@@ -180,15 +194,15 @@ def _claim(directory: Path) -> None:
     elif any(path != _new(mark) for path in directory.iterdir()):
         raise StoreForeign(str(directory), "it is not empty and has no metadata in it")
     else:
-        _write(mark, _FORMAT_LINE.encode())
+        _write(mark, _FORMAT_LINE.encode(), files)
 
 
-def _make_directory(directory: Path) -> None:
+def _make_directory(directory: Path, files: Files) -> None:
     """Make the directory and its parents durably."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
-        _sync(path.parent)
+        _sync(path.parent, files)
 
 
 def _open_rocksdb(directory: Path, *, fresh: bool) -> Rdict:
@@ -226,36 +240,36 @@ def _read_watermark(directory: Path) -> int | None:
     return sequence
 
 
-def _open_watermark(directory: Path, db: Rdict) -> int:
+def _open_watermark(directory: Path, db: Rdict, files: Files) -> int:
     """The first record is synced: it proves later that the directory held changes."""
     path = directory / "watermark"
     record = _watermark_record(db.latest_sequence_number())
     if not path.exists():
-        _write(path, record)
-    descriptor = os.open(path, os.O_WRONLY)
-    os.pwrite(descriptor, record, 0)
+        _write(path, record, files)
+    descriptor = files.open(path, os.O_WRONLY)
+    files.pwrite(descriptor, record, 0)
     return descriptor
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes, files: Files) -> None:
     """Write a small new file. After a crash it exists complete or not at all."""
-    descriptor = os.open(_new(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor = files.open(_new(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
+        files.write(descriptor, content)
+        files.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(_new(path), path)
-    _sync(path.parent)
+    files.replace(_new(path), path)
+    _sync(path.parent, files)
 
 
 def _new(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(path: Path, files: Files) -> None:
+    descriptor = files.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        files.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -10,6 +10,7 @@ refuses a write, the store takes no more calls (StoreFailed), and the process sh
 """
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from magnetar.metadata.disk import DiskNodes
+from magnetar.metadata.disk import DiskNodes, Files
 from magnetar.metadata.errors import MetadataError, StoreClosed, StoreFailed
 from magnetar.metadata.node import Versioned, check_change, check_delete, check_path, check_prefix
 from magnetar.metadata.store import SessionState
@@ -65,12 +66,12 @@ class EmbeddedStore:
         self._idle.set()
 
     @classmethod
-    async def open(cls, directory: Path) -> "EmbeddedStore":
+    async def open(cls, directory: Path, *, files: Files = os) -> "EmbeddedStore":
         """Open the store in `directory`, making it if it is not there. Raises StoreBusy,
         StoreDamaged, StoreForeign, StoreFailed."""
         thread = WorkerThread("metadata")
         try:
-            nodes = await thread.do(partial(DiskNodes.open, directory))
+            nodes = await thread.do(partial(DiskNodes.open, directory, files=files))
         except BaseException:
             thread.shutdown(wait=False)
             raise

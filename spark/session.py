@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Our jobs hold no data in the JVM: rows pass through, aggregates are small.
 DRIVER_MEMORY: Final = "1g"
+EXEC_S_MAX: Final = 5.0  # between fork and exec; milliseconds, unless the machine is overloaded
 
 
 def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> SparkSession:
@@ -71,9 +73,24 @@ def end_java() -> None:
     one that was still starting would go on for seconds, and complain when nobody takes it over."""
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, children.read_text().split()):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"spark" in command:  # while it is a shell script: .../bin/spark-submit
+            if b"spark" in _command_of(pid):  # while it is a shell script: .../bin/spark-submit
                 os.kill(pid, signal.SIGKILL)
+
+
+def _command_of(child: int) -> bytes:
+    """The command line of a child; empty if it has ended. A child that was forked a moment ago
+    still has the command line of this process, and in the middle of its exec it has none: wait
+    until it has its own."""
+    own, give_up_s = Path("/proc/self/cmdline").read_bytes(), time.monotonic() + EXEC_S_MAX
+    while True:
+        try:
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            state = Path(f"/proc/{child}/stat").read_bytes().rpartition(b") ")[2][:1]
+        except (FileNotFoundError, ProcessLookupError):
+            return b""
+        if command not in (b"", own) or state == b"Z" or time.monotonic() > give_up_s:
+            return command
+        time.sleep(0.001)
 
 
 def require_java() -> None:

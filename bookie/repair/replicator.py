@@ -112,6 +112,7 @@ class Replicator:
         *,
         name: str,
         recover: Callable[[LedgerId], Awaitable[LedgerMetadata]],
+        marks_kept_max: int = MARKS_KEPT_MAX,
     ) -> None:
         """`name` is told to whoever looks at a lock."""
         self.counts = Counts()
@@ -124,6 +125,7 @@ class Replicator:
         self._random = random
         self._name = name
         self._recover = recover
+        self._marks_kept_max = marks_kept_max
         self._pace = Pace(config.copy_bytes_per_s)
         self._wake = asyncio.Event()
         self._pause = PauseWatch(store, on_change=self._wake.set)
@@ -163,9 +165,9 @@ class Replicator:
             async for ledger in self._marks.list():
                 marked += 1
                 gone.discard(ledger)
-                if len(sample) < MARKS_KEPT_MAX:
+                if len(sample) < self._marks_kept_max:
                     sample.append(ledger)
-                elif (place := self._random.randrange(marked)) < MARKS_KEPT_MAX:
+                elif (place := self._random.randrange(marked)) < self._marks_kept_max:
                     sample[place] = ledger
         except MetadataError as error:
             log.warning("marks not read", error=str(error))

@@ -12,6 +12,7 @@ from magnetar.bookie.storage.format import FormatDamaged, decode_identity, encod
 from magnetar.bookie.storage.identity import Found
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from magnetar.bookie.storage.format import Identity
@@ -65,10 +66,18 @@ def environment_error(reason: str) -> OSError | None:
     return None
 
 
-def lock_directory(path: Path) -> int:
+def sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def lock_directory(path: Path, *, sync: Callable[[Path], None] = sync_directory) -> int:
     """Make the directory if need be, and lock it against other processes. Returns what to close."""
     try:
-        _make_directory(path)
+        _make_directory(path, sync)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise unusable(path, error) from error
@@ -86,12 +95,12 @@ def lock_directory(path: Path) -> int:
     return lock
 
 
-def _make_directory(path: Path) -> None:
+def _make_directory(path: Path, sync: Callable[[Path], None]) -> None:
     """As durable as what will be in it."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
-        sync_directory(each.parent)
+        sync(each.parent)
 
 
 def in_use(path: Path, lock: int) -> DirectoryLocked:
@@ -129,11 +138,3 @@ def write_identity(path: Path, identity: Identity) -> None:
         sync_directory(path)
     except OSError as error:
         raise unusable(path, error) from error
-
-
-def sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

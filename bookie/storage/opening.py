@@ -92,10 +92,15 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
     return storage
 
 
-async def probe(path: Path, *arguments: str | Path, deadline_s: float) -> str | None:
+async def probe(
+    path: Path,
+    *arguments: str | Path,
+    deadline_s: float,
+    spinning_share: float = SPINNING_SHARE,
+) -> str | None:
     """Run probe.py. Returns what is wrong with the store, None: nothing. Raises DirectoryUnusable
     when someone killed it, or it failed for a reason of its own; OpenTooSlow."""
-    status, reason = await _run_probe(path, arguments, deadline_s)
+    status, reason = await _run_probe(path, arguments, deadline_s, spinning_share)
     if status == 0:
         return None
     if status == DAMAGED:
@@ -121,7 +126,7 @@ async def probe(path: Path, *arguments: str | Path, deadline_s: float) -> str | 
 
 
 async def _run_probe(
-    path: Path, arguments: tuple[str | Path, ...], deadline_s: float
+    path: Path, arguments: tuple[str | Path, ...], deadline_s: float, spinning_share: float
 ) -> tuple[int, str]:
     """Its exit status, and the last line of what it said. Raises OpenTooSlow."""
     command = [sys.executable, "-m", "magnetar.bookie.storage.probe", *map(str, arguments)]
@@ -142,7 +147,7 @@ async def _run_probe(
             child.kill()
         status = await child.wait()
     if late:
-        if after.spins_since(before, deadline_s / 2):
+        if after.spins_since(before, deadline_s / 2, share=spinning_share):
             return DAMAGED, f"opening it computes for {deadline_s:g} s and comes to no end"
         raise _too_slow(path, deadline_s)
     return status, talking.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
@@ -154,11 +159,9 @@ class Effort(NamedTuple):
     cpu_s: float
     bytes: int  # read and written, from wherever; -1: unknown
 
-    def spins_since(self, before: Effort, seconds: float) -> bool:
+    def spins_since(self, before: Effort, seconds: float, *, share: float = SPINNING_SHARE) -> bool:
         """Whether it did nothing but compute since `before`, so many seconds ago."""
-        return self.bytes == before.bytes and (
-            self.cpu_s - before.cpu_s >= SPINNING_SHARE * seconds
-        )
+        return self.bytes == before.bytes and (self.cpu_s - before.cpu_s >= share * seconds)
 
 
 def effort_of(process: int) -> Effort:

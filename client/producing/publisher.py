@@ -26,7 +26,6 @@ from magnetar.client.errors import (
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, ProducerOptions
 from magnetar.client.producing.batching import BatchBuilder, Done
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX
 from magnetar.client.producing.pending import PendingEntries, PendingEntry, ReceiptOutOfOrder
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
@@ -49,12 +48,6 @@ EMPTIED_ENTRIES_MAX: Final = 1000
 """Entries that timed out while the broker still owes their receipts. At this many the producer is
 attached anew: a broker that answers nothing for so long is not going to."""
 
-EMPTIED_BYTES_MAX: Final = PENDING_BYTES_MAX
-"""Bytes of such entries while at least as many wait to be sent: a broker that does not read would
-have them gather here without end, as each time-out makes room for more. Its session is ended, with
-them, and begun anew. One that reads and does not answer costs no memory and keeps its session:
-there, to send again would be to store twice."""
-
 
 class PublisherFace(Protocol):
     """Who bounds what is submitted."""
@@ -74,6 +67,7 @@ class Publisher:
         self.name = options.producer_name or ""  # "": the broker will choose it
         self.face: PublisherFace  # set once, by the face
         self._options = options
+        self.pending_bytes_max = parts.pending_bytes_max
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._now_ms = parts.clock.now_ms
@@ -384,10 +378,14 @@ class Publisher:
         return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
 
     def _bound_emptied(self) -> None:
+        """Limit the entries that timed out and still wait to be sent: each time-out makes room for
+        more. The client ends the session of a broker that does not read, and begins it anew. A
+        broker that reads and does not answer costs no memory and keeps its session: to send again
+        there would be to store twice."""
         if self._connection is None:
             return
         unread = self._connection.unsent_bytes
-        if min(unread, self._pending.emptied_bytes) >= EMPTIED_BYTES_MAX:
+        if min(unread, self._pending.emptied_bytes) >= self.pending_bytes_max:
             self._connection.give_up(f"the broker does not read: {unread} bytes wait for it")
         elif self._pending.emptied > EMPTIED_ENTRIES_MAX:
             self._recycle(Timeout("the broker owes too many receipts", topic=self.topic))

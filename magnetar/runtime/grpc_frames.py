@@ -77,6 +77,7 @@ def open_frame_stream(
     *,
     peer: str,
     metadata: Sequence[tuple[str, str]] = (),
+    close_s: float = CLOSE_S,
 ) -> FrameStream:
     """Begin a stream to `method` ("/package.Service/Method") over `channel`.
 
@@ -84,7 +85,7 @@ def open_frame_stream(
     the peer cannot be reached. The caller closes the stream.
     """
     call: FrameCall = channel.stream_stream(method)(metadata=tuple(metadata))
-    return _ClientStream(call, peer)
+    return _ClientStream(call, peer, close_s)
 
 
 def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> MethodHandler:
@@ -337,9 +338,10 @@ class _ServerStream:
 class _ClientStream:
     """The client's end of a call."""
 
-    def __init__(self, call: FrameCall, peer: str) -> None:
+    def __init__(self, call: FrameCall, peer: str, close_s: float) -> None:
         self.peer = peer
         self._call = call
+        self._close_s = close_s
         # Not `call.read()`, which drops frames that arrived before the status.
         self._messages = aiter(call)
         self._end: tuple[str, bool] | None = None  # None: open
@@ -412,7 +414,7 @@ class _ClientStream:
         self._closing = True
         cancels = _this_task().cancelling()
         try:
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(self._close_s):
                 await self._say_goodbye()
         except (TimeoutError, StreamClosed):
             pass  # broken instead: the finally

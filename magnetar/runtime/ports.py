@@ -12,24 +12,28 @@ import os
 import socket
 from contextlib import suppress
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from magnetar.runtime.errors import NoFreePort
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _PORTS: Final = range(12_000, 32_000)
-_steps = count(os.getpid() * 37)
+_steps = count(os.getpid() * 7_919)  # processes that start together search far apart
 
 
-def free_ports(number: int) -> list[int]:
-    """That many free ports on loopback. Raises NoFreePort."""
+def free_ports(number: int, *, among: range = _PORTS, steps: Iterator[int] = _steps) -> list[int]:
+    """That many free ports on loopback, searched `among` these in the order of `steps`. Raises
+    NoFreePort."""
     found: list[int] = []
-    for _ in _PORTS:
+    for _ in among:
         if len(found) == number:
             break
-        port = _PORTS[next(_steps) % len(_PORTS)]
+        port = among[next(steps) % len(among)]
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(port)
     if len(found) < number:
-        raise NoFreePort(number, _PORTS.start, _PORTS.stop - 1)
+        raise NoFreePort(number, among.start, among.stop - 1)
     return found

@@ -10,14 +10,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import pytest
 from fakes.loops import loop_of
 from support import is_foreign, settle, wait_until
 
-from magnetar.runtime import grpc_frames
 from magnetar.runtime.frames import FRAME_BYTES_MAX, Buffer, FrameStream, Outbox, StreamClosed
 from magnetar.runtime.grpc_frames import (
+    CLOSE_S,
     frame_stream_handler,
     grpc_server,
     open_channel,
@@ -34,7 +35,7 @@ Wire = Callable[[Handler], AbstractAsyncContextManager[FrameStream]]
 
 
 @asynccontextmanager
-async def memory_wire(handler: Handler) -> AsyncIterator[FrameStream]:
+async def memory_wire(handler: Handler, *, close_s: float = CLOSE_S) -> AsyncIterator[FrameStream]:
     client, server = memory_stream_pair("client", "server", frames_max=4)
     async with asyncio.TaskGroup() as group:
         group.create_task(serve_memory_stream(server, handler))
@@ -45,25 +46,24 @@ async def memory_wire(handler: Handler) -> AsyncIterator[FrameStream]:
 
 
 @asynccontextmanager
-async def grpc_wire(handler: Handler) -> AsyncIterator[FrameStream]:
+async def grpc_wire(handler: Handler, *, close_s: float = CLOSE_S) -> AsyncIterator[FrameStream]:
     services = {"test.Wire": {"Stream": frame_stream_handler(handler)}}
     async with (
         grpc_server(services, host="127.0.0.1", port=0, grace_s=0.2) as port,
         open_channel(f"127.0.0.1:{port}") as channel,
     ):
-        stream = open_frame_stream(channel, "/test.Wire/Stream", peer=f"127.0.0.1:{port}")
+        stream = open_frame_stream(
+            channel, "/test.Wire/Stream", peer=f"127.0.0.1:{port}", close_s=close_s
+        )
         try:
             yield stream
         finally:
             await stream.close()
 
 
-TCP_CLOSE_S = {"now": 1.0}
-
-
 @asynccontextmanager
-async def tcp_wire(handler: Handler) -> AsyncIterator[FrameStream]:
-    times = TcpTimes(close_s=TCP_CLOSE_S["now"])
+async def tcp_wire(handler: Handler, *, close_s: float = CLOSE_S) -> AsyncIterator[FrameStream]:
+    times = TcpTimes(close_s=close_s)
     server = FrameServer(handler, connections_max=10, times=times)
     listener = bind_port("127.0.0.1", 0)
     async with asyncio.TaskGroup() as group:
@@ -82,16 +82,15 @@ WIRES = {"memory": memory_wire, "grpc": grpc_wire, "tcp": tcp_wire, "tcp on uvlo
 
 @pytest.fixture(params=list(WIRES))
 def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
+    chosen = WIRES[request.param]
     with loop_of("uvloop" if "uvloop" in request.param else "asyncio"):
-        yield WIRES[request.param]
+        yield partial(chosen, close_s=30.0) if "patient" in request.fixturenames else chosen
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient() -> None:
     """A close breaks the stream when its peer takes longer than a second to hear it out, as it may
-    on a busy machine. Not for peers that never do."""
-    monkeypatch.setattr(grpc_frames, "CLOSE_S", 30.0)
-    monkeypatch.setitem(TCP_CLOSE_S, "now", 30.0)
+    on a busy machine. A patient wire waits longer. Not for peers that never answer."""
 
 
 class Refused(Exception):

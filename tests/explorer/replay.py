@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from explorer.protocol import Protocol
 from explorer.state import NOWHERE, Attempt, Case, State, Step, tell
 from fakes.adds import encode_add
-from fakes.ledger_world import (
+from fakes.ledger_rig import (
     KEY,
     LEDGER,
-    FakeBookie,
+    RigBookie,
     member,
     open_metadata,
     payload_bytes,
@@ -48,7 +48,7 @@ class Replay:
         self.case = case
         self.quorum = Quorum(*case.sizes)
         self.bookies = [
-            FakeBookie(member(n)) for n in range(self.quorum.ensemble_size + case.spares)
+            RigBookie(member(n)) for n in range(self.quorum.ensemble_size + case.spares)
         ]
         seats = [bookie.member for bookie in self.bookies[: self.quorum.ensemble_size]]
         self.metadata = open_metadata(self.quorum, seats)
@@ -279,7 +279,7 @@ class _Recoverer:
                 if self.machine.asked.index(bookie.member) in holders:
                     self._read(self.machine.next, number)
 
-    def _bookie(self, number: int) -> FakeBookie:
+    def _bookie(self, number: int) -> RigBookie:
         return self.world.bookies[number]
 
     def _asked_seat(self, number: int) -> int:

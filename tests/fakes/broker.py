@@ -1,7 +1,6 @@
 """A whole broker in the test's process: real ports and sessions, ledgers and metadata in memory.
 
-Several brokers share one `Cluster`, so that ownership, redirects and takeover are the real ones,
-too.
+Several brokers share one `ClusterState`: ownership, redirects and takeover are the real ones, too.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fakes.ledgers import FakeLedgers, LedgerWorld
+from fakes.ledgers import FakeLedgers
 
 from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
@@ -23,7 +22,6 @@ from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.pulsar_tcp import PulsarServer
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
-from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
@@ -32,17 +30,12 @@ from magnetar.runtime.listener import bind_port, port_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from fakes.cluster_state import ClusterState
+
+    from magnetar.metadata.memory import MemoryStore
     from magnetar.runtime.frames import FrameStream
 
 GRPC_GRACE_S = 0.1  # sessions are closed before; what is left belongs to clients that died
-
-
-@dataclass
-class Cluster:
-    """What outlives a broker."""
-
-    tree: MemoryTree = field(default_factory=MemoryTree)
-    world: LedgerWorld = field(default_factory=LedgerWorld)
 
 
 @dataclass
@@ -72,10 +65,10 @@ class RunningBroker:
 
 @asynccontextmanager
 async def running_broker(
-    cluster: Cluster, number: int = 0, *, log_config: LogConfig | None = None
+    cluster: ClusterState, number: int = 0, *, log_config: LogConfig | None = None
 ) -> AsyncIterator[RunningBroker]:
     """One broker; leaving stops it cleanly, unless it was killed."""
-    store = MemoryStore(cluster.tree)
+    store = cluster.store()
     service, stop = BrokerService(), asyncio.Event()
     listener = bind_port("127.0.0.1", 0)
     async with AsyncExitStack() as ports, asyncio.TaskGroup() as group:
@@ -92,7 +85,7 @@ async def running_broker(
         broker = Broker(
             me,
             store=store,
-            ledgers=FakeLedgers(cluster.world),
+            ledgers=FakeLedgers(cluster.ledgers),
             cache=EntryCache(64 << 20),
             log_config=log_config or LogConfig(),
             names=ProducerNames(f"test-{number}"),

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.session_broker import Cluster
+from fakes.session_broker import FakeBrokers
 from support import ManualClock
 
 from magnetar.client.asyncio import Client
 from magnetar.client.environment import Environment
 from magnetar.client.errors import Timeout
 from magnetar.client.options import ClientOptions, InitialPosition
+from magnetar.client.producing.outgoing import PENDING_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,24 +29,28 @@ TOPIC = "persistent://public/default/t"
 EARLIEST = InitialPosition.Earliest
 
 
-def world_of(cluster: Cluster, **more: Any) -> Environment:
+def world_of(cluster: FakeBrokers, **more: Any) -> Environment:
     return Environment(dialer=lambda: cluster, clock=ManualClock(), random=random.Random(1), **more)
 
 
 @asynccontextmanager
 async def client_among(
-    *urls: str, service_url: str = f"{A},b:6660", **options: Any
-) -> AsyncIterator[tuple[Client, Cluster]]:
+    *urls: str,
+    service_url: str = f"{A},b:6660",
+    pending_bytes_max: int = PENDING_BYTES_MAX,
+    **options: Any,
+) -> AsyncIterator[tuple[Client, FakeBrokers]]:
     """A client, and the cluster that it talks to. The client is shut down at the end."""
-    async with Cluster(*(urls or (A, B))) as cluster:
-        client = Client.in_world(ClientOptions(service_url, **options), world_of(cluster))
+    async with FakeBrokers(*(urls or (A, B))) as cluster:
+        world = world_of(cluster, pending_bytes_max=pending_bytes_max)
+        client = Client.in_world(ClientOptions(service_url, **options), world)
         try:
             yield client, cluster
         finally:
             client.shutdown()
 
 
-def subscription(cluster: Cluster) -> Subscription:
+def subscription(cluster: FakeBrokers) -> Subscription:
     return cluster.topic(TOPIC).subscriptions["s"]
 
 

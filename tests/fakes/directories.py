@@ -37,7 +37,7 @@ COOKIE = paths.bookie_cookie(BookieId("b1"))
 ENTRIES = 20  # of ledger 1 in a directory that `fill` made
 
 
-class Cluster:
+class DirectoryCluster:
     """A cluster's metadata, and starts on directories against it."""
 
     def __init__(self, seed: int = 1) -> None:
@@ -94,7 +94,7 @@ def fill(directory: DataDirectory, *, ledger: int = 1) -> None:
         directory.watermark.advance(directory.storage.sequence())
 
 
-async def killed_directory(cluster: Cluster, path: Path) -> None:
+async def killed_directory(cluster: DirectoryCluster, path: Path) -> None:
     """A filled directory as a killed process leaves it, in its first boot epoch."""
     live = path.with_name(path.name + ".live")
     directory = await cluster.start(live)

@@ -1,7 +1,7 @@
 """Bookies in memory behind the BookiePeer seam, to be killed, slowed down and made to misbehave.
 
-`Cluster` is a metadata tree with such bookies registered in it, and makes `Ledgers` of as many
-processes as a test wants. What a bookie stores survives its death.
+`BookieCluster` is a metadata tree with such bookies registered in it, and makes `Ledgers` of as
+many processes as a test wants. What a bookie stores survives its death.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from magnetar.bookie.ledger.peer import BookiePeer
+    from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.frames import Buffer, FrameStream
 
 
@@ -252,7 +253,7 @@ class FormerIncarnation:
         return BookieUnavailable(self.member.bookie, BookieCode.WRONG_INCARNATION, "another one")
 
 
-class Cluster:
+class BookieCluster:
     """Bookies b0, b1, … of one metadata tree, and the processes that use them."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -313,11 +314,12 @@ class Cluster:
         *,
         seed: int = 1,
         store: MemoryStore | None = None,
+        directory_of: Callable[[MetadataStore], BookieRegistry] = BookieRegistry,
     ) -> AsyncIterator[Ledgers]:
         """A broker's `Ledgers`, running while inside."""
         store = store or MemoryStore(self.tree)
         random = Random(seed)
-        directory = BookieRegistry(store)
+        directory = directory_of(store)
         config = config or LedgerConfig()
         pool = PeerPool(
             directory,
@@ -335,9 +337,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(bookies: int, *, zones: str = "") -> AsyncIterator[Cluster]:
+async def bookie_cluster(bookies: int, *, zones: str = "") -> AsyncIterator[BookieCluster]:
     async with asyncio.TaskGroup() as group:
-        world = Cluster(group)
+        world = BookieCluster(group)
         for number in range(bookies):
             await world.add_bookie(zone=zones[number : number + 1])
         yield world

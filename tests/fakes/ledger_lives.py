@@ -1,15 +1,17 @@
-"""What the tests of ledgers' shells share: a world of bookies, appends and reads in it."""
+"""What the tests of ledgers' shells share: bookies and a client of them, appends and reads."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
 from support import wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.metadata.model import LedgerId
+from magnetar.metadata.store import MetadataStore
 
 QUICK = LedgerConfig(
     add_timeout_s=0.3,
@@ -56,16 +58,22 @@ async def read_all(ledgers: Ledgers, ledger: LedgerId) -> list[bytes]:
 
 
 @asynccontextmanager
-async def world(
-    bookies: int, config: LedgerConfig = QUICK
-) -> AsyncIterator[tuple[Cluster, Ledgers]]:
-    async with cluster(bookies) as nodes, nodes.process(config) as ledgers:
+async def ledger_cluster(
+    bookies: int,
+    config: LedgerConfig = QUICK,
+    *,
+    directory_of: Callable[[MetadataStore], BookieRegistry] = BookieRegistry,
+) -> AsyncIterator[tuple[BookieCluster, Ledgers]]:
+    async with (
+        bookie_cluster(bookies) as nodes,
+        nodes.process(config, directory_of=directory_of) as ledgers,
+    ):
         yield nodes, ledgers
 
 
-def seated(nodes: Cluster, appender: LedgerAppender) -> list[FakeBookie]:
+def seated(nodes: BookieCluster, appender: LedgerAppender) -> list[FakeBookie]:
     return [nodes.bookie(member) for member in appender.metadata.last_segment.members]
 
 
-def spare(nodes: Cluster, appender: LedgerAppender) -> FakeBookie:
+def spare(nodes: BookieCluster, appender: LedgerAppender) -> FakeBookie:
     return next(each for each in nodes.bookies if each not in seated(nodes, appender))

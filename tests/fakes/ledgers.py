@@ -1,7 +1,7 @@
 """Ledgers in memory, with fencing: what `magnetar.bookie.ledger` promises a broker, and its
 failures.
 
-One `LedgerWorld` is the bookies and the ledgers' metadata; each broker has a `FakeLedgers` on it.
+One `SharedLedgers` is the bookies and the ledgers' metadata; each broker has a `FakeLedgers` on it.
 Entries are stored and confirmed in the next turn of the loop, all that gathered at once, unless the
 test takes the acknowledgements into its own hands (`hold`, `release`) or breaks something (`fail`,
 `bookies`, `unreadable`). `Steps` kills a broker at its n-th call, before or after it took effect.
@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+
+from fakes.stray import stray
 
 from magnetar.bookie.ledger.errors import (
     EntryTooLarge,
@@ -109,7 +111,7 @@ class FakeEntry:
     payload: memoryview
 
 
-class LedgerWorld:
+class SharedLedgers:
     """The bookies, and the metadata of ledgers."""
 
     def __init__(self) -> None:
@@ -121,6 +123,10 @@ class LedgerWorld:
         self.bookies = True  # False: no ledger can be created, recovered or closed
         self.full_ensemble = True  # False: new ledgers are degraded
         self.held = False
+        self.strays: set[str] = set()  # "create", "close", "read": the next such call strays
+        self.reading = asyncio.Event()  # somebody has asked for entries
+        self.may_read = asyncio.Event()  # cleared: reads hang
+        self.may_read.set()
         self._next = 0
 
     def hold(self) -> None:
@@ -131,6 +137,17 @@ class LedgerWorld:
         self.held = False
         for appender in self.appenders:
             appender.flush_soon()
+
+    async def maybe_stray(self, call: str) -> None:
+        """End as if what the call waits for was cancelled, and not its task."""
+        if call in self.strays:
+            self.strays.remove(call)
+            await stray()
+
+    async def wait_read(self) -> None:
+        self.reading.set()
+        await self.may_read.wait()
+        await self.maybe_stray("read")
 
     def next_id(self, newer_than: int) -> LedgerId:
         self._next = max(self._next, newer_than) + 1
@@ -181,7 +198,7 @@ class LedgerWorld:
 
 class FakeAppender:
     def __init__(
-        self, world: LedgerWorld, ledger: LedgerId, steps: Steps, *, degraded: bool
+        self, world: SharedLedgers, ledger: LedgerId, steps: Steps, *, degraded: bool
     ) -> None:
         self.ledger = ledger
         self.confirmed = EntryId(-1)
@@ -222,11 +239,13 @@ class FakeAppender:
 
     async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
         await asyncio.sleep(0)
+        await self._world.wait_read()
         assert last <= self.confirmed, "reads stop at what is confirmed"
         return self._world.read(self.ledger, first, last, bytes_max)
 
     async def close(self) -> LedgerMetadata:
         bites = self._steps.before("appender.close")
+        await self._world.maybe_stray("close")
         while self.failure is None and self._pending:
             self._moved.clear()
             await self._moved.wait()
@@ -302,26 +321,28 @@ class FakeAppender:
 
 
 class FakeReader:
-    def __init__(self, world: LedgerWorld, metadata: LedgerMetadata) -> None:
+    def __init__(self, world: SharedLedgers, metadata: LedgerMetadata) -> None:
         assert metadata.state is LedgerState.CLOSED
         self._world = world
         self._ledger = metadata.ledger
 
     async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
         await asyncio.sleep(0)
+        await self._world.wait_read()
         return self._world.read(self._ledger, first, last, bytes_max)
 
 
 class FakeLedgers:
     """A broker's door to the world."""
 
-    def __init__(self, world: LedgerWorld, steps: Steps | None = None) -> None:
+    def __init__(self, world: SharedLedgers, steps: Steps | None = None) -> None:
         self.world = world
         self.steps = steps if steps is not None else Steps()
 
     async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> FakeAppender:
         bites = self.steps.before("ledgers.create")
         await asyncio.sleep(0)
+        await self.world.maybe_stray("create")
         if not self.world.bookies:
             raise NotEnoughBookies(needed=1, writable=0)
         ledger = self.world.next_id(newer_than)

@@ -7,7 +7,8 @@ import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from fakes.broker import Cluster
+from fakes.cluster_state import ClusterState
+from fakes.gated_store import GatedStore
 from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
 
@@ -18,7 +19,6 @@ from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
-from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.memory_stream import memory_stream_pair
@@ -33,10 +33,13 @@ FRAMES_MAX = 2  # a peer that does not read takes so many
 class Place:
     """A broker and its connections."""
 
-    def __init__(self, broker: Broker, cluster: Cluster, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, broker: Broker, cluster: ClusterState, store: GatedStore, tasks: asyncio.TaskGroup
+    ) -> None:
         self.broker = broker
         self.endpoint = Endpoint(broker)
-        self.world = cluster.world
+        self.store = store
+        self.ledgers = cluster.ledgers
         self.connections: list[Connection] = []
         self.serving: list[asyncio.Task[None]] = []
         self._tasks = tasks
@@ -64,13 +67,13 @@ class Place:
 
 @asynccontextmanager
 async def place() -> AsyncIterator[Place]:
-    cluster = Cluster()
-    store, stop = MemoryStore(cluster.tree), asyncio.Event()
+    cluster = ClusterState()
+    store, stop = GatedStore(cluster.tree), asyncio.Event()
     me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
     broker = Broker(
         me,
         store=store,
-        ledgers=FakeLedgers(cluster.world),
+        ledgers=FakeLedgers(cluster.ledgers),
         cache=EntryCache(64 << 20),
         log_config=LogConfig(pending_bytes_max=PENDING_BYTES_MAX),
         names=ProducerNames("test"),
@@ -82,7 +85,7 @@ async def place() -> AsyncIterator[Place]:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(broker.run(stop))
         await broker.started.wait()
-        here = Place(broker, cluster, tasks)
+        here = Place(broker, cluster, store, tasks)
         yield here
         stop.set()
         await running

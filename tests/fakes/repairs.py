@@ -11,7 +11,7 @@ from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair.auditor import Auditor
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.marks import Marks
-from magnetar.bookie.repair.replicator import Replicator
+from magnetar.bookie.repair.replicator import MARKS_KEPT_MAX, Replicator
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_ledger, encode_bookie_cookie, encode_bookie_drain
 from magnetar.metadata.memory import MemoryStore
@@ -24,7 +24,7 @@ from magnetar.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fakes.ledger_bookies import Cluster, FakeBookie
+    from fakes.ledger_bookies import BookieCluster, FakeBookie
 
     from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.metadata.model import LedgerId, Member
@@ -34,7 +34,12 @@ E = LedgerConfig(ensemble_size=3, write_quorum=3, ack_quorum=2)
 
 @asynccontextmanager
 async def replicating(
-    nodes: Cluster, config: RepairConfig | None = None, *, seed: int = 7, wanted: LedgerConfig = E
+    nodes: BookieCluster,
+    config: RepairConfig | None = None,
+    *,
+    seed: int = 7,
+    wanted: LedgerConfig = E,
+    marks_kept_max: int = MARKS_KEPT_MAX,
 ) -> AsyncIterator[Replicator]:
     """A process that works off marks while inside."""
     store = MemoryStore(nodes.tree)
@@ -49,6 +54,7 @@ async def replicating(
             Random(seed),
             name=f"replicator-{seed}",
             recover=ledgers.recover,
+            marks_kept_max=marks_kept_max,
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(replicator.run())
@@ -59,7 +65,11 @@ async def replicating(
 
 @asynccontextmanager
 async def auditing(
-    nodes: Cluster, config: RepairConfig | None = None, *, seed: int = 9, wanted: LedgerConfig = E
+    nodes: BookieCluster,
+    config: RepairConfig | None = None,
+    *,
+    seed: int = 9,
+    wanted: LedgerConfig = E,
 ) -> AsyncIterator[Auditor]:
     """A process that looks for what to repair while inside."""
     store = MemoryStore(nodes.tree)
@@ -92,13 +102,13 @@ def payload_of(entry: int, size: int = 20) -> bytes:
     return b"entry %d " % entry + b"x" * (size - len(b"entry %d " % entry))
 
 
-async def metadata_of(nodes: Cluster, ledger: LedgerId) -> LedgerMetadata:
+async def metadata_of(nodes: BookieCluster, ledger: LedgerId) -> LedgerMetadata:
     stored = await nodes.store.get(paths.ledger(ledger))
     assert stored is not None
     return decode_ledger(stored.value)
 
 
-async def bake_cookies(nodes: Cluster, *, boot_epoch: int = 1) -> None:
+async def bake_cookies(nodes: BookieCluster, *, boot_epoch: int = 1) -> None:
     """The cluster knows all of its present bookies by name."""
     for bookie in nodes.bookies:
         cookie = BookieCookie(bookie.member.bookie, bookie.member.incarnation, boot_epoch, "c")
@@ -111,18 +121,18 @@ async def bake_cookies(nodes: Cluster, *, boot_epoch: int = 1) -> None:
         )
 
 
-async def drain(nodes: Cluster, bookie: BookieId, *, decommission: bool) -> None:
+async def drain(nodes: BookieCluster, bookie: BookieId, *, decommission: bool) -> None:
     mark = BookieDrain(bookie, 1, decommission=decommission)
     await nodes.store.put(paths.bookie_draining(bookie), encode_bookie_drain(mark), expected=ABSENT)
 
 
-async def lose(nodes: Cluster, bookie: FakeBookie) -> None:
+async def lose(nodes: BookieCluster, bookie: FakeBookie) -> None:
     """It dies, and is listed no longer."""
     bookie.kill()
     await nodes.unregister(bookie)
 
 
-def held(nodes: Cluster, metadata: LedgerMetadata, member: Member) -> list[int]:
+def held(nodes: BookieCluster, metadata: LedgerMetadata, member: Member) -> list[int]:
     """The entries that a member has, each verified."""
     bookie = nodes.bookie(member)
     stored = bookie.ledgers.get(metadata.ledger)

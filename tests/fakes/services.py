@@ -14,7 +14,8 @@ from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from fakes.broker import Cluster, RunningBroker, running_broker
+from fakes.broker import RunningBroker, running_broker
+from fakes.cluster_state import ClusterState
 from support import is_foreign
 
 from magnetar.local_process import standalone
@@ -74,7 +75,7 @@ def brokers_in_thread(count: int) -> Iterator[Service]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(note)
         async with AsyncExitStack() as stack:
-            cluster = Cluster()
+            cluster = ClusterState()
             brokers = [
                 await stack.enter_async_context(running_broker(cluster, number))
                 for number in range(count)

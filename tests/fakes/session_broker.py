@@ -182,6 +182,9 @@ class Session:
                 self.send(answer)
             return
         getattr(self, f"on_{type(body).__name__.removeprefix('Command').lower()}")(body, entry)
+        then = self.broker.cluster.afterwards.pop(type(body), None)
+        if then is not None:
+            then(self, body)
 
     def on_connect(self, body: Any, _: object) -> None:
         self.send(pb.CommandConnected(server_version="fake", protocol_version=21))
@@ -368,7 +371,7 @@ class Session:
 class Broker:
     """One address."""
 
-    def __init__(self, cluster: Cluster, url: str) -> None:
+    def __init__(self, cluster: FakeBrokers, url: str) -> None:
         self.cluster = cluster
         self.url = url
         self.alive = True
@@ -397,7 +400,7 @@ class Broker:
             session.end()
 
 
-class Cluster:
+class FakeBrokers:
     """Brokers, what they share, and a dialer to them.
 
     Entered with `async with`, it owns the brokers' tasks; else they belong to whichever loop dials,
@@ -413,6 +416,8 @@ class Cluster:
         self.names = iter(range(1, 1000))
         # What is done to an entry on its way to a consumer.
         self.damage: Callable[[bytes], bytes] = lambda entry: entry
+        # What a session does besides, once it has done the next command of this type.
+        self.afterwards: dict[type, Callable[[Session, Any], None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

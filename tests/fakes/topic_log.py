@@ -7,8 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING, cast
 
 from fakes.entries import entry_of, texts_of
-from fakes.ledgers import FakeLedgers, LedgerWorld, Steps
-from support import ManualClock, wait_until
+from fakes.ledgers import FakeLedgers, Steps
+from support import wait_until
 
 from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.cursor.journal import CursorConfig
@@ -20,6 +20,8 @@ from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+    from fakes.cluster_state import ClusterState
 
     from magnetar.broker.errors import LogError
     from magnetar.broker.log.ledgers import LedgerStore
@@ -38,18 +40,6 @@ SMALL = LogConfig(
     retry_s_max=0.01,
 )
 """Ledgers of five entries; everything that waits waits shortly."""
-
-
-class World:
-    """What outlives a broker: bookies and metadata."""
-
-    def __init__(self, tree: MemoryTree | None = None) -> None:
-        self.ledgers = LedgerWorld()
-        self.tree = tree if tree is not None else MemoryTree()
-        self.clock = ManualClock()
-
-    def store(self) -> MemoryStore:
-        return MemoryStore(self.tree)
 
 
 class TopicLog:
@@ -122,7 +112,7 @@ def _names(context: object) -> Sequence[object]:
 
 @contextlib.asynccontextmanager
 async def opened(
-    world: World,
+    world: ClusterState,
     *,
     config: LogConfig = SMALL,
     steps: Steps | None = None,

@@ -26,7 +26,7 @@ from magnetar.broker.topic.topic import PersistentTopic, ProducerNames, TopicSta
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fakes.topic_log import World
+    from fakes.cluster_state import ClusterState
 
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
@@ -46,7 +46,7 @@ def publish(handle: ProducerHandle, *views: EntryView, first: int) -> None:
     handle.publish(sends_of(*views, first=first), asyncio.get_running_loop().time())
 
 
-class TopicWorld:
+class TopicRig:
     """An open topic. `failures` holds what the broker was told of it."""
 
     def __init__(self) -> None:
@@ -136,16 +136,16 @@ class TopicWorld:
 
 @contextlib.asynccontextmanager
 async def opened_topic(
-    world: World,
+    world: ClusterState,
     *,
     config: LogConfig = SMALL,
     limits: Limits | None = None,
     cache_bytes: int = 1 << 20,
     store: MetadataStore | None = None,
     close: bool = True,
-) -> AsyncIterator[TopicWorld]:
+) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
-    it = TopicWorld()
+    it = TopicRig()
     async with asyncio.TaskGroup() as tasks:
         topic = it.topic = await PersistentTopic.open(
             TOPIC,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import pytest
-from fakes.broker import Cluster, running_broker
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.wire import TRANSPORTS, WireClient, wire_to
 from support import settle, wait_until
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.parametrize("transport", TRANSPORTS), pytest.mark.real
 async def worlds(transport: str, *, connected: bool = True) -> AsyncIterator[tuple[Any, Any]]:
     """A client that misbehaves and a broker; at the end another client, which was there all the
     time with a producer and a consumer, must find everything as it was."""
-    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as witness:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as witness:
         await witness.produce("witness", producer_name="witness")
         await witness.subscribe("witness")
         await witness.flow(1_000)

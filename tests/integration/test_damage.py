@@ -15,7 +15,7 @@ import pytest
 from fakes.bookies import KEY, crash_image, envelope
 from fakes.directories import (
     ENTRIES,
-    Cluster,
+    DirectoryCluster,
     content,
     cut_log,
     empty_store,
@@ -53,12 +53,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> DirectoryCluster:
+    return DirectoryCluster()
 
 
 @pytest.fixture
-def used(cluster: Cluster, tmp_path: Path) -> Path:
+def used(cluster: DirectoryCluster, tmp_path: Path) -> Path:
     run(killed_directory(cluster, tmp_path / "used"))
     return tmp_path / "used"
 
@@ -79,7 +79,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 async def test_a_damaged_store_is_kept_for_a_former_incarnation(
-    cluster: Cluster, used: Path, name: str
+    cluster: DirectoryCluster, used: Path, name: str
 ) -> None:
     damage, entries = DAMAGES[name]
     former = identity_of(used).incarnation
@@ -119,7 +119,7 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     assert content(used / FORMER) == kept
 
 
-async def test_formers_gather_up_to_their_limit(cluster: Cluster, used: Path) -> None:
+async def test_formers_gather_up_to_their_limit(cluster: DirectoryCluster, used: Path) -> None:
     incarnations = []
     for turn in range(FORMERS_MAX):
         incarnations.append(identity_of(used).incarnation)
@@ -166,10 +166,10 @@ def payload_of(entry: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cluster, Path, Path]:
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryCluster, Path, Path]:
     """A cluster, and a directory with tables, blobs and a log: as a kill left it, and closed."""
     path = tmp_path_factory.mktemp("base")
-    cluster = Cluster()
+    cluster = DirectoryCluster()
     directory = run(cluster.start(path / "live"))
     storage = directory.storage
     record = encode_ledger_record(LedgerRecord(KEY, fenced=False, created_ms=0))
@@ -258,7 +258,7 @@ PLACES: dict[str, dict[str, Callable[[bytes], int]]] = {
 }
 
 
-def state_after(cluster: Cluster, path: Path, cookie: BookieCookie) -> str:
+def state_after(cluster: DirectoryCluster, path: Path, cookie: BookieCookie) -> str:
     """Start on it and read everything: "whole", "unknown" (of some entries), or "limbo". Fails on a
     wrong entry and on a false "no"."""
     run(cluster.set_cookie(cookie))
@@ -310,7 +310,7 @@ def changed(data: bytes, at: int, *, cut: bool, bit: int) -> bytes:
 
 @pytest.mark.parametrize("pattern", PLACES)
 def test_every_field_of_every_file(
-    base: tuple[Cluster, Path, Path], tmp_path: Path, pattern: str
+    base: tuple[DirectoryCluster, Path, Path], tmp_path: Path, pattern: str
 ) -> None:
     cluster, killed, closed = base
     states = set()
@@ -336,7 +336,7 @@ def test_every_field_of_every_file(
     assert pattern in harmless or states & {"unknown", "limbo"}
 
 
-def cookie_of(cluster: Cluster, path: Path) -> BookieCookie:
+def cookie_of(cluster: DirectoryCluster, path: Path) -> BookieCookie:
     cookie = run(cluster.cookie())
     assert cookie is not None
     identity = identity_of(path)
@@ -349,7 +349,9 @@ def cookie_of(cluster: Cluster, path: Path) -> BookieCookie:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DAMAGE_SEEDS", "12"))))
-def test_bytes_at_random(base: tuple[Cluster, Path, Path], tmp_path: Path, seed: int) -> None:
+def test_bytes_at_random(
+    base: tuple[DirectoryCluster, Path, Path], tmp_path: Path, seed: int
+) -> None:
     cluster, *sources = base
     chance = random.Random(seed)
     source = chance.choice(sources)
@@ -372,7 +374,7 @@ def test_bytes_at_random(base: tuple[Cluster, Path, Path], tmp_path: Path, seed:
 
 @pytest.mark.parametrize("cut", [False, True])
 async def test_the_identity_file_is_refused_by_name(
-    base: tuple[Cluster, Path, Path], tmp_path: Path, cut: bool
+    base: tuple[DirectoryCluster, Path, Path], tmp_path: Path, cut: bool
 ) -> None:
     cluster, killed, _ = base
     data = (killed / "identity").read_bytes()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
-from fakes.broker import Cluster, RunningBroker, running_broker
+from fakes.broker import RunningBroker, running_broker
+from fakes.cluster_state import ClusterState
 from fakes.wire import TRANSPORTS, wire_to
 from support import wait_until
 
@@ -37,7 +38,7 @@ TAKEOVER_S = 8.0
 @asynccontextmanager
 async def pair() -> AsyncIterator[list[RunningBroker]]:
     """Two brokers."""
-    cluster = Cluster()
+    cluster = ClusterState()
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(running_broker(cluster, number)) for number in range(2)

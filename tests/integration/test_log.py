@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookie_process import BookieProcess
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
-from fakes.ledger_bookies import cluster
-from fakes.topic_log import SMALL, World, opened, opened_cursors
+from fakes.ledger_bookies import bookie_cluster
+from fakes.topic_log import SMALL, opened, opened_cursors
 from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
@@ -58,7 +59,7 @@ async def owner(
     tree: MemoryTree, ledgers: Ledgers, *, config: LogConfig = CONFIG, close: bool = True
 ) -> AsyncIterator[Owner]:
     async with (
-        opened(World(tree), config=config, ledgers=ledgers, close=close) as topic,
+        opened(ClusterState(tree), config=config, ledgers=ledgers, close=close) as topic,
         opened_cursors(topic.log, close=close) as cursors,
     ):
         yield Owner(topic, cursors)
@@ -78,7 +79,7 @@ class Acked:
 
 
 async def test_bookies_die_and_come_back_under_a_writer() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         acked = Acked()
         names = [f"m{number}" for number in range(300)]
         async with (
@@ -109,7 +110,7 @@ async def test_bookies_die_and_come_back_under_a_writer() -> None:
 
 async def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
     async with (
-        cluster(3) as nodes,
+        bookie_cluster(3) as nodes,
         nodes.process(LEDGERS) as ledgers,
         owner(nodes.tree, ledgers, config=PATIENT) as broker,
     ):
@@ -139,7 +140,7 @@ async def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
 
 async def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> None:
     async with (
-        cluster(2) as nodes,
+        bookie_cluster(2) as nodes,
         nodes.process(LEDGERS) as ledgers,
         owner(nodes.tree, ledgers) as broker,
     ):
@@ -157,7 +158,7 @@ async def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> Non
 
 @pytest.mark.real_loop
 async def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         acked = Acked()
         async with (
             nodes.process() as old_ledgers,

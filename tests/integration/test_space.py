@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import subprocess
@@ -18,7 +19,6 @@ from support import wait_until
 
 from magnetar.bookie.bookie import open_bookie
 from magnetar.bookie.collector import CollectorConfig
-from magnetar.bookie.storage.rocks import RocksStorage
 from magnetar.bookie.upkeep import UpkeepConfig
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_ledger, encode_ledger_counter
@@ -73,19 +73,28 @@ def size_of(directory: Path) -> int:
     return sizes
 
 
+class Compactions(logging.Handler):
+    """When each of them began and ended, as the reclaimer logs it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.spans: list[tuple[float, float]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("space given back"):
+            now_s = time.monotonic()
+            seconds: float = vars(record)["magnetar_fields"]["seconds"]
+            self.spans.append((now_s - seconds, now_s))
+
+
 @pytest.fixture
-def compactions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
-    """When each of them began and ended."""
-    spans: list[tuple[float, float]] = []
-    reclaim = RocksStorage.reclaim
-
-    def watched(storage: RocksStorage, first: int, last: int) -> None:
-        begun_s = time.monotonic()
-        reclaim(storage, first, last)
-        spans.append((begun_s, time.monotonic()))
-
-    monkeypatch.setattr(RocksStorage, "reclaim", watched)
-    return spans
+def compactions() -> Iterator[list[tuple[float, float]]]:
+    reclaiming, handler = logging.getLogger("magnetar.bookie.reclaimer"), Compactions()
+    reclaiming.addHandler(handler)
+    reclaiming.setLevel(logging.INFO)
+    yield handler.spans
+    reclaiming.removeHandler(handler)
+    reclaiming.setLevel(logging.NOTSET)
 
 
 @pytest.mark.real_loop(deadline_s=240)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _EXT4_IOC_SHUTDOWN: Final = 0x8004587D  # _IOR('X', 125, __u32)
 _NO_LOG_FLUSH: Final = 2
-_BUSY_S: Final = 20.0  # the kernel lets go of a killed process's files within milliseconds
+_BUSY_S: Final = 20.0  # the kernel lets go of what ended processes held within milliseconds
 
 
 class DiskUnusable(Exception):
@@ -60,17 +60,22 @@ class LoopDisk:
             os.close(directory)
 
     def restore(self) -> None:
-        """The power is back; nobody may have a file of it open."""
+        """Bring the power back. No process may have a file of the disk open.
+
+        Returns once the file system answers. A container that starts copies all mounts, and until
+        it drops them the kernel keeps the file system that was cut: a mount shows that one again.
+        """
         end_s = time.monotonic() + _BUSY_S
         while True:
             try:
                 self._run("umount", str(self.path))
-                break
-            except subprocess.CalledProcessError:
+                self._mount()
+                os.close(os.open(self.path, os.O_TMPFILE | os.O_WRONLY))
+                return
+            except (subprocess.CalledProcessError, OSError):
                 if time.monotonic() > end_s:
                     raise
                 time.sleep(0.01)
-        self._mount()
 
     def close(self) -> None:
         self._run("umount", "-l", str(self.path))

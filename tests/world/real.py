@@ -281,7 +281,7 @@ def probing_here() -> Iterator[None]:
     """Stores are tried in this process, as the child would."""
 
     async def run(
-        path: Path, arguments: tuple[str | Path, ...], deadline_s: float
+        path: Path, arguments: tuple[str | Path, ...], deadline_s: float, spinning_share: float
     ) -> tuple[int, str]:
         said = io.StringIO()
         with redirect_stderr(said):

@@ -13,8 +13,7 @@ from fakes import bookies
 from fakes.bookies import Bookie, add, running_bookie
 from fakes.virtual_loop import stand_still
 
-from magnetar.bookie import collector
-from magnetar.bookie.collector import Collector, CollectorConfig
+from magnetar.bookie.collector import PAGE, Collector, CollectorConfig
 from magnetar.bookie.reclaimer import Reclaimer
 from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.storage.format import tombstone_key
@@ -70,8 +69,10 @@ class Metadata(MemoryStore):
             raise Unavailable("away")
 
 
-class World:
-    def __init__(self, bookie: Bookie) -> None:
+class CollectorRig:
+    """The collector of a running bookie, and the metadata that it asks."""
+
+    def __init__(self, bookie: Bookie, *, page: int) -> None:
         self.bookie = bookie
         self.tree = MemoryTree()
         self.store = Metadata(self.tree)
@@ -95,6 +96,7 @@ class World:
             formers=self.formers,
             remove_former=self.formers.pop,
             config=CONFIG,
+            page=page,
         )
 
     async def begin(self, *stored: int, handed_out: int = 1000) -> None:
@@ -145,72 +147,72 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(*, inline: bool = False) -> AsyncIterator[World]:
+async def open_rig(*, inline: bool = False, page: int = PAGE) -> AsyncIterator[CollectorRig]:
     """With `inline`, work on threads is done at once: for the virtual loop."""
     async with running_bookie(inline=inline) as bookie:
-        yield World(bookie)
+        yield CollectorRig(bookie, page=page)
 
 
 @pytest.mark.real_loop
 async def test_deleted_ledgers_go_and_leave_tombstones() -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, 3, 7)
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 2, 3, 7]
-        await world.drop(2, 7)
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 3]
-        assert world.tombstones == [2, 7]
-        assert world.bookie.storage.unsynced <= 2  # of the marks that space was given back
-        writer = await world.bookie.connect()
+    async with open_rig() as rig:
+        await rig.begin(1, 2, 3, 7)
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 2, 3, 7]
+        await rig.drop(2, 7)
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 3]
+        assert rig.tombstones == [2, 7]
+        assert rig.bookie.storage.unsynced <= 2  # of the marks that space was given back
+        writer = await rig.bookie.connect()
         assert await writer.add(add(2, 2)) == [BookieCode.DELETED]
-        assert world.collector.counts.ledgers_deleted == 2
+        assert rig.collector.counts.ledgers_deleted == 2
 
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("away_at", [paths.CLUSTER, paths.LEDGERS, paths.ledger(LedgerId(2))])
 async def test_a_store_that_is_away_deletes_nothing(away_at: str) -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, 3)
-        await world.drop(2)
-        world.store.away_at = away_at
-        assert not await world.collector.maybe_round()
-        assert world.stored == [1, 2, 3]
-        world.store.away_at = ""
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 3]
+    async with open_rig() as rig:
+        await rig.begin(1, 2, 3)
+        await rig.drop(2)
+        rig.store.away_at = away_at
+        assert not await rig.collector.maybe_round()
+        assert rig.stored == [1, 2, 3]
+        rig.store.away_at = ""
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 3]
 
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("hidden", [("2",), ("0000",)])
 async def test_a_listing_that_lacks_ledgers_deletes_none_of_them(hidden: tuple[str, ...]) -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, 3)
-        await world.drop(3)
-        world.store.hidden.update(hidden)
-        await world.collector.maybe_round()
-        assert world.stored == [1, 2]
+    async with open_rig() as rig:
+        await rig.begin(1, 2, 3)
+        await rig.drop(3)
+        rig.store.hidden.update(hidden)
+        await rig.collector.maybe_round()
+        assert rig.stored == [1, 2]
 
 
 @pytest.mark.real_loop
 async def test_another_clusters_metadata_deletes_nothing() -> None:
-    async with open_world() as world:
-        await world.begin(1)
-        await world.drop(1)
-        stored = await world.elsewhere.get(paths.CLUSTER)
+    async with open_rig() as rig:
+        await rig.begin(1)
+        await rig.drop(1)
+        stored = await rig.elsewhere.get(paths.CLUSTER)
         assert stored is not None
-        await world.elsewhere.put(paths.CLUSTER, encode_cluster("d" * 32), expected=stored.version)
-        assert not await world.collector.maybe_round()
-        assert world.stored == [1]
+        await rig.elsewhere.put(paths.CLUSTER, encode_cluster("d" * 32), expected=stored.version)
+        assert not await rig.collector.maybe_round()
+        assert rig.stored == [1]
 
 
 @pytest.mark.real_loop
 async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, handed_out=2)
-        await world.drop(1, 2)
-        assert not await world.collector.maybe_round()
-        assert world.stored == [1, 2]
+    async with open_rig() as rig:
+        await rig.begin(1, 2, handed_out=2)
+        await rig.drop(1, 2)
+        assert not await rig.collector.maybe_round()
+        assert rig.stored == [1, 2]
 
 
 @pytest.mark.real_loop
@@ -218,148 +220,145 @@ async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None
 async def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(
     flags: int,
 ) -> None:
-    async with open_world() as world:
-        await world.begin(1, handed_out=2)
-        await world.drop(1)
-        writer = await world.bookie.connect()
+    async with open_rig() as rig:
+        await rig.begin(1, handed_out=2)
+        await rig.drop(1)
+        writer = await rig.bookie.connect()
         await writer.add(add(5, 0, flags=flags))
-        assert not await world.collector.maybe_round()
-        assert world.stored == [1, 5]
+        assert not await rig.collector.maybe_round()
+        assert rig.stored == [1, 5]
 
 
 @pytest.mark.real_loop
 async def test_a_record_of_no_ledger_at_all_is_kept_and_keeps_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, handed_out=3)
-        await world.drop(1)
-        world.bookie.service._admission.fence(7_000_000, 1)
-        assert await world.collector.maybe_round()
-        assert world.stored == [2, 7_000_000]
-        assert world.collector.counts.never_handed_out == 1
+    async with open_rig() as rig:
+        await rig.begin(1, 2, handed_out=3)
+        await rig.drop(1)
+        rig.bookie.service._admission.fence(7_000_000, 1)
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [2, 7_000_000]
+        assert rig.collector.counts.never_handed_out == 1
         assert "never handed out" in caplog.text
 
 
 @pytest.mark.real_loop
 async def test_metadata_without_any_trace_of_ledgers_deletes_nothing() -> None:
-    async with open_world() as world:
-        await world.begin()
-        writer = await world.bookie.connect()
+    async with open_rig() as rig:
+        await rig.begin()
+        writer = await rig.bookie.connect()
         await writer.add(add(1, 0))
-        assert not await world.collector.maybe_round()
-        assert world.stored == [1]
+        assert not await rig.collector.maybe_round()
+        assert rig.stored == [1]
 
 
 @pytest.mark.real_loop
 async def test_a_ledger_that_begins_during_the_round_stays() -> None:
-    async with open_world() as world:
-        await world.begin(1)
-        writer = await world.bookie.connect()
+    async with open_rig() as rig:
+        await rig.begin(1)
+        writer = await rig.bookie.connect()
 
         async def begin_another(path: str) -> None:
             if path == paths.CLUSTER:  # the local listing is done, the other one is not
-                world.store.on_get = None
-                await world.keep(5)
+                rig.store.on_get = None
+                await rig.keep(5)
                 await writer.add(add(5, 0))
 
-        world.store.on_get = begin_another
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 5]
+        rig.store.on_get = begin_another
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 5]
 
 
 async def test_left_over_copies_go_at_the_second_look_without_tombstone() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1, 2, 3, 4)
-        await world.keep(1, THERE, closed=True)
-        await world.keep(2, THERE, HERE, closed=True)
-        await world.keep(3, THERE)  # open: its writer may take this bookie back
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 2, 3, 4]
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1, 2, 3, 4)
+        await rig.keep(1, THERE, closed=True)
+        await rig.keep(2, THERE, HERE, closed=True)
+        await rig.keep(3, THERE)  # open: its writer may take this bookie back
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 2, 3, 4]
         await asyncio.sleep(CONFIG.grace_s - 1)
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 2, 3, 4]
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 2, 3, 4]
         await asyncio.sleep(2)
-        assert await world.collector.maybe_round()
-        assert world.stored == [2, 3, 4]
-        assert world.tombstones == []
-        assert not await Marks(world.store, world.clock).locked(LedgerId(1))
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [2, 3, 4]
+        assert rig.tombstones == []
+        assert not await Marks(rig.store, rig.clock).locked(LedgerId(1))
 
 
 async def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1, 2)
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1, 2)
         for ledger in (1, 2):
-            await world.keep(ledger, THERE, closed=True)
-        assert await world.collector.maybe_round()
+            await rig.keep(ledger, THERE, closed=True)
+        assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        repairing = Marks(world.elsewhere, world.clock)
+        repairing = Marks(rig.elsewhere, rig.clock)
         await repairing.lock(LedgerId(1), "replicator")
-        await world.keep(2, HERE, closed=True)
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 2]
+        await rig.keep(2, HERE, closed=True)
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 2]
         await repairing.unlock(LedgerId(1), "replicator")
-        assert await world.collector.maybe_round()
-        assert world.stored == [2]
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [2]
 
 
 @pytest.mark.real_loop
 async def test_tombstones_go_when_they_are_old() -> None:
-    async with open_world() as world:
-        await world.begin(1, 2)
-        await world.drop(1)
-        assert await world.collector.maybe_round()
-        world.clock.advance_ms(900_000)
-        await world.drop(2)
-        assert await world.collector.maybe_round()
-        assert world.tombstones == [1, 2]
-        world.clock.advance_ms(200_000)
-        assert await world.collector.maybe_round()
-        assert world.tombstones == [2]
-        assert world.collector.counts.tombstones_deleted == 1
+    async with open_rig() as rig:
+        await rig.begin(1, 2)
+        await rig.drop(1)
+        assert await rig.collector.maybe_round()
+        rig.clock.advance_ms(900_000)
+        await rig.drop(2)
+        assert await rig.collector.maybe_round()
+        assert rig.tombstones == [1, 2]
+        rig.clock.advance_ms(200_000)
+        assert await rig.collector.maybe_round()
+        assert rig.tombstones == [2]
+        assert rig.collector.counts.tombstones_deleted == 1
 
 
 @pytest.mark.real_loop
-async def test_tombstones_are_looked_through_a_page_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with open_world() as world:
-        monkeypatch.setattr(collector, "PAGE", 3)
-        await world.begin()
+async def test_tombstones_are_looked_through_a_page_at_a_time() -> None:
+    async with open_rig(page=3) as rig:
+        await rig.begin()
         for ledger in range(20):
-            world.clock.advance_ms(100_000)
-            world.bookie.service._admission.delete(ledger, for_good=True)
-        assert await world.collector.maybe_round()
-        assert world.tombstones == list(range(9, 20))
-        assert world.collector.counts.tombstones_deleted == 9
+            rig.clock.advance_ms(100_000)
+            rig.bookie.service._admission.delete(ledger, for_good=True)
+        assert await rig.collector.maybe_round()
+        assert rig.tombstones == list(range(9, 20))
+        assert rig.collector.counts.tombstones_deleted == 9
 
 
 @pytest.mark.real_loop
 async def test_a_former_store_goes_when_nobody_names_it() -> None:
-    async with open_world() as world:
-        await world.begin(1)
-        await world.keep(8, FORMER, THERE, closed=True)
-        await world.collector.maybe_round()
-        assert FORMER.incarnation in world.formers
-        assert not await world.collector.drained(FORMER)
-        await world.keep(8, THERE, THERE, closed=True)
-        await world.collector.maybe_round()
-        assert world.formers == {}
-        assert world.collector.counts.formers_removed == 1
+    async with open_rig() as rig:
+        await rig.begin(1)
+        await rig.keep(8, FORMER, THERE, closed=True)
+        await rig.collector.maybe_round()
+        assert FORMER.incarnation in rig.formers
+        assert not await rig.collector.drained(FORMER)
+        await rig.keep(8, THERE, THERE, closed=True)
+        await rig.collector.maybe_round()
+        assert rig.formers == {}
+        assert rig.collector.counts.formers_removed == 1
 
 
 async def test_rounds_come_by_themselves_and_survive_trouble() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1, 2)
-        await world.drop(1)
-        world.store.away_at = paths.LEDGERS
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1, 2)
+        await rig.drop(1)
+        rig.store.away_at = paths.LEDGERS
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(world.collector.run())
+            running = group.create_task(rig.collector.run())
             await asyncio.sleep(25)
-            assert world.collector.counts.aborted == 2
-            world.store.away_at = ""
+            assert rig.collector.counts.aborted == 2
+            rig.store.away_at = ""
             await asyncio.sleep(12)
-            assert world.stored == [2]
+            assert rig.stored == [2]
             running.cancel()
 
 
@@ -368,19 +367,19 @@ async def test_rounds_come_by_themselves_and_survive_trouble() -> None:
 
 @pytest.mark.real_loop
 async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
-    async with open_world() as world:
-        await world.begin(*range(10))
+    async with open_rig() as rig:
+        await rig.begin(*range(10))
         asked: list[tuple[int, int]] = []
-        world.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
-        world.bookie.service._admission.delete(3, for_good=True)
-        await world.drop(3)
-        await world.collector.maybe_round()
-        assert (asked, world.reclaimer.dead) == ([], 1)  # a tenth: not worth it
-        await world.drop(5)
-        await world.collector.maybe_round()
+        rig.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
+        rig.bookie.service._admission.delete(3, for_good=True)
+        await rig.drop(3)
+        await rig.collector.maybe_round()
+        assert (asked, rig.reclaimer.dead) == ([], 1)  # a tenth: not worth it
+        await rig.drop(5)
+        await rig.collector.maybe_round()
         assert asked == [(0, 9)]
-        world.collector.counts.rounds = 0  # as after a restart
-        await world.collector.maybe_round()
+        rig.collector.counts.rounds = 0  # as after a restart
+        await rig.collector.maybe_round()
         assert asked == [(0, 9)]
 
 
@@ -388,73 +387,73 @@ async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() ->
 
 
 async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1)
-        await world.keep(1, THERE, closed=True)
-        assert await world.collector.maybe_round()
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1)
+        await rig.keep(1, THERE, closed=True)
+        assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        writer = await world.bookie.connect()
-        repairing = Marks(world.elsewhere, world.clock)
+        writer = await rig.bookie.connect()
+        repairing = Marks(rig.elsewhere, rig.clock)
 
         async def lose_the_lock(path: str) -> None:
             if path != paths.ledger(LedgerId(1)) or not await repairing.locked(LedgerId(1)):
                 return
-            world.store.on_get = None
-            world.store.expire()
-            world.store.reconnect()
+            rig.store.on_get = None
+            rig.store.expire()
+            rig.store.reconnect()
             assert await repairing.lock(LedgerId(1), "replicator")
             assert await writer.add(add(1, 0, flags=COPY)) == [BookieCode.OK]
 
-        world.store.on_get = lose_the_lock
-        await world.collector.maybe_round()
-        await world.keep(1, HERE, closed=True)  # the replicator holds its lock
-        assert world.stored == [1]
+        rig.store.on_get = lose_the_lock
+        await rig.collector.maybe_round()
+        await rig.keep(1, HERE, closed=True)  # the replicator holds its lock
+        assert rig.stored == [1]
 
 
 async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
     """Its session may have ended meanwhile without its knowing, and its copy been made anew."""
 
-    async with open_world(inline=True) as world:
-        await world.begin(1)
-        await world.keep(1, THERE, closed=True)
-        assert await world.collector.maybe_round()
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1)
+        await rig.keep(1, THERE, closed=True)
+        assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        marks = Marks(world.store, world.clock)
+        marks = Marks(rig.store, rig.clock)
 
         async def pause(path: str) -> None:
             if path == paths.ledger(LedgerId(1)):
-                world.store.on_get = None
+                rig.store.on_get = None
                 assert await marks.locked(LedgerId(1))
                 stand_still(5.0)
 
-        world.store.on_get = pause
-        assert await world.collector.maybe_round()
-        assert world.stored == [1]
+        rig.store.on_get = pause
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1]
         assert not await marks.locked(LedgerId(1))
-        assert await world.collector.maybe_round()
-        assert world.stored == []
+        assert await rig.collector.maybe_round()
+        assert rig.stored == []
 
 
 async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_away() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1)
-        await world.keep(1, THERE, closed=True)
-        assert await world.collector.maybe_round()
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1)
+        await rig.keep(1, THERE, closed=True)
+        assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
         looking = asyncio.Event()
-        others = Marks(world.elsewhere, world.clock)
+        others = Marks(rig.elsewhere, rig.clock)
 
         async def hang(path: str) -> None:
             if path == paths.ledger(LedgerId(1)) and await others.locked(LedgerId(1)):
-                world.store.on_get = None
+                rig.store.on_get = None
                 looking.set()
                 await asyncio.get_running_loop().create_future()
 
-        world.store.on_get = hang
+        rig.store.on_get = hang
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(world.collector.run())
+            running = group.create_task(rig.collector.run())
             await looking.wait()
-            world.store.suspend()
+            rig.store.suspend()
             running.cancel()
             await asyncio.wait({running}, timeout=5.0)
             assert running.cancelled(), "the cancellation was forgotten"
@@ -462,74 +461,74 @@ async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_
 
 @pytest.mark.real_loop
 async def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, 3)
-        assert await world.collector.maybe_round()
-        await world.drop(2)
-        world.store.away_at = paths.ledger(LedgerId(3))  # it is looked at after 2 was deleted
-        assert not await world.collector.maybe_round()
-        assert world.stored == [1, 3]
+    async with open_rig() as rig:
+        await rig.begin(1, 2, 3)
+        assert await rig.collector.maybe_round()
+        await rig.drop(2)
+        rig.store.away_at = paths.ledger(LedgerId(3))  # it is looked at after 2 was deleted
+        assert not await rig.collector.maybe_round()
+        assert rig.stored == [1, 3]
         asked: list[tuple[int, int]] = []
-        world.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
-        world.store.away_at = ""
-        assert await world.collector.maybe_round()
+        rig.bookie.storage.reclaim = lambda *span: asked.append(span)  # type: ignore[method-assign]
+        rig.store.away_at = ""
+        assert await rig.collector.maybe_round()
         assert asked == [(1, 3)]
 
 
 async def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1, 2, 3)
-        await world.keep(3, THERE, closed=True)
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1, 2, 3)
+        await rig.keep(3, THERE, closed=True)
         path = paths.ledger(LedgerId(1))
-        stored = await world.elsewhere.get(path)
+        stored = await rig.elsewhere.get(path)
         assert stored is not None
-        await world.elsewhere.put(path, b"\xff", expected=stored.version)
-        assert await world.collector.maybe_round()
-        await world.drop(2)
+        await rig.elsewhere.put(path, b"\xff", expected=stored.version)
+        assert await rig.collector.maybe_round()
+        await rig.drop(2)
         await asyncio.sleep(CONFIG.grace_s + 1)
-        assert await world.collector.maybe_round()
-        assert world.stored == [1]
-        assert FORMER.incarnation in world.formers  # that ledger may name it
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1]
+        assert FORMER.incarnation in rig.formers  # that ledger may name it
 
 
 async def test_metadata_that_becomes_unreadable_between_two_looks_stops_nothing_else() -> None:
-    async with open_world(inline=True) as world:
-        await world.begin(1, 2)
+    async with open_rig(inline=True) as rig:
+        await rig.begin(1, 2)
         for ledger in (1, 2):
-            await world.keep(ledger, THERE, closed=True)
-        assert await world.collector.maybe_round()
+            await rig.keep(ledger, THERE, closed=True)
+        assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
         path = paths.ledger(LedgerId(1))
-        stored = await world.elsewhere.get(path)
+        stored = await rig.elsewhere.get(path)
         assert stored is not None
-        await world.elsewhere.put(path, b"\xff", expected=stored.version)
-        assert await world.collector.maybe_round()
-        assert world.stored == [1]
+        await rig.elsewhere.put(path, b"\xff", expected=stored.version)
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1]
 
 
 @pytest.mark.real_loop
 async def test_a_hidden_ledger_whose_metadata_cannot_be_read_stops_nothing_else() -> None:
-    async with open_world() as world:
-        await world.begin(1, 2, 3)
-        await world.drop(3)
+    async with open_rig() as rig:
+        await rig.begin(1, 2, 3)
+        await rig.drop(3)
         path = paths.ledger(LedgerId(2))
-        stored = await world.elsewhere.get(path)
+        stored = await rig.elsewhere.get(path)
         assert stored is not None
-        await world.elsewhere.put(path, b"\xff", expected=stored.version)
-        world.store.hidden.add("2")
-        assert await world.collector.maybe_round()
-        assert world.stored == [1, 2]
+        await rig.elsewhere.put(path, b"\xff", expected=stored.version)
+        rig.store.hidden.add("2")
+        assert await rig.collector.maybe_round()
+        assert rig.stored == [1, 2]
 
 
 @pytest.mark.real_loop
 async def test_a_damaged_tombstone_does_not_end_the_bookie() -> None:
-    async with open_world() as world:
-        await world.begin(1, 2)
-        assert await world.collector.maybe_round()
-        await world.drop(1)
+    async with open_rig() as rig:
+        await rig.begin(1, 2)
+        assert await rig.collector.maybe_round()
+        await rig.drop(1)
 
         def reclaim(first: int, last: int) -> None:
-            world.bookie.storage.write([(tombstone_key(1), b"x")])
+            rig.bookie.storage.write([(tombstone_key(1), b"x")])
 
-        world.bookie.storage.reclaim = reclaim  # type: ignore[method-assign]
-        assert await world.collector.maybe_round()
+        rig.bookie.storage.reclaim = reclaim  # type: ignore[method-assign]
+        assert await rig.collector.maybe_round()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes.stray import strays_once
-from fakes.topic_log import World
+from fakes.cluster_state import ClusterState
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
@@ -12,41 +11,40 @@ from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 
 
 @pytest.mark.parametrize("work", ["log", "cursors"])
-async def test_the_topic_fails_and_everybody_comes_anew(
-    monkeypatch: pytest.MonkeyPatch, work: str
-) -> None:
-    async with opened_topic(World()) as it:
+async def test_the_topic_fails_and_everybody_comes_anew(work: str) -> None:
+    world = ClusterState()
+    async with opened_topic(world) as it:
         [position] = await it.publish("a")
         consumer, session = await it.subscribe()
         if work == "log":
-            rolling = it.topic.log._rolling
-            monkeypatch.setattr(rolling, "close", strays_once(rolling.close))
+            world.ledgers.strays.add("close")
             it.topic.log._retire()
         else:
-            ledgers = it.topic.log.ledgers
-            monkeypatch.setattr(ledgers, "create", strays_once(ledgers.create))
+            world.ledgers.strays.add("create")
             consumer.acknowledge([position])
         await wait_until(lambda: it.failures != [], what="a failed topic")
         assert session.reason is CloseReason.UNLOADED
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_read_is_made_again(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
-    async with opened_topic(World()) as it:
+async def test_a_read_is_made_again(again: bool) -> None:
+    world = ClusterState()
+    async with opened_topic(world, cache_bytes=0) as it:
         await it.publish("a", "b")
         consumer, session = await it.subscribe(kind=SubscriptionType.SHARED)
         if again:  # what was delivered is read again
             await wait_until(lambda: session.texts == ["a", "b"])
-        monkeypatch.setattr(it.topic.log, "read", strays_once(it.topic.log.read))
+        world.ledgers.strays.add("read")
         if again:
             consumer.redeliver(None)
         expected = ["a", "b"] * (1 + again)
         await wait_until(lambda: session.texts == expected, what="the entries")
+        assert world.ledgers.strays == set()
         assert it.failures == []
 
 
 async def test_a_topic_that_closes_cancels_its_work() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a")
         lasting = list(it.topic._lasting)
         await it.topic.close()

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
-from fakes.topic_log import TOPIC, World
+from fakes.topic_log import TOPIC
 from fakes.topics import opened_topic, publish
 from support import settle, wait_until
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from fakes.sessions import FakeConsumerSession
-    from fakes.topics import TopicWorld
+    from fakes.topics import TopicRig
 
     from magnetar.broker.topic.consumer import ConsumerHandle
 
@@ -55,7 +56,7 @@ async def outcome(handle: ConsumerHandle) -> LogError | None:
     return None
 
 
-async def subscriptions(world: World) -> set[str]:
+async def subscriptions(world: ClusterState) -> set[str]:
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
     return set(decode_topic(found.value).subscriptions)
@@ -63,8 +64,8 @@ async def subscriptions(world: World) -> set[str]:
 
 @asynccontextmanager
 async def unsubscribing(
-    world: World, *, applied: bool
-) -> AsyncIterator[tuple[TopicWorld, FakeConsumerSession, Asking, asyncio.Event]]:
+    world: ClusterState, *, applied: bool
+) -> AsyncIterator[tuple[TopicRig, FakeConsumerSession, Asking, asyncio.Event]]:
     """A topic whose subscription "s" its only consumer is about to delete. The metadata's answer
     waits for the event, and with it the change unless it is `applied`."""
     store, go_on = Slow(world.tree), asyncio.Event()
@@ -83,7 +84,7 @@ async def unsubscribing(
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_when_its_bundle_moves(applied: bool) -> None:
-    world = World()
+    world = ClusterState()
     async with (
         unsubscribing(world, applied=applied) as (it, session, asking, go_on),
         asyncio.TaskGroup() as tasks,
@@ -101,7 +102,7 @@ async def test_when_its_bundle_moves(applied: bool) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 async def test_when_another_broker_takes_the_topic(applied: bool) -> None:
-    world = World()
+    world = ClusterState()
     async with (
         unsubscribing(world, applied=applied) as (it, session, asking, go_on),
         opened_topic(world) as new,

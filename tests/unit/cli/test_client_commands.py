@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from fakes.client_world import TOPIC, A, world_of
-from fakes.session_broker import Cluster
+from fakes.client_world import TOPIC, A
+from fakes.services import brokers_in_thread
 from hypothesis import given
 from hypothesis import strategies as st
 from support import free_port
@@ -24,7 +24,6 @@ from magnetar.cli.client import run_client
 from magnetar.cli.lines import READ_BYTES, LineSource
 from magnetar.cli.main import make_app
 from magnetar.cli.produce import parse_properties, split
-from magnetar.client.options import ClientOptions
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 
@@ -112,9 +111,12 @@ def test_a_line_beyond_the_maximum_message_size_is_not_gathered(tmp_path: Path) 
     ],
 )
 def test_no_server_is_said_at_once(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.cli.spark.require_java", lambda: None)  # is asked for first
+    java = tmp_path / "bin" / "java"  # is looked for first, and not started
+    java.parent.mkdir()
+    java.touch(mode=0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     url = f"grpc://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     code, said = invoke(*command, "--service-url", url)
     assert code == 1
@@ -199,20 +201,12 @@ def test_statistics_from_a_port_that_speaks_something_else() -> None:
     assert "did not answer as the HTTP port of a broker does" in said
 
 
-def test_more_than_may_be_on_its_way_is_sent_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async def reachable(_: str) -> None:
-        pass
-
-    cluster = Cluster(A)
-    in_world = magnetar.asyncio.Client.in_world
-    monkeypatch.setattr("magnetar.cli.client.require_reachable", reachable)
-    monkeypatch.setattr(
-        magnetar.asyncio, "Client", lambda url: in_world(ClientOptions(url), world_of(cluster))
-    )
+def test_more_than_may_be_on_its_way_is_sent_all_the_same(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(5_000_000))
-    code, said = invoke("produce", "t", "-f", str(large), "-n", "14", "--service-url", A)
-    assert (code, said) == (0, "14 messages successfully produced\n")
-    assert len(cluster.topic(TOPIC).entries) == 14
+    with brokers_in_thread(1) as service:
+        url = service.grpc_url
+        code, said = invoke("produce", "t", "-f", str(large), "-n", "14", "--service-url", url)
+        assert (code, said) == (0, "14 messages successfully produced\n")
+        [topic] = service.brokers[0].broker.topics
+        assert topic.log.chain.entry_count == 14

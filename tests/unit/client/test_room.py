@@ -6,12 +6,10 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
 from fakes.client_world import TOPIC, A, client_among, world_of
-from fakes.session_broker import Cluster
+from fakes.session_broker import FakeBrokers
 from support import settle, wait_for
 
-from magnetar.client import producer as asynchronous
 from magnetar.client import sync
 from magnetar.client.errors import AlreadyClosed, Interrupted, Result
 from magnetar.client.options import ClientOptions
@@ -25,21 +23,16 @@ if TYPE_CHECKING:
     from magnetar.client.message import MessageId
 
 LARGE = bytes(800)
+ROOM_BYTES = 1000
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for face in (asynchronous, sync):
-        monkeypatch.setattr(face, "PENDING_BYTES_MAX", 1000)
-
-
-def sizes(cluster: Cluster) -> list[int]:
+def sizes(cluster: FakeBrokers) -> list[int]:
     """Of the messages that were stored, in their order."""
     entries = cluster.topic(TOPIC).entries.values()
     return [len(one.payload) for entry in entries for one in decode_messages(read_entry(entry))]
 
 
-def answer_first(cluster: Cluster) -> None:
+def answer_first(cluster: FakeBrokers) -> None:
     """The receipt of the first message, which was held back."""
     session = cluster.brokers[A].sessions[0]
     (producer_id,) = session.producers
@@ -47,7 +40,7 @@ def answer_first(cluster: Cluster) -> None:
     session.send(pb.CommandSendReceipt(producer_id=producer_id, sequence_id=0, message_id=stored))
 
 
-async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
+async def full(cluster: FakeBrokers, producer: Producer) -> asyncio.Task[MessageId]:
     """A message that holds so much room that there is some for small ones only."""
     cluster.topic(TOPIC).hold_receipts = True
     first = asyncio.get_running_loop().create_task(producer.send(bytes(500)))
@@ -57,7 +50,7 @@ async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
 
 
 async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
-    async with client_among() as (client, cluster):
+    async with client_among(pending_bytes_max=ROOM_BYTES) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
         told: list[Result] = []
@@ -76,7 +69,7 @@ async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> No
 
 
 async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
-    async with client_among() as (client, cluster):
+    async with client_among(pending_bytes_max=ROOM_BYTES) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         sends = [await full(cluster, producer)]
         cluster.topic(TOPIC).hold_receipts = True
@@ -92,7 +85,10 @@ async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
 
 
 async def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
-    async with client_among(operation_timeout_seconds=1) as (client, cluster):
+    async with client_among(pending_bytes_max=ROOM_BYTES, operation_timeout_seconds=1) as (
+        client,
+        cluster,
+    ):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
         loop = asyncio.get_running_loop()
@@ -111,8 +107,8 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_threads_get_room_in_the_order_of_their_coming() -> None:
-    cluster = Cluster(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    cluster = FakeBrokers(A)
+    client = sync.Client.in_world(ClientOptions(A), world_of(cluster, pending_bytes_max=ROOM_BYTES))
     try:
         producer = client.create_producer("t", block_if_queue_full=True)
         cluster.topic(TOPIC).hold_receipts = True
@@ -132,8 +128,8 @@ def test_threads_get_room_in_the_order_of_their_coming() -> None:
 
 
 def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
-    cluster = Cluster(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    cluster = FakeBrokers(A)
+    client = sync.Client.in_world(ClientOptions(A), world_of(cluster, pending_bytes_max=ROOM_BYTES))
     errors: list[type[Exception]] = []
 
     def send() -> None:

@@ -175,12 +175,6 @@ def interrupt_in(thread: int, function: Callable[..., object]) -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 
-@pytest.fixture
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_bridge, "INTERRUPT_SEEN_S", 0.02)
-
-
-@pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("what", ["message", "outcome", "room"])
 def test_whoever_waits_can_be_interrupted(what: str) -> None:
     mailbox, outcome, changed = Mailbox("t", lambda: None), Outcome(), threading.Condition()
@@ -198,7 +192,6 @@ def test_whoever_waits_can_be_interrupted(what: str) -> None:
     thread.join()
 
 
-@pytest.mark.usefixtures("_soon")
 def test_waiting_for_a_condition_has_its_own_end() -> None:
     changed = threading.Condition()
     with changed:
@@ -212,7 +205,6 @@ def test_waiting_for_a_condition_has_its_own_end() -> None:
         assert wait_for(changed, lambda: came)  # nobody notifies: it looks itself
 
 
-@pytest.mark.usefixtures("_soon")
 def test_an_interrupted_call_is_cancelled() -> None:
     thread = LoopThread("test")
     cancelled = threading.Event()

@@ -10,34 +10,30 @@ from fakes.client_world import TOPIC, A, client_among
 from support import settle
 
 from magnetar.client.errors import Timeout
-from magnetar.client.producing import publisher
+from magnetar.client.producing.publisher import EMPTIED_ENTRIES_MAX
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from magnetar.client.asyncio import Producer
 
 SIZE = 100_000
+BOUND_BYTES = 40 * SIZE
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "EMPTIED_BYTES_MAX", 40 * SIZE)
-
-
-async def in_vain(producer: Producer, count: int = 20) -> None:
+async def in_vain(producer: Producer, count: int = 20, *, size: int = SIZE) -> None:
     """Send messages that all time out."""
     async with asyncio.TaskGroup() as group:
         for _ in range(count):
-            group.create_task(timing_out(producer))
+            group.create_task(timing_out(producer, size))
 
 
-async def timing_out(producer: Producer) -> None:
+async def timing_out(producer: Producer, size: int) -> None:
     with pytest.raises(Timeout):
-        await producer.send(bytes(SIZE))
+        await producer.send(bytes(size))
 
 
 async def test_a_broker_that_does_not_read_costs_a_bounded_number_of_bytes() -> None:
-    async with client_among() as (client, cluster):
+    async with client_among(pending_bytes_max=BOUND_BYTES) as (client, cluster):
         broker = cluster.brokers[A]
         producer = await client.create_producer(
             "t", send_timeout_millis=1000, batching_enabled=False
@@ -61,7 +57,7 @@ async def test_a_broker_that_does_not_read_costs_a_bounded_number_of_bytes() -> 
 
 
 async def test_a_broker_that_reads_and_does_not_answer_keeps_its_session() -> None:
-    async with client_among() as (client, cluster):
+    async with client_among(pending_bytes_max=BOUND_BYTES) as (client, cluster):
         producer = await client.create_producer(
             "t", send_timeout_millis=1000, batching_enabled=False
         )
@@ -72,20 +68,17 @@ async def test_a_broker_that_reads_and_does_not_answer_keeps_its_session() -> No
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
 
 
-async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(publisher, "EMPTIED_ENTRIES_MAX", 30)
-
+async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer() -> None:
+    each = 2 * EMPTIED_ENTRIES_MAX // 3
     async with client_among() as (client, cluster):
         broker = cluster.brokers[A]
         producer = await client.create_producer(
             "t", send_timeout_millis=1000, batching_enabled=False
         )
         cluster.topic(TOPIC).hold_receipts = True
-        await in_vain(producer)
+        await in_vain(producer, each, size=1)
         assert len(broker.commands(pb.CommandProducer)) == 1
-        await in_vain(producer)
+        await in_vain(producer, each, size=1)
         cluster.topic(TOPIC).hold_receipts = False
         await producer.send(b"x")
         assert len(broker.commands(pb.CommandProducer)) == 2

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +26,9 @@ from magnetar.metadata.errors import (
 )
 from magnetar.metadata.store import ABSENT, SessionState, Versioned
 
+if TYPE_CHECKING:
+    from magnetar.metadata.disk import Files
+
 pytestmark = pytest.mark.real_loop
 
 
@@ -35,10 +39,10 @@ async def filled(directory: Path, count: int = 50) -> None:
     await store.close()
 
 
-async def opening(directory: Path) -> MetadataError | None:
+async def opening(directory: Path, files: Files = os) -> MetadataError | None:
     """The error of opening it, if any."""
     try:
-        store = await EmbeddedStore.open(directory)
+        store = await EmbeddedStore.open(directory, files=files)
     except MetadataError as error:
         return error
     await store.close()
@@ -229,7 +233,7 @@ class DyingDisk:
     def has_failed(self) -> bool:
         return self._left <= 0
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         found = getattr(os, name)
         if name not in ("open", "write", "pwrite", "fsync", "replace"):
             return found
@@ -244,13 +248,11 @@ class DyingDisk:
 
 
 async def test_a_first_start_that_dies_anywhere_is_taken_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     for step in range(1, 100):
         disk = DyingDisk(step)
-        with monkeypatch.context() as patched:
-            patched.setattr("magnetar.metadata.disk.os", disk)
-            error = await opening(tmp_path / f"{step}")
+        error = await opening(tmp_path / f"{step}", disk)
         if not disk.has_failed:
             break
         assert isinstance(error, StoreFailed), step
@@ -261,19 +263,17 @@ async def test_a_first_start_that_dies_anywhere_is_taken_up(
 
 
 async def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     synced: set[Path] = set()
 
-    def fsync(descriptor: int) -> None:
-        synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        os.fsync(descriptor)
+    class WatchedDisk(DyingDisk):
+        def fsync(self, descriptor: int) -> None:
+            synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+            os.fsync(descriptor)
 
-    disk = DyingDisk(0)
-    monkeypatch.setattr(disk, "fsync", fsync, raising=False)
-    monkeypatch.setattr("magnetar.metadata.disk.os", disk)
     directory = tmp_path / "made" / "as" / "well"
-    assert await opening(directory) is None
+    assert await opening(directory, WatchedDisk(0)) is None
     assert synced >= {directory, *list(directory.parents)[:3]}
 
 
@@ -350,7 +350,7 @@ async def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) ->
         def write(self, batch: object) -> None:
             raise Exception("IO error: No space left on device")
 
-        def __getattr__(self, name: str) -> object:
+        def __getattr__(self, name: str) -> Any:
             return getattr(healthy, name)
 
     healthy = store._nodes._db

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from magnetar.spark.errors import JavaMissing
-from magnetar.spark.session import environment_for, require_java
+from magnetar.spark.session import end_java, environment_for, require_java
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +61,24 @@ def test_the_archive_command_can_fork() -> None:
 
 def test_the_demo_can_fork() -> None:
     run("magnetar.demo.__main__")
+
+
+def test_a_child_that_is_ended_before_its_exec_does_not_become_java() -> None:
+    """Until then its command line is that of its parent, and for a moment it has none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reading, 1)
+        os.execvp("sleep", ["bin/spark-submit", "60"])
+    ending = threading.Thread(target=end_java)
+    ending.start()
+    ending.join(0.1)  # without the wait it has looked, and passed over the child
+    os.write(writing, b"x")
+    ending.join()
+    _, status = os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 import asyncio
 
 import pytest
-from fakes.ledger_bookies import Cluster, cluster
-from fakes.ledger_lives import QUICK, append, confirmed, create, seated, spare, world
+from fakes.ledger_bookies import BookieCluster, bookie_cluster
+from fakes.ledger_lives import QUICK, append, confirmed, create, ledger_cluster, seated, spare
 from fakes.virtual_loop import stand_still
 from support import wait_until
 
 from magnetar.bookie.ledger.appender import SPARES_S, LedgerAppender
+from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_bookie_drain
 from magnetar.metadata.memory import Fault, MemoryStore
+from magnetar.metadata.model import BookieRegistration
 from magnetar.metadata.store import ABSENT
 from magnetar.metadata.under_replication import BookieDrain
 from magnetar.protos.envelope import Add, BookieCode
@@ -22,7 +24,7 @@ async def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_
     """What was acknowledged during a change is confirmed with it, and the stream of the member that
     came in was lost meanwhile: nobody has told the ledger, which did not listen to it yet."""
 
-    async with cluster(4) as nodes:
+    async with bookie_cluster(4) as nodes:
         faults: list[Fault] = []
         store = MemoryStore(
             nodes.tree,
@@ -63,7 +65,7 @@ async def test_a_process_that_stood_still_hears_its_bookies_out_before_it_calls_
     """Their acks lie there, unread. Taking all bookies of all ledgers for silent would replace all
     of them, or fail the ledgers."""
 
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         members = seated(nodes, appender)
         for pause_s in (1.2, 2.0, 60.0):  # QUICK gives bookies 0.3 s, and an ack quorum 1.5 s
@@ -77,7 +79,7 @@ async def test_a_process_that_stood_still_hears_its_bookies_out_before_it_calls_
 
 
 async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_same() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         silent = seated(nodes, appender)[0]
         silent.may_take.clear()
@@ -96,7 +98,7 @@ async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_t
 async def test_who_may_get_nothing_new_is_taken_back_to_the_seat_it_has(how: str) -> None:
     """There is nobody else, and it serves."""
 
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         silent = seated(nodes, appender)[0]
         bookie = silent.member.bookie
@@ -118,7 +120,7 @@ async def test_who_may_get_nothing_new_is_taken_back_to_the_seat_it_has(how: str
 # -- a ledger ends while one of its bookies is behind ----------------------------------------------
 
 
-async def ended(ledgers: Ledgers, nodes: Cluster, count: int = 4) -> LedgerAppender:
+async def ended(ledgers: Ledgers, nodes: BookieCluster, count: int = 4) -> LedgerAppender:
     """Closed while its first bookie has not looked at any of its entries yet."""
     appender = await create(ledgers)
     seated(nodes, appender)[0].may_take.clear()
@@ -129,7 +131,7 @@ async def ended(ledgers: Ledgers, nodes: Cluster, count: int = 4) -> LedgerAppen
 
 
 async def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await ended(ledgers, nodes)
         late = seated(nodes, appender)[0]
         late.may_take.set()
@@ -140,7 +142,7 @@ async def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None
 
 @pytest.mark.parametrize("how", ["lost", "refused", "silent"])
 async def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: str) -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await ended(ledgers, nodes)
         late = seated(nodes, appender)[0]
 
@@ -165,7 +167,7 @@ async def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: s
 
 @pytest.mark.parametrize("how", ["READ_ONLY", "CONNECTION_LOST", "SILENT"])
 async def test_it_says_which_bookies_do_not_store(how: str) -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         assert appender.trouble == ""
         two = seated(nodes, appender)[:2]
@@ -189,10 +191,19 @@ async def test_it_says_which_bookies_do_not_store(how: str) -> None:
         await wait_until(lambda: appender.trouble == "")
 
 
-async def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with world(3) as (nodes, ledgers):
+class CountingDirectory(BookieRegistry):
+    """Counts how often somebody looks for bookies."""
+
+    looks = 0
+
+    @property
+    def writable(self) -> tuple[BookieRegistration, ...]:
+        self.looks += 1
+        return super().writable
+
+
+async def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_back() -> None:
+    async with ledger_cluster(3, directory_of=CountingDirectory) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender)
         await confirmed(appender)
@@ -201,15 +212,11 @@ async def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_bac
         away.kill()
         await wait_until(lambda: appender.degraded)
         await wait_until(lambda: not appender._writer.kept)
-        looks: list[object] = []
-        has_spare = ledgers.services.ensembles.has_spare
-        monkeypatch.setattr(
-            ledgers.services.ensembles,
-            "has_spare",
-            lambda it: looks.append(it) or has_spare(it),
-        )
+        directory = ledgers.services.directory
+        assert isinstance(directory, CountingDirectory)
+        directory.looks = 0
         await asyncio.sleep(30 * SPARES_S)
-        assert 28 <= len(looks) <= 31
+        assert 28 <= directory.looks <= 31
         append(appender)  # two of three are enough
         await confirmed(appender)
         away.restart()

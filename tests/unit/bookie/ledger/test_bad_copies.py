@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from fakes.ledger_world import member
+from fakes.ledger_rig import member
 
 from magnetar.bookie.ledger.bad_copies import RANGES_MAX, BadCopies, is_bad_copy
 from magnetar.metadata.model import EntryId, LedgerId

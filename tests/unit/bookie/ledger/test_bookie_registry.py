@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from fakes.ledger_bookies import Cluster, cluster
+from fakes.ledger_bookies import BookieCluster, bookie_cluster
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
@@ -18,7 +18,7 @@ from magnetar.metadata.under_replication import BookieDrain
 
 
 @asynccontextmanager
-async def followed(nodes: Cluster, store: MemoryStore) -> AsyncIterator[BookieRegistry]:
+async def followed(nodes: BookieCluster, store: MemoryStore) -> AsyncIterator[BookieRegistry]:
     directory = BookieRegistry(store)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(directory.run())
@@ -32,7 +32,7 @@ def names(directory: BookieRegistry) -> list[str]:
 
 
 async def test_bookies_come_go_and_turn_read_only() -> None:
-    async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+    async with bookie_cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         changes: list[list[str]] = []
         unwatch = directory.watch(lambda: changes.append(names(directory)))
         assert names(directory) == ["b0", "b1"]
@@ -52,7 +52,7 @@ async def test_bookies_come_go_and_turn_read_only() -> None:
 
 
 async def test_a_change_of_data_alone_is_noticed() -> None:
-    async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+    async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         path = paths.bookie_available(nodes.bookies[0].member.bookie)
         stored = await nodes.store.get(path)
         assert stored is not None
@@ -63,7 +63,7 @@ async def test_a_change_of_data_alone_is_noticed() -> None:
 
 
 async def test_who_has_left_can_still_be_found_where_it_was() -> None:
-    async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+    async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         member = nodes.bookies[0].member
         await nodes.unregister(nodes.bookies[0])
         await wait_until(lambda: not directory.is_writable(member))
@@ -73,7 +73,7 @@ async def test_who_has_left_can_still_be_found_where_it_was() -> None:
 
 
 async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
-    async with cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+    async with bookie_cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         member = nodes.bookies[0].member
         path = paths.bookie_draining(member.bookie)
         drain = BookieDrain(member.bookie, since_ms=1)
@@ -91,7 +91,7 @@ async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
 
 
 async def test_while_the_store_is_away_the_last_list_stands() -> None:
-    async with cluster(2) as nodes:
+    async with bookie_cluster(2) as nodes:
         store = MemoryStore(nodes.tree)
         async with followed(nodes, store) as directory:
             store.suspend()
@@ -105,7 +105,7 @@ async def test_while_the_store_is_away_the_last_list_stands() -> None:
 async def test_a_former_incarnation_is_asked_where_the_bookie_is_now() -> None:
     """It may still have the damaged store of that incarnation, and answer from it."""
 
-    async with cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
+    async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         reborn = nodes.bookies[0].member
         former = Member(reborn.bookie, "f" * 32)
         found = directory.find(former)

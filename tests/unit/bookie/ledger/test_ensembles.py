@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fakes.ledger_bookies import Cluster, cluster
+from fakes.ledger_bookies import BookieCluster, bookie_cluster
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -23,15 +23,15 @@ QUORUM = Quorum(3, 3, 2)
 
 
 @asynccontextmanager
-async def world(
+async def ledgers_among(
     bookies: int, *, zones: str = "", config: LedgerConfig = QUICK
-) -> AsyncIterator[tuple[Cluster, Ledgers]]:
-    async with cluster(bookies, zones=zones) as nodes, nodes.process(config) as ledgers:
+) -> AsyncIterator[tuple[BookieCluster, Ledgers]]:
+    async with bookie_cluster(bookies, zones=zones) as nodes, nodes.process(config) as ledgers:
         yield nodes, ledgers
 
 
 async def test_only_bookies_that_answer_are_chosen() -> None:
-    async with world(6) as (nodes, ledgers):
+    async with ledgers_among(6) as (nodes, ledgers):
         ensembles = ledgers.services.ensembles
         dead = nodes.bookies[:3]
         for bookie in dead:
@@ -43,7 +43,7 @@ async def test_only_bookies_that_answer_are_chosen() -> None:
 
 
 async def test_with_fewer_the_ensemble_shrinks_to_the_minimum() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledgers_among(4) as (nodes, ledgers):
         ensembles = ledgers.services.ensembles
         nodes.bookies[0].kill()
         nodes.bookies[1].kill()
@@ -56,7 +56,7 @@ async def test_with_fewer_the_ensemble_shrinks_to_the_minimum() -> None:
 
 
 async def test_those_that_fail_are_chosen_only_if_need_be() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledgers_among(4) as (nodes, ledgers):
         ensembles, health = ledgers.services.ensembles, ledgers.services.health
         bad, now = nodes.bookies[2].member, asyncio.get_running_loop().time
         assert ensembles.full_ensemble_possible()
@@ -75,7 +75,7 @@ async def test_those_that_fail_are_chosen_only_if_need_be() -> None:
 
 
 async def test_a_bookie_that_all_call_failing_is_chosen_rather_than_none() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledgers_among(4) as (nodes, ledgers):
         for bookie in nodes.bookies:
             for hour in range(8):
                 ledgers.services.health.on_error(bookie.member, 3600.0 * hour)
@@ -89,7 +89,7 @@ async def test_a_bookie_that_all_call_failing_is_chosen_rather_than_none() -> No
 
 
 async def test_failures_are_forgiven_with_time() -> None:
-    async with world(3, config=LedgerConfig(health_half_life_s=0.05)) as (nodes, ledgers):
+    async with ledgers_among(3, config=LedgerConfig(health_half_life_s=0.05)) as (nodes, ledgers):
         now = asyncio.get_running_loop().time()
         ledgers.services.health.on_error(nodes.bookies[0].member, now)
         assert not ledgers.services.ensembles.full_ensemble_possible()
@@ -97,7 +97,7 @@ async def test_failures_are_forgiven_with_time() -> None:
 
 
 async def test_draining_bookies_get_no_new_seats() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledgers_among(4) as (nodes, ledgers):
         ensembles, leaving = ledgers.services.ensembles, nodes.bookies[3].member
         value = encode_bookie_drain(BookieDrain(leaving.bookie, 0, decommission=False))
         await nodes.store.put(paths.bookie_draining(leaving.bookie), value, expected=ABSENT)
@@ -110,7 +110,7 @@ async def test_draining_bookies_get_no_new_seats() -> None:
 
 
 async def test_spares_come_from_outside_the_ensemble_and_are_alive() -> None:
-    async with world(6) as (nodes, ledgers):
+    async with ledgers_among(6) as (nodes, ledgers):
         ensembles = ledgers.services.ensembles
         ensemble = [bookie.member for bookie in nodes.bookies[:3]]
         nodes.bookies[3].kill()
@@ -131,7 +131,7 @@ async def test_spares_come_from_outside_the_ensemble_and_are_alive() -> None:
 
 
 async def test_zones_are_kept_apart() -> None:
-    async with world(6, zones="aabbcc") as (nodes, ledgers):
+    async with ledgers_among(6, zones="aabbcc") as (nodes, ledgers):
         ensembles = ledgers.services.ensembles
         zone = {bookie.member: "aabbcc"[n] for n, bookie in enumerate(nodes.bookies)}
         for _ in range(10):
@@ -142,7 +142,7 @@ async def test_zones_are_kept_apart() -> None:
 
 
 async def test_a_ledger_on_a_bookie_that_is_decommissioned_is_better_rolled() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledgers_among(4) as (nodes, ledgers):
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
         leaving = appender.metadata.last_segment.members[0].bookie
         assert not appender.degraded

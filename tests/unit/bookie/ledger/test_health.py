@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from fakes.ledger_world import member
+from fakes.ledger_rig import member
 
 from magnetar.bookie.ledger.health import SCORE_MAX, BookieHealth, Grade
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fakes.adds import encode_add
-from fakes.ledger_world import FakeBookie, member, open_metadata, payload_bytes, payload_of
+from fakes.ledger_rig import RigBookie, member, open_metadata, payload_bytes, payload_of
 
 from magnetar.bookie.ledger import recovery as recovering
 from magnetar.bookie.ledger import writer as writing
@@ -42,7 +42,7 @@ class Case:
 class State:
     """Copied before every step; small."""
 
-    bookies: list[FakeBookie]
+    bookies: list[RigBookie]
     metadata: LedgerMetadata
     stored: list[int]  # by seat: how many adds of its stream have arrived
     accepted: list[set[int]]  # by seat: what it acked to the writer
@@ -229,7 +229,7 @@ def beginning(quorum: Quorum, entries: int, recoverers: int) -> tuple[Case, Stat
         )
     case = Case(quorum, members, adds, recoverers)
     metadata = open_metadata(quorum, members)
-    begin = State([FakeBookie(m) for m in members], metadata, [0] * len(members), [], [], [])
+    begin = State([RigBookie(m) for m in members], metadata, [0] * len(members), [], [], [])
     begin.accepted = [set() for _ in members]
     return case, begin
 

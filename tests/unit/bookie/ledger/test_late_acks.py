@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from fakes.ledger_lives import QUICK, append, confirmed, create, seated, world
+from fakes.ledger_lives import QUICK, append, confirmed, create, ledger_cluster, seated
 from support import wait_until
 
 
 @pytest.mark.parametrize("stored", [True, False])
 async def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored: bool) -> None:
-    async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+    async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         append(appender, 5)
         await confirmed(appender)
@@ -36,7 +36,7 @@ async def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored
 async def test_what_a_writer_knows_that_does_not_get_to_close_its_ledger_is_noted(how: str) -> None:
     """Whoever recovers the ledger begins behind what is confirmed, and looks at nothing before."""
 
-    async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+    async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         late, *_ = members = seated(nodes, appender)
         late.may_take.clear()

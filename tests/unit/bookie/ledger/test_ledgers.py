@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fakes.ledger_bookies import cluster
-from fakes.ledger_lives import append, confirmed, create, payload, read_all, seated, world
+from fakes.ledger_bookies import bookie_cluster
+from fakes.ledger_lives import append, confirmed, create, ledger_cluster, payload, read_all, seated
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -40,7 +40,7 @@ QUICK = LedgerConfig(
 
 
 async def test_a_ledger_from_creation_to_deletion() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await ledgers.create(newer_than=LedgerId(41), custom={"topic": b"t"})
         assert appender.ledger == 42
         assert (appender.confirmed, appender.appended, appender.length) == (-1, -1, 0)
@@ -67,7 +67,7 @@ async def test_a_ledger_from_creation_to_deletion() -> None:
 
 
 async def test_progress_comes_once_per_frame_and_never_from_inside_append() -> None:
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
         calls: list[int] = []
         appending = False
@@ -87,7 +87,7 @@ async def test_progress_comes_once_per_frame_and_never_from_inside_append() -> N
 
 
 async def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         large = bytes(ENTRY_BYTES_MAX + 1)
         with pytest.raises(EntryTooLarge) as caught:
@@ -101,7 +101,7 @@ async def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None
 
 
 async def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         one, many = await create(ledgers), await create(ledgers)
         payloads = [[bytes([number]), b"x" * number] for number in range(40)]
         for payload in payloads:
@@ -117,7 +117,7 @@ async def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
 
 
 async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() -> None:
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
         stream, sizes = appender._streams[0], []
         put_out = stream.put
@@ -134,7 +134,7 @@ async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() ->
 
 
 async def test_many_entries_at_once_are_all_taken_or_none() -> None:
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
         with pytest.raises(EntryTooLarge):
             appender.append_nowait([[b"a"], [bytes(ENTRY_BYTES_MAX + 1)]])
@@ -145,7 +145,7 @@ async def test_many_entries_at_once_are_all_taken_or_none() -> None:
 
 
 async def test_closed_and_abandoned_ledgers_take_nothing() -> None:
-    async with world(3) as (_, ledgers), asyncio.TaskGroup() as group:
+    async with ledger_cluster(3) as (_, ledgers), asyncio.TaskGroup() as group:
         appender, other = await create(ledgers), await create(ledgers)
         append(appender, 3)
         closing = group.create_task(appender.close())
@@ -163,7 +163,7 @@ async def test_closed_and_abandoned_ledgers_take_nothing() -> None:
 
 
 async def test_ids_exceed_what_the_caller_has() -> None:
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         first = await create(ledgers)
         second = await ledgers.create(newer_than=LedgerId(5_000), custom={})
         third = await create(ledgers)
@@ -174,7 +174,7 @@ async def test_ids_exceed_what_the_caller_has() -> None:
 
 
 async def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         nodes.bookies[1].kill()  # and still listed
         appender = await create(ledgers)
         assert appender.metadata.ensemble_size == appender.metadata.write_quorum == 2
@@ -191,7 +191,7 @@ async def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
 
 async def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> None:
     config = replace(QUICK, health_half_life_s=3600.0)  # time alone forgives nothing here
-    async with world(3, config) as (nodes, ledgers):
+    async with ledger_cluster(3, config) as (nodes, ledgers):
         victim = nodes.bookies[1]
         victim.kill()
         narrow = await create(ledgers)
@@ -207,7 +207,7 @@ async def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> Non
 
 
 async def test_a_bookie_that_dies_while_the_ledger_is_created_is_noticed() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
 
         def kill(operation: str, path: str) -> None:
             if operation == "put" and path.startswith(paths.LEDGERS):
@@ -223,13 +223,13 @@ async def test_a_bookie_that_dies_while_the_ledger_is_created_is_noticed() -> No
 
 
 async def test_min_write_quorum_forbids_it() -> None:
-    async with world(2, LedgerConfig(min_write_quorum=3)) as (_, ledgers):
+    async with ledger_cluster(2, LedgerConfig(min_write_quorum=3)) as (_, ledgers):
         with pytest.raises(NotEnoughBookies):
             await create(ledgers)
 
 
 async def test_read_only_bookies_are_not_chosen() -> None:
-    async with cluster(4) as nodes:
+    async with bookie_cluster(4) as nodes:
         await nodes.register(nodes.bookies[2], read_only=True)
         async with nodes.process(QUICK) as ledgers:
             for _ in range(10):
@@ -247,7 +247,7 @@ def test_an_impossible_min_write_quorum_is_refused(value: int) -> None:
 
 
 async def test_a_killed_bookie_is_replaced_at_once_and_nothing_is_lost() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 5)
         victim = seated(nodes, appender)[1]
@@ -266,7 +266,7 @@ async def test_a_killed_bookie_is_replaced_at_once_and_nothing_is_lost() -> None
 
 
 async def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_back() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -288,7 +288,7 @@ async def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_bac
 
 async def test_a_delayed_change_gives_a_restarted_bookie_its_seat_back() -> None:
     config = replace(QUICK, ensemble_change_delay_s=5.0)
-    async with world(4, config) as (nodes, ledgers):
+    async with ledger_cluster(4, config) as (nodes, ledgers):
         appender = await create(ledgers)
         victim = seated(nodes, appender)[1]
         victim.kill()
@@ -304,7 +304,7 @@ async def test_a_delayed_change_gives_a_restarted_bookie_its_seat_back() -> None
 
 
 async def test_a_ledger_that_ends_with_a_member_away_tells_what_that_one_lacks() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -320,7 +320,7 @@ async def test_a_ledger_that_ends_with_a_member_away_tells_what_that_one_lacks()
 
 
 async def test_a_rolling_restart_of_all_bookies_of_three_goes_unnoticed() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         for victim in nodes.bookies:
             victim.kill()
@@ -335,7 +335,7 @@ async def test_a_rolling_restart_of_all_bookies_of_three_goes_unnoticed() -> Non
 
 
 async def test_t14_a_spare_that_registers_later_is_used() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         victim = seated(nodes, appender)[0]
         victim.kill()
@@ -350,7 +350,7 @@ async def test_t14_a_spare_that_registers_later_is_used() -> None:
 
 
 async def test_an_idle_ledger_does_not_change_its_ensemble() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 2)
         await confirmed(appender)
@@ -366,7 +366,7 @@ async def test_an_idle_ledger_does_not_change_its_ensemble() -> None:
 
 
 async def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 2)
         await confirmed(appender)
@@ -387,7 +387,7 @@ async def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
 
 
 async def test_two_dead_of_three_and_one_is_back_in_time() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         for victim in nodes.bookies[:2]:
             victim.kill()
@@ -399,7 +399,7 @@ async def test_two_dead_of_three_and_one_is_back_in_time() -> None:
 
 
 async def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         silent = seated(nodes, appender)[0]
         silent.may_ack.clear()
@@ -413,7 +413,7 @@ async def test_a_silent_bookie_is_replaced_after_the_add_timeout() -> None:
 
 
 async def test_a_silent_bookie_without_a_spare_is_tried_again_later() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         silent = seated(nodes, appender)[0]
         silent.may_ack.clear()
@@ -428,7 +428,7 @@ async def test_a_silent_bookie_without_a_spare_is_tried_again_later() -> None:
 
 @pytest.mark.parametrize("code", [BookieCode.READ_ONLY, BookieCode.IO_ERROR, BookieCode.OVERLOADED])
 async def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         refuser = seated(nodes, appender)[1]
         refuser.judge_add = lambda _: code
@@ -452,7 +452,7 @@ async def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
 async def test_a_lost_ledger_fails_everything_without_touching_metadata(
     code: BookieCode, failure: type[Exception]
 ) -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         before = await ledgers.metadata(appender.ledger)
         for bookie in nodes.bookies:
@@ -467,7 +467,7 @@ async def test_a_lost_ledger_fails_everything_without_touching_metadata(
 
 
 async def test_a_spare_that_is_listed_but_dead_is_passed_over() -> None:
-    async with world(5) as (nodes, ledgers):
+    async with ledger_cluster(5) as (nodes, ledgers):
         appender = await create(ledgers)
         others = [each for each in nodes.bookies if each not in seated(nodes, appender)]
         others[0].kill()
@@ -482,7 +482,7 @@ async def test_a_spare_that_is_listed_but_dead_is_passed_over() -> None:
 
 @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST])
 async def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
-    async with cluster(4) as nodes:
+    async with bookie_cluster(4) as nodes:
         faults: list[Fault] = []
         store = MemoryStore(
             nodes.tree,
@@ -508,7 +508,7 @@ async def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
 
 
 async def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
-    async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+    async with ledger_cluster(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -524,7 +524,7 @@ async def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
 
 
 async def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() -> None:
-    async with cluster(4) as nodes:
+    async with bookie_cluster(4) as nodes:
         store = MemoryStore(nodes.tree)
         config = LedgerConfig(metadata_timeout_s=0.2, connect_timeout_s=0.3)
         async with nodes.process(config, store=store) as ledgers:
@@ -546,7 +546,7 @@ async def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() ->
 async def test_closing_does_not_wait_for_a_change_that_does_not_matter_any_more() -> None:
     """Nothing is in flight; whether the new ensemble gets recorded is all the same to the end."""
 
-    async with cluster(4) as nodes, asyncio.TaskGroup() as group:
+    async with bookie_cluster(4) as nodes, asyncio.TaskGroup() as group:
         faults: list[Fault] = []
         store = MemoryStore(
             nodes.tree,

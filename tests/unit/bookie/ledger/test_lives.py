@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
 from fakes.ledger_lives import QUICK, append, create, payload, read_all
 from fakes.virtual_loop import stand_still
 from support import settle
@@ -31,7 +31,7 @@ class Life:
     def __init__(
         self,
         random: Random,
-        nodes: Cluster,
+        nodes: BookieCluster,
         ledgers: Ledgers,
         others: Ledgers,
         faults: list[Fault],
@@ -184,7 +184,7 @@ async def live(seed: int) -> int:
         quorum_timeout_s=random.choice([1.5, 20.0]),
         ensemble_change_delay_s=random.choice([0.0, 0.0, 0.4]),
     )
-    async with cluster(sizes[0] + random.randrange(3)) as nodes:
+    async with bookie_cluster(sizes[0] + random.randrange(3)) as nodes:
         faults: list[Fault] = []
         store = MemoryStore(
             nodes.tree,

@@ -4,7 +4,7 @@ from itertools import combinations_with_replacement, permutations, product
 from random import Random
 
 import pytest
-from fakes.ledger_world import member
+from fakes.ledger_rig import member
 
 from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.placement import (

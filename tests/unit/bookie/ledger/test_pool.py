@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from fakes.ledger_bookies import Cluster, FakeBookie, FormerIncarnation, cluster
+from fakes.ledger_bookies import BookieCluster, FakeBookie, FormerIncarnation, bookie_cluster
 from support import wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
@@ -57,7 +57,9 @@ class Sink:
 
 
 @asynccontextmanager
-async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieRegistry, list[Peer]]]:
+async def pooling(
+    nodes: BookieCluster,
+) -> AsyncIterator[tuple[PeerPool, BookieRegistry, list[Peer]]]:
     directory = BookieRegistry(MemoryStore(nodes.tree))
     made: list[Peer] = []
     async with asyncio.TaskGroup() as group:
@@ -79,7 +81,7 @@ async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieRegistr
 
 
 async def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
-    async with cluster(1) as nodes, pooling(nodes) as (pool, directory, made):
+    async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, directory, made):
         member = nodes.bookies[0].member
         assert pool.peer(member) is pool.peer(member)
         path = paths.bookie_available(member.bookie)
@@ -101,7 +103,7 @@ async def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
 
 
 async def test_who_was_never_listed_cannot_be_reached() -> None:
-    async with cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
+    async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
         stranger = Member(BookieId("b7"), "f" * 32)
         with pytest.raises(BookieUnavailable, match="not listed"):
             pool.peer(stranger)
@@ -109,7 +111,7 @@ async def test_who_was_never_listed_cannot_be_reached() -> None:
 
 
 async def test_ledgers_share_a_stream_and_recoveries_another() -> None:
-    async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+    async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, made):
         member = nodes.bookies[0].member
         assert pool.adds(member) is pool.adds(member)
         assert pool.write_backs(member) is not pool.adds(member)
@@ -119,7 +121,7 @@ async def test_ledgers_share_a_stream_and_recoveries_another() -> None:
 
 
 async def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
-    async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+    async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, made):
         member = nodes.bookies[0].member
         stream = pool.adds(member)
         assert await stream.connect(1.0)
@@ -139,7 +141,7 @@ async def test_who_is_listed_again_is_tried_at_once_also_if_it_takes_nothing_new
     """Another bookie answered at its address meanwhile, so it is seldom asked for; but it may have
     seats still, and be read-only or draining."""
 
-    async with cluster(1) as nodes, pooling(nodes) as (pool, _, made):
+    async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, made):
         member = nodes.bookies[0].member
         stream, sink = pool.adds(member), Sink()
         stream.attach(1, sink)
@@ -157,7 +159,7 @@ async def test_who_is_listed_again_is_tried_at_once_also_if_it_takes_nothing_new
 async def test_a_pool_that_is_stopping_begins_no_stream() -> None:
     """A recovery that is cancelled together with the pool may ask for one more stream."""
 
-    async with cluster(2) as nodes, asyncio.TaskGroup() as group:
+    async with bookie_cluster(2) as nodes, asyncio.TaskGroup() as group:
         pool = PeerPool(
             BookieRegistry(nodes.store),
             lambda member, _: nodes.bookie(member),

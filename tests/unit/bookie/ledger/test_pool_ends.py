@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from fakes.adds import encode_add
-from fakes.ledger_bookies import FakeBookie, cluster
+from fakes.ledger_bookies import FakeBookie, bookie_cluster
 from support import wait_until
 
 from magnetar.bookie.ledger.add_stream import AddStream
@@ -73,7 +73,7 @@ async def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begu
             self.broken = Broken(stream, side)
             return self.broken
 
-    async with cluster(1) as nodes, asyncio.TaskGroup() as group:
+    async with bookie_cluster(1) as nodes, asyncio.TaskGroup() as group:
         frail = Frail("b0", group=group)
         directory = BookieRegistry(MemoryStore(nodes.tree))
         pool = PeerPool(
@@ -103,7 +103,7 @@ async def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begu
 
 
 async def test_a_stream_that_was_asked_for_before_the_pool_runs_is_begun_with_it() -> None:
-    async with cluster(1) as nodes, asyncio.TaskGroup() as group:
+    async with bookie_cluster(1) as nodes, asyncio.TaskGroup() as group:
         directory = BookieRegistry(MemoryStore(nodes.tree))
         pool = PeerPool(
             directory,
@@ -125,7 +125,7 @@ async def test_a_stream_that_fails_ends_the_pool() -> None:
         def on_stream(self, stream: AddStream) -> None:
             raise AssertionError("a bug")
 
-    async with cluster(2) as nodes:
+    async with bookie_cluster(2) as nodes:
         directory = BookieRegistry(MemoryStore(nodes.tree))
         pool = PeerPool(
             directory,

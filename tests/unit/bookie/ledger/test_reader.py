@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from fakes.ledger_world import LEDGER, member, payload_bytes, payload_of
+from fakes.ledger_rig import LEDGER, member, payload_bytes, payload_of
 
 from magnetar.bookie.ledger.health import Grade
 from magnetar.bookie.ledger.reader import (

@@ -5,8 +5,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
-from fakes.ledger_lives import QUICK, append, confirmed, create, payload, seated, world
+from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
+from fakes.ledger_lives import QUICK, append, confirmed, create, ledger_cluster, payload, seated
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.appender import LedgerAppender
@@ -23,7 +23,7 @@ from magnetar.runtime.errors import StreamClosed
 PATIENT = replace(QUICK, read_timeout_s=10.0, speculative_read_s=10.0, add_timeout_s=10.0)
 
 
-async def written(ledgers: Ledgers, nodes: Cluster, count: int) -> LedgerAppender:
+async def written(ledgers: Ledgers, nodes: BookieCluster, count: int) -> LedgerAppender:
     """A closed ledger that every bookie of its write sets holds."""
     appender = await create(ledgers)
     append(appender, count)
@@ -63,7 +63,7 @@ async def read_until_noted(ledgers: Ledgers, appender: LedgerAppender, entry: in
     ],
 )
 async def test_t36_a_bad_copy_is_passed_over_and_noted(code: BookieCode) -> None:
-    async with world(3, PATIENT) as (nodes, ledgers):
+    async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 4)
         bad = nodes.bookies[1]
         bad.judge_read = lambda _, entry: code if entry == 2 else None
@@ -72,7 +72,7 @@ async def test_t36_a_bad_copy_is_passed_over_and_noted(code: BookieCode) -> None
 
 
 async def test_a_bad_copy_in_the_midst_of_a_range_is_noted_at_once() -> None:
-    async with world(1, LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)) as (
+    async with ledger_cluster(1, LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)) as (
         nodes,
         ledgers,
     ):
@@ -85,7 +85,7 @@ async def test_a_bad_copy_in_the_midst_of_a_range_is_noted_at_once() -> None:
 
 
 async def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
-    async with world(3, PATIENT) as (nodes, ledgers):
+    async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 5)
 
         def lose(_: int, entry: int) -> BookieCode | None:
@@ -107,7 +107,7 @@ async def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
     "code", [BookieCode.LIMBO, BookieCode.OVERLOADED, BookieCode.WRONG_INCARNATION]
 )
 async def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> None:
-    async with world(3, PATIENT) as (nodes, ledgers):
+    async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 1)
         asked: list[int] = []
         nodes.bookies[1].judge_read = lambda _, entry: asked.append(entry) or code
@@ -120,7 +120,7 @@ async def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> No
 async def test_in_the_open_segment_an_absent_entry_is_nothing_to_note() -> None:
     """The member was away when it was confirmed by the others."""
 
-    async with world(3, PATIENT) as (nodes, ledgers):
+    async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await create(ledgers)
         away = nodes.bookies[0]
         away.may_take.clear()
@@ -137,7 +137,7 @@ async def test_in_the_open_segment_an_absent_entry_is_nothing_to_note() -> None:
 
 
 async def test_a_ledger_that_was_deleted_meanwhile_is_not_called_lost() -> None:
-    async with world(3, PATIENT) as (nodes, ledgers):
+    async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 2)
         reader = ledgers.reader(appender.metadata)
         await ledgers.delete(appender.ledger)
@@ -153,7 +153,7 @@ async def test_a_ledger_that_was_deleted_meanwhile_is_not_called_lost() -> None:
 async def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None:
     """The replicas may have moved."""
 
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         store = MemoryStore(nodes.tree)
         config = replace(PATIENT, metadata_timeout_s=0.1)
         async with nodes.process(config, store=store) as ledgers:
@@ -171,7 +171,7 @@ async def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None
 # -- whom it asks --------------------------------------------------------------------------------
 
 
-async def first_asked(ledgers: Ledgers, nodes: Cluster, appender: LedgerAppender) -> set[str]:
+async def first_asked(ledgers: Ledgers, nodes: BookieCluster, appender: LedgerAppender) -> set[str]:
     """Who is asked first, over a number of fresh readers."""
     names = set()
     for _ in range(20):
@@ -183,7 +183,7 @@ async def first_asked(ledgers: Ledgers, nodes: Cluster, appender: LedgerAppender
 
 
 async def test_well_before_doubtful_before_read_only_before_unlisted() -> None:
-    async with world(3, PATIENT) as (nodes, ledgers):
+    async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 1)
         b0, b1, b2 = nodes.bookies
         assert await first_asked(ledgers, nodes, appender) == {"b0", "b1", "b2"}
@@ -206,7 +206,7 @@ async def test_well_before_doubtful_before_read_only_before_unlisted() -> None:
 
 async def test_the_own_zone_comes_first_among_those_that_are_well() -> None:
     async with (
-        cluster(3, zones="abc") as nodes,
+        bookie_cluster(3, zones="abc") as nodes,
         nodes.process(replace(PATIENT, zone="b")) as ledgers,
     ):
         appender = await written(ledgers, nodes, 1)
@@ -216,7 +216,7 @@ async def test_the_own_zone_comes_first_among_those_that_are_well() -> None:
 
 
 async def test_a_silent_replica_is_asked_later_next_time() -> None:
-    async with world(3, replace(PATIENT, speculative_read_s=0.3)) as (nodes, ledgers):
+    async with ledger_cluster(3, replace(PATIENT, speculative_read_s=0.3)) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 1)
         nodes.bookies[2].may_read.clear()
         await first_asked(ledgers, nodes, appender)
@@ -233,7 +233,7 @@ def striped(sizes: tuple[int, int, int]) -> LedgerConfig:
     return replace(PATIENT, ensemble_size=sizes[0], write_quorum=sizes[1], ack_quorum=sizes[2])
 
 
-def requests(nodes: Cluster) -> int:
+def requests(nodes: BookieCluster) -> int:
     return sum(len(bookie.reads) for bookie in nodes.bookies)
 
 
@@ -241,7 +241,7 @@ def requests(nodes: Cluster) -> int:
 async def test_a_striped_range_takes_as_few_requests_as_bookies_that_hold_it(
     sizes: tuple[int, int, int],
 ) -> None:
-    async with world(sizes[0] + 1, striped(sizes)) as (nodes, ledgers):
+    async with ledger_cluster(sizes[0] + 1, striped(sizes)) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 60)
         found = await ledgers.reader(appender.metadata).read(0, 59, bytes_max=1 << 20)
         assert [bytes(entry.payload) for entry in found] == [payload(n) for n in range(60)]
@@ -252,7 +252,7 @@ async def test_a_striped_range_takes_as_few_requests_as_bookies_that_hold_it(
 async def test_without_one_bookie_for_each_stripe_each_write_set_is_asked_for(
     sizes: tuple[int, int, int],
 ) -> None:
-    async with world(sizes[0], striped(sizes)) as (nodes, ledgers):
+    async with ledger_cluster(sizes[0], striped(sizes)) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 60)
         for bookie in nodes.bookies:
             await nodes.register(bookie, read_only=True)
@@ -263,7 +263,7 @@ async def test_without_one_bookie_for_each_stripe_each_write_set_is_asked_for(
 
 
 async def test_a_silent_bookie_holds_up_its_stripe_only_for_so_long() -> None:
-    async with world(5, replace(striped((5, 3, 2)), speculative_read_s=0.3)) as (
+    async with ledger_cluster(5, replace(striped((5, 3, 2)), speculative_read_s=0.3)) as (
         nodes,
         ledgers,
     ):
@@ -279,7 +279,7 @@ async def test_a_silent_bookie_holds_up_its_stripe_only_for_so_long() -> None:
 
 
 async def test_reading_ahead_in_stripes_is_bounded() -> None:
-    async with world(5, striped((5, 3, 2))) as (nodes, ledgers):
+    async with ledger_cluster(5, striped((5, 3, 2))) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 600)
         read: list[int] = []
         for bookie in nodes.bookies:
@@ -298,7 +298,7 @@ async def test_striped_ranges_are_whole_whatever_happens_to_replicas(
     """Entries of very different sizes, several segments, a bookie dead, copies damaged."""
 
     random = Random(seed)
-    async with world(sizes[0] + 2, striped(sizes)) as (nodes, ledgers):
+    async with ledger_cluster(sizes[0] + 2, striped(sizes)) as (nodes, ledgers):
         appender = await create(ledgers)
         data = [random.randbytes(random.choice([0, 3, 50, 4000])) for _ in range(120)]
         for number, each in enumerate(data):
@@ -325,7 +325,7 @@ async def test_striped_ranges_are_whole_whatever_happens_to_replicas(
 
 @pytest.mark.parametrize("entry", range(20, 30))
 async def test_a_bad_copy_in_the_midst_of_a_stripe_is_noted_at_once(entry: int) -> None:
-    async with world(5, striped((5, 3, 2))) as (nodes, ledgers):
+    async with ledger_cluster(5, striped((5, 3, 2))) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 60)
         asked: dict[int, FakeBookie] = {}
 
@@ -345,7 +345,7 @@ async def test_a_bad_copy_in_the_midst_of_a_stripe_is_noted_at_once(entry: int) 
 
 
 async def test_a_striped_read_gives_what_comes_before_an_unreadable_entry() -> None:
-    async with world(3, striped((3, 2, 2))) as (nodes, ledgers):
+    async with ledger_cluster(3, striped((3, 2, 2))) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 20)
         for bookie in nodes.bookies:
             bookie.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 11 else None

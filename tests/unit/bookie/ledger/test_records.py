@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.ledger_world import member, open_metadata
+from fakes.ledger_rig import member, open_metadata
 from support import wait_until
 
 from magnetar.bookie.ledger.errors import LedgerFenced, LedgerNotFound
@@ -29,7 +29,7 @@ def always() -> bool:
     return True
 
 
-class World:
+class RecordsRig:
     """Records over a store on which one request after the other can be made to fail."""
 
     def __init__(self, *, timeout_s: float = 2.0) -> None:
@@ -48,24 +48,24 @@ class World:
         return self.faults.pop(0) if self.faults else None
 
 
-async def create(world: World) -> None:
-    await world.records.create(NEW)
+async def create(rig: RecordsRig) -> None:
+    await rig.records.create(NEW)
 
 
-async def change(world: World) -> None:
-    await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+async def change(rig: RecordsRig) -> None:
+    await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
 
 
-async def claim(world: World) -> None:
-    assert (await world.records.claim(NEW.ledger)).state is LedgerState.IN_RECOVERY
+async def claim(rig: RecordsRig) -> None:
+    assert (await rig.records.claim(NEW.ledger)).state is LedgerState.IN_RECOVERY
 
 
-async def close(world: World) -> None:
-    await world.records.close(NEW, 4, 99)
+async def close(rig: RecordsRig) -> None:
+    await rig.records.close(NEW, 4, 99)
 
 
-async def delete(world: World) -> None:
-    await world.records.delete(NEW.ledger)
+async def delete(rig: RecordsRig) -> None:
+    await rig.records.delete(NEW.ledger)
 
 
 def closed(metadata: LedgerMetadata) -> LedgerMetadata:
@@ -82,12 +82,12 @@ WIDE = replace(
 )
 
 
-async def move(world: World) -> None:
-    assert await world.records.replace_member(NEW.ledger, 0, B[1], B[3], wanted=always) == MOVED
+async def move(rig: RecordsRig) -> None:
+    assert await rig.records.replace_member(NEW.ledger, 0, B[1], B[3], wanted=always) == MOVED
 
 
-async def widen(world: World) -> None:
-    assert await world.records.widen(closed(NEW), [B[3]], write_quorum=5, wanted=always) == WIDE
+async def widen(rig: RecordsRig) -> None:
+    assert await rig.records.widen(closed(NEW), [B[3]], write_quorum=5, wanted=always) == WIDE
 
 
 STEPS = {
@@ -107,12 +107,12 @@ async def test_t44_every_step_survives_faults_of_every_request(step: str) -> Non
     before, act, after = STEPS[step]
 
     async def once(faults: list[Fault | None]) -> None:
-        world = World()
+        rig = RecordsRig()
         if before is not None:
-            await world.elsewhere.create(before)
-        world.faults = faults
-        await act(world)
-        assert await world.elsewhere.get(NEW.ledger) == after, faults
+            await rig.elsewhere.create(before)
+        rig.faults = faults
+        await act(rig)
+        assert await rig.elsewhere.get(NEW.ledger) == after, faults
 
     for place in range(4):
         for fault in Fault:
@@ -121,44 +121,44 @@ async def test_t44_every_step_survives_faults_of_every_request(step: str) -> Non
 
 
 async def test_a_ledger_of_another_creator_under_the_same_id_is_a_bug() -> None:
-    world = World()
-    await world.records.create(replace(NEW, creator_token=99))
+    rig = RecordsRig()
+    await rig.records.create(replace(NEW, creator_token=99))
     with pytest.raises(AssertionError, match="twice"):
-        await world.records.create(NEW)
+        await rig.records.create(NEW)
 
 
 @pytest.mark.parametrize("state", ["claimed", "closed", "deleted", "other ensemble"])
 async def test_t12_an_ensemble_change_is_refused_once_somebody_else_has_the_ledger(
     state: str,
 ) -> None:
-    world = World()
-    await world.records.create(NEW)
+    rig = RecordsRig()
+    await rig.records.create(NEW)
     match state:
         case "claimed":
-            await world.elsewhere.claim(NEW.ledger)
+            await rig.elsewhere.claim(NEW.ledger)
         case "closed":
-            await world.elsewhere.close(NEW, -1, 0)
+            await rig.elsewhere.close(NEW, -1, 0)
         case "deleted":
-            await world.elsewhere.delete(NEW.ledger)
+            await rig.elsewhere.delete(NEW.ledger)
         case _:
-            await world.elsewhere.change_ensemble(NEW, 3, B[2:5], wanted=always)
-    before = await world.elsewhere.get(NEW.ledger)
+            await rig.elsewhere.change_ensemble(NEW, 3, B[2:5], wanted=always)
+    before = await rig.elsewhere.get(NEW.ledger)
     with pytest.raises(LedgerFenced):
-        await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-    assert await world.elsewhere.get(NEW.ledger) == before
+        await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    assert await rig.elsewhere.get(NEW.ledger) == before
 
 
 async def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced() -> None:
     """Its own earlier change is not visible yet behind another server."""
 
-    world = World()
-    await world.records.create(NEW)
-    first = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-    late = MemoryStore(world.tree)
+    rig = RecordsRig()
+    await rig.records.create(NEW)
+    first = await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    late = MemoryStore(rig.tree)
     await late.get(paths.ledger(NEW.ledger))
     late.fall_behind()
     records = LedgerRecords(late, timeout_s=2.0)
-    second = await world.records.change_ensemble(first, 7, B[2:5], wanted=always)
+    second = await rig.records.change_ensemble(first, 7, B[2:5], wanted=always)
     third = await records.change_ensemble(second, 9, B[:3], wanted=always)
     assert [part.first_entry for part in third.segments] == [0, 5, 7, 9]
 
@@ -167,125 +167,125 @@ async def test_w1_the_past_is_not_taken_for_the_change_that_is_wanted() -> None:
     """A to B to A, nothing confirmed between: what a lagging follower shows of the beginning looks
     like the second change, which has not been made."""
 
-    world = World()
-    await world.records.create(NEW)
-    late = MemoryStore(world.tree)
+    rig = RecordsRig()
+    await rig.records.create(NEW)
+    late = MemoryStore(rig.tree)
     await late.get(paths.ledger(NEW.ledger))
     late.fall_behind()
-    away = await world.records.change_ensemble(NEW, 0, B[1:4], wanted=always)
+    away = await rig.records.change_ensemble(NEW, 0, B[1:4], wanted=always)
     records = LedgerRecords(late, timeout_s=2.0)
     back = await records.change_ensemble(away, 0, B[:3], wanted=always)
     assert back.last_segment == NEW.last_segment
-    assert await world.elsewhere.get(NEW.ledger) == back
+    assert await rig.elsewhere.get(NEW.ledger) == back
 
 
 async def test_sealed_segments_are_taken_from_the_store() -> None:
     """Auto-recovery moved replicas of a sealed segment of the open ledger."""
 
-    world = World()
-    await world.records.create(NEW)
-    known = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    rig = RecordsRig()
+    await rig.records.create(NEW)
+    known = await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
     moved = replace(
         known, segments=(replace(known.segments[0], members=tuple(B[3:6])), known.segments[1])
     )
-    await world.store.put(paths.ledger(NEW.ledger), encode_ledger(moved), expected=1)
-    after = await world.records.change_ensemble(known, 8, B[:3], wanted=always)
+    await rig.store.put(paths.ledger(NEW.ledger), encode_ledger(moved), expected=1)
+    after = await rig.records.change_ensemble(known, 8, B[:3], wanted=always)
     assert after.segments[:2] == moved.segments
     assert after.segments[2].first_entry == 8
 
 
 async def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -> None:
-    world = World(timeout_s=0.15)
-    await world.records.create(NEW)
-    world.faults = [None, Fault.REPLY_LOST]
+    rig = RecordsRig(timeout_s=0.15)
+    await rig.records.create(NEW)
+    rig.faults = [None, Fault.REPLY_LOST]
     looks = 0
 
     def wanted() -> bool:
         nonlocal looks
         looks += 1
         if looks == 2:
-            world.store.reconnect()
+            rig.store.reconnect()
         return True
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(world.go_away_after_the_faults())
-        metadata = await world.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
+        group.create_task(rig.go_away_after_the_faults())
+        metadata = await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=wanted)
     assert looks >= 2
     assert metadata.last_segment.members == tuple(B[1:4])
 
 
 async def test_a_change_that_was_never_sent_is_known_not_to_have_happened() -> None:
-    world = World(timeout_s=0.1)
-    await world.records.create(NEW)
-    world.store.suspend()
+    rig = RecordsRig(timeout_s=0.1)
+    await rig.records.create(NEW)
+    rig.store.suspend()
     with pytest.raises(Unavailable):
-        await world.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
-    world.store.reconnect()
-    assert await world.records.get(NEW.ledger) == NEW
+        await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=always)
+    rig.store.reconnect()
+    assert await rig.records.get(NEW.ledger) == NEW
 
 
 async def test_nobody_wants_the_change_any_more() -> None:
-    world = World(timeout_s=0.1)
-    await world.records.create(NEW)
-    world.faults = [None, Fault.REQUEST_LOST]
+    rig = RecordsRig(timeout_s=0.1)
+    await rig.records.create(NEW)
+    rig.faults = [None, Fault.REQUEST_LOST]
     async with asyncio.TaskGroup() as group:
-        group.create_task(world.go_away_after_the_faults())
+        group.create_task(rig.go_away_after_the_faults())
         with pytest.raises(OutcomeUnknown):
-            await world.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
+            await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
 
 
 async def test_a_writer_closes_only_what_is_open_or_closed_just_so() -> None:
-    world = World()
-    await world.records.create(NEW)
-    first = await world.records.close(NEW, 4, 99)
-    assert await world.records.close(NEW, 4, 99) == first
+    rig = RecordsRig()
+    await rig.records.create(NEW)
+    first = await rig.records.close(NEW, 4, 99)
+    assert await rig.records.close(NEW, 4, 99) == first
     with pytest.raises(LedgerFenced):
-        await world.records.close(NEW, 3, 80)
-    await world.records.delete(NEW.ledger)
+        await rig.records.close(NEW, 3, 80)
+    await rig.records.delete(NEW.ledger)
     with pytest.raises(LedgerFenced):
-        await world.records.close(NEW, 4, 99)
-    await world.records.create(NEW)
-    await world.elsewhere.claim(NEW.ledger)
+        await rig.records.close(NEW, 4, 99)
+    await rig.records.create(NEW)
+    await rig.elsewhere.claim(NEW.ledger)
     with pytest.raises(LedgerFenced):
-        await world.records.close(NEW, 4, 99)
+        await rig.records.close(NEW, 4, 99)
 
 
 async def test_r7_a_recoverer_adopts_the_end_that_another_one_has_recorded() -> None:
-    world = World()
-    await world.records.create(NEW)
-    await world.records.claim(NEW.ledger)
-    one = await world.elsewhere.close_recovered(NEW.ledger, closed)
+    rig = RecordsRig()
+    await rig.records.create(NEW)
+    await rig.records.claim(NEW.ledger)
+    one = await rig.elsewhere.close_recovered(NEW.ledger, closed)
     merge: Callable[[LedgerMetadata], LedgerMetadata] = lambda stored: replace(  # noqa: E731
         stored, state=LedgerState.CLOSED, last_entry=EntryId(7), length=1
     )
-    assert await world.records.close_recovered(NEW.ledger, merge) == one
+    assert await rig.records.close_recovered(NEW.ledger, merge) == one
     assert one.last_entry == 4
 
 
 async def test_claims_and_closes_of_what_is_not_there() -> None:
-    world = World()
+    rig = RecordsRig()
     with pytest.raises(LedgerNotFound):
-        await world.records.claim(LedgerId(5))
+        await rig.records.claim(LedgerId(5))
     with pytest.raises(LedgerNotFound):
-        await world.records.close_recovered(LedgerId(5), closed)
-    assert await world.records.get(LedgerId(5)) is None
+        await rig.records.close_recovered(LedgerId(5), closed)
+    assert await rig.records.get(LedgerId(5)) is None
 
 
 async def test_claim_finds_a_ledger_that_the_follower_does_not_show_yet() -> None:
-    world = World()
-    late = MemoryStore(world.tree)
+    rig = RecordsRig()
+    late = MemoryStore(rig.tree)
     await late.get(paths.ledger(NEW.ledger))
     late.fall_behind()
-    await world.records.create(NEW)
+    await rig.records.create(NEW)
     claimed = await LedgerRecords(late, timeout_s=2.0).claim(NEW.ledger)
     assert claimed.state is LedgerState.IN_RECOVERY
 
 
 async def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
-    world = World()
+    rig = RecordsRig()
     grown = NEW.with_ensemble(EntryId(3), B[1:4])
-    await world.records.create(grown)
-    replaced = await world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=always)
+    await rig.records.create(grown)
+    replaced = await rig.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=always)
     assert replaced is not None
     assert [each.members for each in replaced.segments] == [(B[4], B[1], B[2]), tuple(B[1:4])]
     for first, old, new in (
@@ -293,43 +293,41 @@ async def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
         (0, B[1], B[2]),  # it sits there already
         (7, B[1], B[5]),  # no such segment
     ):
-        assert (
-            await world.records.replace_member(NEW.ledger, first, old, new, wanted=always) is None
-        )
-    assert await world.records.get(NEW.ledger) == replaced
-    assert await world.records.replace_member(LedgerId(99), 0, B[1], B[5], wanted=always) is None
+        assert await rig.records.replace_member(NEW.ledger, first, old, new, wanted=always) is None
+    assert await rig.records.get(NEW.ledger) == replaced
+    assert await rig.records.replace_member(LedgerId(99), 0, B[1], B[5], wanted=always) is None
     # While the ledger is written its last segment is its writer's.
     with pytest.raises(AssertionError, match="being written"):
-        await world.records.replace_member(NEW.ledger, 3, B[1], B[5], wanted=always)
+        await rig.records.replace_member(NEW.ledger, 3, B[1], B[5], wanted=always)
 
 
 async def test_a_repair_that_has_lost_its_lock_changes_nothing() -> None:
-    world = World()
-    await world.records.create(closed(NEW))
-    lost = world.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=lambda: False)
+    rig = RecordsRig()
+    await rig.records.create(closed(NEW))
+    lost = rig.records.replace_member(NEW.ledger, 0, B[0], B[4], wanted=lambda: False)
     assert await lost is None
-    wide = world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=lambda: False)
+    wide = rig.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=lambda: False)
     assert await wide is None
-    assert await world.records.get(NEW.ledger) == closed(NEW)
+    assert await rig.records.get(NEW.ledger) == closed(NEW)
 
 
 async def test_a_reborn_bookie_takes_its_own_seat_and_no_other() -> None:
-    world = World()
-    await world.records.create(closed(NEW))
+    rig = RecordsRig()
+    await rig.records.create(closed(NEW))
     reborn = member(1, incarnation=9)
-    assert await world.records.replace_member(NEW.ledger, 0, B[0], reborn, wanted=always) is None
-    replaced = await world.records.replace_member(NEW.ledger, 0, B[1], reborn, wanted=always)
+    assert await rig.records.replace_member(NEW.ledger, 0, B[0], reborn, wanted=always) is None
+    replaced = await rig.records.replace_member(NEW.ledger, 0, B[1], reborn, wanted=always)
     assert replaced is not None
     assert replaced.segments[0].members == (B[0], reborn, B[2])
 
 
 async def test_a_ledger_that_changed_is_not_widened() -> None:
-    world = World()
-    await world.records.create(closed(NEW))
-    await world.records.replace_member(NEW.ledger, 0, B[1], B[4], wanted=always)
-    assert await world.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=always) is None
-    stored = await world.records.get(NEW.ledger)
+    rig = RecordsRig()
+    await rig.records.create(closed(NEW))
+    await rig.records.replace_member(NEW.ledger, 0, B[1], B[4], wanted=always)
+    assert await rig.records.widen(closed(NEW), [B[3]], write_quorum=4, wanted=always) is None
+    stored = await rig.records.get(NEW.ledger)
     assert stored is not None
-    wide = await world.records.widen(stored, [B[3]], write_quorum=4, wanted=always)
+    wide = await rig.records.widen(stored, [B[3]], write_quorum=4, wanted=always)
     assert wide is not None
     assert not wide.under_replicated

@@ -4,12 +4,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from fakes.ledger_world import (
+from fakes.ledger_rig import (
     LEDGER,
     LIMITS,
-    FakeBookie,
+    LedgerRig,
     RecoveryActor,
-    World,
+    RigBookie,
     WriterActor,
     member,
     open_metadata,
@@ -427,7 +427,7 @@ def test_nothing_happens_after_the_end() -> None:
 # -- scenarios with bookies ----------------------------------------------------------------------
 
 
-def deliver_all(world: World) -> None:
+def deliver_all(world: LedgerRig) -> None:
     while world.step():
         pass
 
@@ -435,8 +435,8 @@ def deliver_all(world: World) -> None:
 def test_t2_an_add_that_lands_on_an_unfenced_bookie_is_refused() -> None:
     """The last-confirmed reads fence bookies 0 and 1 only. Entry 0 is on bookie 1; its adds to 0
     and 2 are under way. Each read fences as well: "no such entry" from 0 and 2 is final."""
-    bookies = [FakeBookie(each) for each in B[:3]]
-    world = World.build(Quorum(3, 3, 2), 3, Random(1))
+    bookies = [RigBookie(each) for each in B[:3]]
+    world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(1))
     writer = WriterActor(world)
     writer.append()
     add = writer.machine.parts(0)
@@ -455,7 +455,7 @@ def test_t2_an_add_that_lands_on_an_unfenced_bookie_is_refused() -> None:
 
 def test_t2_in_any_order_the_add_is_refused_or_included() -> None:
     for seed in range(60):
-        world = World.build(Quorum(3, 3, 2), 3, Random(seed))
+        world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(seed))
         writer = WriterActor(world)
         writer.append()
         deliver_all(world)
@@ -468,7 +468,7 @@ def test_t2_in_any_order_the_add_is_refused_or_included() -> None:
 
 
 def test_t18_a_hung_bookie_is_not_waited_for() -> None:
-    world = World.build(Quorum(3, 3, 2), 3, Random(1))
+    world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(1))
     writer = WriterActor(world)
     for _ in range(5):
         writer.append()
@@ -489,7 +489,7 @@ def test_t18_a_hung_bookie_is_not_waited_for() -> None:
 
 
 def test_t18_two_unreachable_bookies_of_three_abort() -> None:
-    world = World.build(Quorum(3, 3, 2), 3, Random(1))
+    world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(1))
     writer = WriterActor(world)
     writer.append()
     deliver_all(world)
@@ -508,7 +508,7 @@ def test_t18_two_unreachable_bookies_of_three_abort() -> None:
 
 def test_t17_write_back_fails_and_a_second_recoverer_runs_beside() -> None:
     for seed in range(60):
-        world = World.build(Quorum(3, 3, 2), 5, Random(seed))
+        world = LedgerRig.build(Quorum(3, 3, 2), 5, Random(seed))
         writer = WriterActor(world)
         for _ in range(3):
             writer.append()
@@ -532,7 +532,7 @@ def test_t17_write_back_fails_and_a_second_recoverer_runs_beside() -> None:
 def test_t19_an_entry_that_only_one_bookie_has_is_in_or_out_for_everybody() -> None:
     ends = set()
     for seed in range(40):
-        world = World.build(Quorum(3, 3, 2), 3, Random(seed))
+        world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(seed))
         writer = WriterActor(world)
         writer.append()
         world.step()  # one add arrives; the others are lost with the writer
@@ -547,7 +547,7 @@ def test_d15_a_readers_view_of_confirmed_never_gets_ahead_of_the_close() -> None
     """Only one bookie holds the unconfirmed entries 0 and 1. Recoverer A begins to write them back
     and dies, recoverer C concludes without them: nobody may have been told that 0 is confirmed."""
     for seed in range(200):
-        world = World.build(Quorum(3, 3, 2), 4, Random(seed))
+        world = LedgerRig.build(Quorum(3, 3, 2), 4, Random(seed))
         writer = WriterActor(world)
         writer.append()
         writer.append()
@@ -573,12 +573,12 @@ def test_d15_a_readers_view_of_confirmed_never_gets_ahead_of_the_close() -> None
 QUORUMS = [(3, 3, 2), (2, 2, 2), (3, 2, 2), (5, 3, 2), (3, 3, 3), (1, 1, 1), (4, 3, 2), (4, 2, 1)]
 
 
-def crowded_world(seed: int) -> tuple[World, WriterActor, list[RecoveryActor]]:
+def crowded_world(seed: int) -> tuple[LedgerRig, WriterActor, list[RecoveryActor]]:
     """A writer that changes its ensemble and closes, up to three recoverers that start any time and
     die at any step, bookies that come and go, replies that are lost (T12, T15, T16, T17)."""
     random = Random(seed)
     quorum = Quorum(*random.choice(QUORUMS))
-    world = World.build(
+    world = LedgerRig.build(
         quorum,
         quorum.ensemble_size + random.randrange(4),
         random,
@@ -628,7 +628,7 @@ def test_no_world_loses_or_invents_an_entry(start: int) -> None:
 
 
 def test_a_fenced_bookie_takes_recovery_adds_only() -> None:
-    bookie = FakeBookie(B[0])
+    bookie = RigBookie(B[0])
     machine = begun()
     machine.on_answers(0, found(0), 0.0)
     parts = machine.parts(0)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from fakes.ledger_bookies import cluster
-from fakes.ledger_lives import append, confirmed, create, payload, read_all, seated, world
+from fakes.ledger_bookies import bookie_cluster
+from fakes.ledger_lives import append, confirmed, create, ledger_cluster, payload, read_all, seated
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -36,7 +36,7 @@ QUICK = LedgerConfig(
 
 
 async def test_recovery_takes_the_ledger_from_a_live_writer() -> None:
-    async with world(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+    async with ledger_cluster(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         append(appender, 20)
         await wait_until(lambda: appender.confirmed >= 0)
@@ -64,7 +64,7 @@ async def test_recovery_takes_the_ledger_from_a_live_writer() -> None:
 
 
 async def test_r4_every_read_of_a_recovery_fences() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 5)
         await confirmed(appender)
@@ -82,7 +82,7 @@ async def test_t2_an_add_that_arrives_after_the_recovery_is_refused() -> None:
     """One bookie has the entry and is gone, two will see it only after the recoverer has concluded
     without it."""
 
-    async with world(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
+    async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         gone, *late = seated(nodes, appender)
         for bookie in late:
@@ -100,7 +100,7 @@ async def test_t2_an_add_that_arrives_after_the_recovery_is_refused() -> None:
 
 
 async def test_t4_an_empty_ledger_is_recovered_as_empty_or_not_at_all() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         appender.abandon()
         for bookie in nodes.bookies[:2]:
@@ -118,7 +118,7 @@ async def test_t4_an_empty_ledger_is_recovered_as_empty_or_not_at_all() -> None:
 
 
 async def test_t18_recovery_does_not_wait_for_a_hung_bookie() -> None:
-    async with world(3, LedgerConfig()) as (nodes, ledgers):
+    async with ledger_cluster(3, LedgerConfig()) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 5)
         await confirmed(appender)
@@ -131,7 +131,7 @@ async def test_t18_recovery_does_not_wait_for_a_hung_bookie() -> None:
 
 
 async def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_the_close() -> None:
-    async with world(4) as (nodes, ledgers):
+    async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -152,7 +152,7 @@ async def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_t
 
 
 async def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -169,7 +169,7 @@ async def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
 
 
 async def test_a_recovery_without_a_spare_tells_what_the_dead_member_lacks() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         victim = seated(nodes, appender)[2]
         append(appender)
@@ -204,13 +204,13 @@ async def test_concurrent_recoveries_agree() -> None:
         assert end is not None
         assert end >= appender.confirmed
 
-    async with world(5) as (nodes, first), nodes.process(QUICK, seed=2) as second:
+    async with ledger_cluster(5) as (nodes, first), nodes.process(QUICK, seed=2) as second:
         for _ in range(5):
             await once(first, second)
 
 
 async def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
-    async with world(3) as (nodes, ledgers), asyncio.TaskGroup() as group:
+    async with ledger_cluster(3) as (nodes, ledgers), asyncio.TaskGroup() as group:
         for cut in range(1, 30, 2):
             appender = await create(ledgers)
             append(appender, 4)
@@ -226,7 +226,7 @@ async def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
 
 
 async def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
         append(appender, 2)
         await confirmed(appender)
@@ -249,7 +249,7 @@ async def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
 async def test_whoever_waits_for_a_recovery_is_told_when_the_process_stops(begun: bool) -> None:
     """Told, not cancelled: it did not ask for that. Also when the work had not begun yet."""
 
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         async with nodes.process(QUICK) as ledgers:
             appender = await create(ledgers)
             append(appender, 2)
@@ -276,7 +276,7 @@ async def test_whoever_waits_for_a_recovery_is_told_when_the_process_stops(begun
 async def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
     """A topic that left this broker and came back, faster than its former appender noticed."""
 
-    async with world(3) as (_, ledgers):
+    async with ledger_cluster(3) as (_, ledgers):
         zombie = await create(ledgers)
         append(zombie, 10)
         await wait_until(lambda: zombie.confirmed >= 0)
@@ -305,7 +305,7 @@ async def live(seed: int) -> tuple[int, int]:
         quorum_timeout_s=20.0,
     )
     async with (
-        cluster(sizes[0] + random.randrange(3)) as nodes,
+        bookie_cluster(sizes[0] + random.randrange(3)) as nodes,
         nodes.process(config, seed=1) as ledgers,
         nodes.process(config, seed=2) as others,
     ):
@@ -349,7 +349,7 @@ async def test_lives_of_writers_among_bookies_that_die(start: int) -> None:
 
 
 async def test_t36_a_damaged_replica_is_passed_over() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -364,7 +364,7 @@ async def test_t36_a_damaged_replica_is_passed_over() -> None:
 
 
 async def test_t37_another_entrys_bytes_are_not_taken() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -382,7 +382,7 @@ async def test_t37_another_entrys_bytes_are_not_taken() -> None:
 
 
 async def test_reads_fall_back_from_dead_and_hanging_bookies() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -402,7 +402,7 @@ async def test_reads_fall_back_from_dead_and_hanging_bookies() -> None:
 
 
 async def test_an_entry_that_nobody_has_is_named_missing() -> None:
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender)
         await confirmed(appender)
@@ -417,7 +417,7 @@ async def test_an_entry_that_nobody_has_is_named_missing() -> None:
 
 
 async def test_t45_replicas_that_moved_are_found_by_reading_the_metadata_again() -> None:
-    async with world(6) as (nodes, ledgers):
+    async with ledger_cluster(6) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
         await confirmed(appender)
@@ -437,7 +437,7 @@ async def test_t45_replicas_that_moved_are_found_by_reading_the_metadata_again()
 async def test_striped_ledgers_are_read_across_their_stripes() -> None:
     config = LedgerConfig(ensemble_size=4, write_quorum=2, ack_quorum=2, connect_timeout_s=0.3)
 
-    async with world(6, config) as (nodes, ledgers):
+    async with ledger_cluster(6, config) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 10)
         await confirmed(appender)
@@ -460,7 +460,7 @@ async def test_striped_ledgers_are_read_across_their_stripes() -> None:
 async def test_appenders_wait_for_room() -> None:
     config = LedgerConfig(unconfirmed_bytes_max=1 << 20)
 
-    async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
+    async with ledger_cluster(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
         appender = await create(ledgers)
         for bookie in nodes.bookies:
             bookie.may_ack.clear()
@@ -482,7 +482,7 @@ async def test_appenders_wait_for_room() -> None:
 async def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_go() -> None:
     config = LedgerConfig(lag_bytes_max=1 << 20, connect_timeout_s=0.3)
 
-    async with world(4, config) as (nodes, ledgers):
+    async with ledger_cluster(4, config) as (nodes, ledgers):
         appender = await create(ledgers)
         slow = seated(nodes, appender)[0]
         slow.may_ack.clear()
@@ -501,7 +501,7 @@ async def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_
 async def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
     config = LedgerConfig(retained_bytes_max=1 << 20)
 
-    async with world(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
+    async with ledger_cluster(3, config) as (nodes, ledgers), asyncio.TaskGroup() as group:
         one, two = await create(ledgers), await create(ledgers)
         for bookie in nodes.bookies:
             bookie.may_ack.clear()
@@ -520,7 +520,7 @@ async def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
 
 async def test_stopping_leaves_no_task_behind() -> None:
     before = asyncio.all_tasks()
-    async with world(3) as (nodes, ledgers):
+    async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         for bookie in nodes.bookies:
             bookie.may_ack.clear()
@@ -534,7 +534,7 @@ async def test_stopping_leaves_no_task_behind() -> None:
 
 
 async def test_a_store_that_answers_nothing_is_a_named_error() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         faults: list[Fault] = []
         store = MemoryStore(
             nodes.tree, faults=lambda op, _: faults[0] if faults and op == "put" else None

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from fakes.ledger_world import LEDGER, World, WriterActor, member, payload_of, recover_fully
+from fakes.ledger_rig import LEDGER, LedgerRig, WriterActor, member, payload_of, recover_fully
 
 from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.ledger.verdict import ADD_VERDICTS, AddVerdict
@@ -536,7 +536,7 @@ def writer_world(seed: int) -> WriterActor:
     """Bookies come and go, messages are lost; the writer alone, nobody recovers."""
     random = Random(seed)
     quorum = Quorum(*random.choice(QUORUMS))
-    world = World.build(
+    world = LedgerRig.build(
         quorum,
         quorum.ensemble_size + random.randrange(4),
         random,
@@ -604,7 +604,7 @@ def check_missed(actor: WriterActor) -> int:
 
 
 def test_a_read_only_bookie_is_replaced_at_once() -> None:
-    world = World.build(Quorum(3, 3, 2), 4, Random(1))
+    world = LedgerRig.build(Quorum(3, 3, 2), 4, Random(1))
     actor = WriterActor(world)
     seated = actor.machine.ensemble[1]
     world.bookies[seated].read_only = True
@@ -617,7 +617,7 @@ def test_a_read_only_bookie_is_replaced_at_once() -> None:
 
 
 def test_t42_a_zombie_writer_confirms_nothing_after_a_recovery() -> None:
-    world = World.build(Quorum(3, 3, 2), 5, Random(2))
+    world = LedgerRig.build(Quorum(3, 3, 2), 5, Random(2))
     actor = WriterActor(world)
     for _ in range(3):
         actor.append()

@@ -2,7 +2,7 @@
 and ensembles that are changed in vain."""
 
 import pytest
-from fakes.ledger_world import member
+from fakes.ledger_rig import member
 
 from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.ledger.writer import (

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
 from fakes.repairs import auditing, bake_cookies, drain, lose, metadata_of, replicating, written
 from support import wait_until
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SOON = RepairConfig(lost_bookie_delay_s=600, check_period_s=1000, audit_period_s=100_000)
 
 
-async def marked(nodes: Cluster) -> dict[LedgerId, UnderReplication]:
+async def marked(nodes: BookieCluster) -> dict[LedgerId, UnderReplication]:
     marks = Marks(nodes.store, SystemClock())
     found = {}
     async for ledger in marks.list():
@@ -40,7 +40,7 @@ async def marked(nodes: Cluster) -> dict[LedgerId, UnderReplication]:
     return found
 
 
-async def lost(nodes: Cluster) -> dict[LedgerId, frozenset[Member]]:
+async def lost(nodes: BookieCluster) -> dict[LedgerId, frozenset[Member]]:
     return {ledger: what.lost for ledger, what in (await marked(nodes)).items()}
 
 
@@ -55,7 +55,7 @@ async def audited(auditor: Auditor, *, times: int = 1) -> None:
 
 
 async def test_t29_a_bookie_that_stays_away_is_marked_after_the_delay() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = [await written(ledgers, 3) for _ in range(12)]
         async with auditing(nodes, SOON) as auditor:
@@ -71,7 +71,7 @@ async def test_t29_a_bookie_that_stays_away_is_marked_after_the_delay() -> None:
 
 
 async def test_t29_a_bookie_that_returns_in_time_is_not_marked() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 3)
         async with auditing(nodes, SOON) as auditor:
@@ -86,7 +86,7 @@ async def test_t29_a_bookie_that_returns_in_time_is_not_marked() -> None:
 
 
 async def test_t29_mass_loss_marks_nothing_until_it_is_over() -> None:
-    async with cluster(6) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(6) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         for _ in range(6):
             await written(ledgers, 3)
@@ -108,7 +108,7 @@ async def test_t29_mass_loss_marks_nothing_until_it_is_over() -> None:
 
 
 async def test_a_former_incarnation_is_marked_at_once() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers, asyncio.TaskGroup() as group:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers, asyncio.TaskGroup() as group:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
         async with auditing(nodes, SOON) as auditor:
@@ -133,7 +133,7 @@ async def test_a_former_incarnation_is_marked_at_once() -> None:
 async def test_a_bookie_that_nobody_knows_any_more_is_lost_and_one_that_just_joined_is_not() -> (
     None
 ):
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
         gone = nodes.bookie(made.segments[0].members[0])
@@ -150,7 +150,7 @@ async def test_a_bookie_that_nobody_knows_any_more_is_lost_and_one_that_just_joi
 
 
 async def test_what_an_operator_decommissions_is_marked_though_it_serves() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
         leaving = made.segments[0].members[0]
@@ -164,7 +164,7 @@ async def test_what_an_operator_decommissions_is_marked_though_it_serves() -> No
 
 async def test_holes_are_found_in_the_midst_of_a_segment_and_filled() -> None:
     striped = LedgerConfig(ensemble_size=4, write_quorum=3, ack_quorum=2)
-    async with cluster(4) as nodes, nodes.process(striped) as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process(striped) as ledgers:
         await bake_cookies(nodes)
         made = [await written(ledgers, 30) for _ in range(3)]
         member, other = made[1].segments[0].members[2], made[2].segments[0].members[0]
@@ -192,7 +192,7 @@ async def test_holes_are_found_in_the_midst_of_a_segment_and_filled() -> None:
 
 
 async def test_a_bookie_that_is_busy_or_away_is_not_suspected() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 5)
         nodes.bookies[0].kill()  # and is listed still
@@ -203,7 +203,7 @@ async def test_a_bookie_that_is_busy_or_away_is_not_suspected() -> None:
 
 
 async def test_the_rota_goes_on_where_the_last_auditor_was() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = [await written(ledgers, 1) for _ in range(10)]
         await nodes.store.put(paths.CHECKED, b"what is this", expected=ABSENT)
@@ -223,7 +223,7 @@ async def test_a_round_that_began_with_one_ledger_does_not_take_a_period_for_eac
     None
 ):
     config = replace(SOON, audit_period_s=10)
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 3)
         async with auditing(nodes, config) as auditor:
@@ -236,7 +236,7 @@ async def test_a_round_that_began_with_one_ledger_does_not_take_a_period_for_eac
 
 
 async def test_a_round_over_no_ledgers_lasts_as_long_as_any_other() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         await bake_cookies(nodes)
         rounds: list[float] = []
         loop = asyncio.get_running_loop()
@@ -248,7 +248,7 @@ async def test_a_round_over_no_ledgers_lasts_as_long_as_any_other() -> None:
 
 
 async def test_a_narrow_ledger_is_marked_once_there_are_bookies_for_it() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await lose(nodes, nodes.bookies[2])
         await wait_until(lambda: not ledgers.full_ensemble_possible())
@@ -267,7 +267,7 @@ async def test_a_narrow_ledger_is_marked_once_there_are_bookies_for_it() -> None
 
 
 async def test_one_of_several_audits_and_another_takes_over() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 1)
         async with (
@@ -286,7 +286,7 @@ async def test_one_of_several_audits_and_another_takes_over() -> None:
 async def test_a_term_begins_with_new_patience() -> None:
     """What an auditor saw in an earlier term says nothing of what has been since."""
 
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         for _ in range(4):
             await written(ledgers, 3)
@@ -311,7 +311,7 @@ async def test_a_term_begins_with_new_patience() -> None:
 
 
 async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_left_out() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 3)
         for each in nodes.bookies:
@@ -326,7 +326,7 @@ async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_l
 
 
 async def test_an_unreadable_record_stops_nothing() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
         await nodes.store.put(paths.ledger(LedgerId(7)), b"what is this", expected=ABSENT)
@@ -339,7 +339,7 @@ async def test_an_unreadable_record_stops_nothing() -> None:
 
 
 async def test_the_store_going_away_puts_an_audit_off() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
         async with auditing(nodes, RepairConfig(lost_bookie_delay_s=30)) as auditor:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.ledger_bookies import Cluster, cluster
+from fakes.ledger_bookies import BookieCluster, bookie_cluster
 from fakes.repairs import (
     bake_cookies,
     lose,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def founded(bookies: int) -> AsyncIterator[Cluster]:
-    async with cluster(bookies) as nodes:
+async def founded(bookies: int) -> AsyncIterator[BookieCluster]:
+    async with bookie_cluster(bookies) as nodes:
         await nodes.store.put(paths.CLUSTER, encode_cluster("c" * 32), expected=ABSENT)
         await bake_cookies(nodes)
         yield nodes
@@ -128,7 +128,7 @@ async def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() 
 class Restarting(MemoryStore):
     """Once armed: as soon as the bookie has been found to be down, it starts again."""
 
-    def __init__(self, nodes: Cluster, bookie: FakeBookie) -> None:
+    def __init__(self, nodes: BookieCluster, bookie: FakeBookie) -> None:
         super().__init__(nodes.tree)
         self.armed = False
         self._nodes = nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.ledger_bookies import Cluster, cluster
+from fakes.ledger_bookies import BookieCluster, bookie_cluster
 from fakes.repairs import (
     auditing,
     bake_cookies,
@@ -34,7 +34,7 @@ async def found(store: MemoryStore) -> None:
     await store.put(paths.CLUSTER, encode_cluster("c" * 32), expected=ABSENT)
 
 
-async def marks_of(nodes: Cluster) -> list[int]:
+async def marks_of(nodes: BookieCluster) -> list[int]:
     return [ledger async for ledger in Marks(nodes.store, ManualClock()).list()]
 
 
@@ -87,7 +87,7 @@ async def test_what_is_not_known_or_cannot_be_read_is_a_pause() -> None:
 
 
 async def test_nobody_is_given_up_during_a_pause_and_patience_begins_anew() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await found(nodes.store)
         await bake_cookies(nodes)
         for _ in range(4):
@@ -108,7 +108,7 @@ async def test_nobody_is_given_up_during_a_pause_and_patience_begins_anew() -> N
 
 
 async def test_no_copy_is_begun_during_a_pause() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await found(nodes.store)
         before = await written(ledgers, 3)
         dead = nodes.bookie(before.segments[0].members[0])
@@ -126,7 +126,7 @@ async def test_no_copy_is_begun_during_a_pause() -> None:
 
 
 async def test_a_repair_that_is_under_way_ends_with_the_copy_that_it_makes() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await found(nodes.store)
         before = [await written(ledgers, 3) for _ in range(8)]
         dead = nodes.bookies[0]

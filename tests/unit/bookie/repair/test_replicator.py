@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
 from fakes.repairs import held, lose, metadata_of, payload_of, replicating, written
 from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.repair import replicator as replicator_module
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.plan import sealed, striped
@@ -40,17 +39,17 @@ if TYPE_CHECKING:
 STRIPED = LedgerConfig(ensemble_size=4, write_quorum=3, ack_quorum=2)
 
 
-def marks_of(nodes: Cluster) -> Marks:
+def marks_of(nodes: BookieCluster) -> Marks:
     return Marks(nodes.store, SystemClock())
 
 
-async def unmarked(nodes: Cluster, ledger: LedgerId, *, within_s: float = 60.0) -> None:
+async def unmarked(nodes: BookieCluster, ledger: LedgerId, *, within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while await marks_of(nodes).get(ledger) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-async def noted(nodes: Cluster, ledger: LedgerId, text: str) -> None:
+async def noted(nodes: BookieCluster, ledger: LedgerId, text: str) -> None:
     """Until the mark tells such a reason."""
     async with asyncio.timeout(60):
         while True:
@@ -61,7 +60,7 @@ async def noted(nodes: Cluster, ledger: LedgerId, text: str) -> None:
 
 
 async def one_lost(
-    nodes: Cluster, ledgers: Ledgers
+    nodes: BookieCluster, ledgers: Ledgers
 ) -> tuple[LedgerMetadata, FakeBookie, FakeBookie]:
     """On four bookies: a ledger of 20 entries, a member of it that is dead, and the spare one."""
     before = await written(ledgers, 20)
@@ -71,7 +70,7 @@ async def one_lost(
     return before, dead, spare
 
 
-def check_whole(nodes: Cluster, metadata: LedgerMetadata) -> None:
+def check_whole(nodes: BookieCluster, metadata: LedgerMetadata) -> None:
     """Every member has all that is striped to its seat, and every copy of an entry is the same."""
     for first, last, segment in sealed(metadata):
         for seat, member in enumerate(segment.members):
@@ -91,7 +90,7 @@ def check_whole(nodes: Cluster, metadata: LedgerMetadata) -> None:
 async def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(
     sizes: LedgerConfig | None,
 ) -> None:
-    async with cluster(5) as nodes, nodes.process(sizes) as ledgers:
+    async with bookie_cluster(5) as nodes, nodes.process(sizes) as ledgers:
         before = await written(ledgers, 50)
         members = before.segments[0].members
         dead = nodes.bookie(members[1])
@@ -114,7 +113,7 @@ async def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(
 
 
 async def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         whole = await written(ledgers, 10)
         members = whole.segments[0].members
         # Its writer had changed the ensemble, and confirmed nothing afterwards.
@@ -136,7 +135,7 @@ async def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
 
 
 async def test_an_empty_ledger_is_moved_too() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 0)
         dead = nodes.bookie(before.segments[0].members[2])
         await lose(nodes, dead)
@@ -148,7 +147,7 @@ async def test_an_empty_ledger_is_moved_too() -> None:
 
 
 async def test_two_lost_members_of_one_segment() -> None:
-    async with cluster(5) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(5) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         dead = [nodes.bookie(member) for member in before.segments[0].members[:2]]
         for each in dead:
@@ -162,7 +161,7 @@ async def test_two_lost_members_of_one_segment() -> None:
 
 
 async def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         wiped = nodes.bookies[1]
         await lose(nodes, wiped)
@@ -181,7 +180,7 @@ async def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare()
 
 
 async def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         members = before.segments[0].members
         dead, *others = (nodes.bookie(member) for member in members)
@@ -200,7 +199,7 @@ async def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> Non
 
 
 async def test_an_unreadable_entry_of_another_stripe_stops_nothing() -> None:
-    async with cluster(5) as nodes, nodes.process(STRIPED) as ledgers:
+    async with bookie_cluster(5) as nodes, nodes.process(STRIPED) as ledgers:
         before = await written(ledgers, 40)
         dead = nodes.bookie(before.segments[0].members[1])
         await lose(nodes, dead)
@@ -221,7 +220,7 @@ def refuse(code: BookieCode) -> Callable[[Add], BookieCode | None]:
 
 @pytest.mark.parametrize("how", ["refuses", "dies", "silent"])
 async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str) -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
 
         def die(add: Add) -> None:
@@ -248,7 +247,7 @@ async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str)
 async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
     """Each change of the list is a reason to try. Together they are none to wait for minutes."""
 
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
         spare.judge_add = refuse(BookieCode.OVERLOADED)
         await marks_of(nodes).mark_lost(before.ledger, [dead.member])
@@ -266,7 +265,7 @@ async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> 
 
 
 async def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
-    async with cluster(5) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(5) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         first, second = (nodes.bookie(member) for member in before.segments[0].members[:2])
         await lose(nodes, first)
@@ -288,7 +287,7 @@ async def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
 
 
 async def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
         spare.may_ack.clear()
         await marks_of(nodes).mark_lost(before.ledger, [dead.member])
@@ -309,7 +308,7 @@ async def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
 
 
 async def test_a_bookie_that_came_back_needs_nothing() -> None:
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         member = before.segments[0].members[0]
         await marks_of(nodes).mark_lost(before.ledger, [member])
@@ -320,7 +319,7 @@ async def test_a_bookie_that_came_back_needs_nothing() -> None:
 
 
 async def test_the_mark_of_a_deleted_ledger_goes() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 3)
         await marks_of(nodes).mark_lost(before.ledger, before.segments[0].members[:1])
         await ledgers.delete(before.ledger)
@@ -329,7 +328,7 @@ async def test_the_mark_of_a_deleted_ledger_goes() -> None:
 
 
 async def test_bad_copies_are_written_again_where_they_were() -> None:
-    async with cluster(4) as nodes, nodes.process(STRIPED) as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process(STRIPED) as ledgers:
         before = await written(ledgers, 40)
         member = before.segments[0].members[2]
         stored = nodes.bookie(member).ledgers[before.ledger].entries
@@ -345,7 +344,7 @@ async def test_bad_copies_are_written_again_where_they_were() -> None:
         check_whole(nodes, before)
 
 
-async def narrow_ledger(nodes: Cluster) -> LedgerMetadata:
+async def narrow_ledger(nodes: BookieCluster) -> LedgerMetadata:
     """Made while one bookie of three was away."""
     await lose(nodes, nodes.bookies[2])
     async with nodes.process() as ledgers:
@@ -358,7 +357,7 @@ async def narrow_ledger(nodes: Cluster) -> LedgerMetadata:
 
 
 async def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_metadata() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         before = await narrow_ledger(nodes)
         await marks_of(nodes).mark_narrow(before.ledger)
         async with replicating(nodes):
@@ -379,7 +378,7 @@ async def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_me
             ]
 
 
-async def open_with_a_loss(nodes: Cluster) -> tuple[LedgerMetadata, FakeBookie]:
+async def open_with_a_loss(nodes: BookieCluster) -> tuple[LedgerMetadata, FakeBookie]:
     """A ledger that was never closed, by a writer that is dead, and one of its bookies is lost."""
     async with nodes.process() as ledgers:
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
@@ -393,7 +392,7 @@ async def open_with_a_loss(nodes: Cluster) -> tuple[LedgerMetadata, FakeBookie]:
 
 
 async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_sooner() -> None:
-    async with cluster(4) as nodes:
+    async with bookie_cluster(4) as nodes:
         before, dead = await open_with_a_loss(nodes)
         await marks_of(nodes).mark_lost(before.ledger, [dead.member])
         async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
@@ -409,12 +408,8 @@ async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_soo
         check_whole(nodes, after)
 
 
-async def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replicator_module, "MARKS_KEPT_MAX", 1)
-
-    async with cluster(4) as nodes:
+async def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are() -> None:
+    async with bookie_cluster(4) as nodes:
         before, dead = await open_with_a_loss(nodes)
         marks = marks_of(nodes)
         await marks.mark_lost(before.ledger, [dead.member])
@@ -422,14 +417,15 @@ async def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are(
             path = paths.ledger(LedgerId(number))
             await nodes.store.put(path, b"what is this", expected=ABSENT)
             await marks.mark_narrow(LedgerId(number))
-        async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
+        config = RepairConfig(open_grace_s=300)
+        async with replicating(nodes, config, marks_kept_max=1) as replicator:
             await asyncio.sleep(3000)
             assert replicator.marked >= 15
             assert replicator.counts.ledgers_recovered == 1
 
 
 async def test_a_ledger_is_not_taken_from_its_writer_when_nothing_is_gained() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         before, dead = await open_with_a_loss(nodes)
         await marks_of(nodes).mark_lost(before.ledger, [dead.member])
         async with replicating(nodes, RepairConfig(open_grace_s=60)):
@@ -438,7 +434,7 @@ async def test_a_ledger_is_not_taken_from_its_writer_when_nothing_is_gained() ->
 
 
 async def test_t30_a_writer_that_lives_replaces_the_bookie_and_keeps_its_ledger() -> None:
-    async with cluster(5) as nodes, nodes.process() as ledgers, replicating(nodes) as there:
+    async with bookie_cluster(5) as nodes, nodes.process() as ledgers, replicating(nodes) as there:
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
         for entry in range(5):
             appender.append_nowait([[payload_of(entry)]])
@@ -455,7 +451,7 @@ async def test_t30_a_writer_that_lives_replaces_the_bookie_and_keeps_its_ledger(
 
 
 async def test_several_replicators_do_each_ledger_once() -> None:
-    async with cluster(5) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(5) as nodes, nodes.process() as ledgers:
         made = [await written(ledgers, 5) for _ in range(40)]
         dead = nodes.bookies[0]
         await lose(nodes, dead)
@@ -476,7 +472,7 @@ async def test_several_replicators_do_each_ledger_once() -> None:
 
 async def test_copying_keeps_to_its_rate() -> None:
     loop = asyncio.get_running_loop()
-    async with cluster(4) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 80, size=100_000)
         dead = nodes.bookie(before.segments[0].members[0])
         await lose(nodes, dead)

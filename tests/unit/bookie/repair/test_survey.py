@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.ledger_bookies import Cluster, FakeBookie, cluster
+from fakes.ledger_bookies import BookieCluster, FakeBookie, bookie_cluster
 from fakes.repairs import bake_cookies, drain, lose, written
 
 from magnetar.bookie.ledger.errors import LedgerNotFound
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 
-def opener(nodes: Cluster) -> object:
+def opener(nodes: BookieCluster) -> object:
     def open_peer(member: Member, address: BookieAddress) -> BookiePeer:
         assert address == BookieAddress(f"{member.bookie}:3181", f"{member.bookie}:3182")
         return nodes.bookie(member)
@@ -37,13 +37,13 @@ def opener(nodes: Cluster) -> object:
     return open_peer
 
 
-async def founded(nodes: Cluster) -> None:
+async def founded(nodes: BookieCluster) -> None:
     await nodes.store.put(paths.CLUSTER, encode_cluster("c" * 32), expected=ABSENT)
     await bake_cookies(nodes)
 
 
 async def test_bookies_in_every_state() -> None:
-    async with cluster(6) as nodes:
+    async with bookie_cluster(6) as nodes:
         await founded(nodes)
         async with nodes.process() as ledgers:
             made = [await written(ledgers, 2) for _ in range(8)]
@@ -81,7 +81,7 @@ async def test_bookies_in_every_state() -> None:
 
 
 async def test_a_former_incarnation_is_named_as_long_as_a_ledger_names_it() -> None:
-    async with cluster(3) as nodes:
+    async with bookie_cluster(3) as nodes:
         await founded(nodes)
         async with nodes.process() as ledgers:
             made = await written(ledgers, 2)
@@ -102,7 +102,7 @@ async def test_a_former_incarnation_is_named_as_long_as_a_ledger_names_it() -> N
 
 
 async def test_a_ledger_shows_which_copies_are_there() -> None:
-    async with cluster(4) as nodes:
+    async with bookie_cluster(4) as nodes:
         await founded(nodes)
         async with nodes.process() as ledgers:
             made = await written(ledgers, 10)
@@ -135,7 +135,7 @@ async def test_a_ledger_shows_which_copies_are_there() -> None:
 
 
 async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
-    async with cluster(3) as nodes, nodes.process() as ledgers:
+    async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await founded(nodes)
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
         appender.append_nowait([[b"x"]])
@@ -161,7 +161,7 @@ async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
 
 
 async def test_what_is_not_there_is_named() -> None:
-    async with cluster(1) as nodes:
+    async with bookie_cluster(1) as nodes:
         with pytest.raises(NoSuchCluster):
             await survey_bookies(MemoryStore(), opener(nodes))  # type: ignore[arg-type]
         await founded(nodes)

@@ -22,7 +22,9 @@ FAILURE = StorageFailed("sync", "Input/output error")
 
 
 @dataclass
-class World:
+class CommitRig:
+    """A group commit over a store and a thread that the test holds and breaks."""
+
     commit: GroupCommit
     storage: FaultyStorage
     thread: GatedThread
@@ -36,7 +38,7 @@ class World:
 
 
 @asynccontextmanager
-async def committing(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World]:
+async def committing(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[CommitRig]:
     storage, thread = FaultyStorage(), GatedThread()
     noted: list[int] = []
     deaths: list[StorageFailed] = []
@@ -47,7 +49,7 @@ async def committing(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World
         die=deaths.append,
         pending_bytes_max=pending_bytes_max,
     )
-    built = World(commit, storage, thread, noted, deaths, [])
+    built = CommitRig(commit, storage, thread, noted, deaths, [])
 
     async def commit_until_death() -> None:
         with suppress(StorageFailed):
@@ -64,125 +66,125 @@ async def committing(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[World
 
 @pytest.mark.real_loop
 async def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
-    async with committing() as world:
-        world.thread.open = False
-        world.add(0, "a")
-        await wait_until(lambda: world.thread.held)
-        assert world.storage.entry(1, 0) is not None  # visible at once
-        assert (world.done, world.noted) == ([], [])
-        world.thread.release()
-        await wait_until(lambda: world.done == ["a"])
-        assert world.noted == [1]
-        assert world.storage.unsynced == 0
+    async with committing() as rig:
+        rig.thread.open = False
+        rig.add(0, "a")
+        await wait_until(lambda: rig.thread.held)
+        assert rig.storage.entry(1, 0) is not None  # visible at once
+        assert (rig.done, rig.noted) == ([], [])
+        rig.thread.release()
+        await wait_until(lambda: rig.done == ["a"])
+        assert rig.noted == [1]
+        assert rig.storage.unsynced == 0
 
 
 @pytest.mark.real_loop
 async def test_all_that_gathers_during_a_sync_is_one_group() -> None:
-    async with committing() as world:
-        world.thread.open = False
-        world.add(0, "a")
-        await wait_until(lambda: world.thread.held)
+    async with committing() as rig:
+        rig.thread.open = False
+        rig.add(0, "a")
+        await wait_until(lambda: rig.thread.held)
         for entry in range(1, 100):
-            world.add(entry, "b")
+            rig.add(entry, "b")
         await settle()
-        assert world.storage.syncs == 0
-        world.thread.release()
-        await wait_until(lambda: world.done == ["a"])
-        await wait_until(lambda: world.thread.held)
-        world.thread.release()
-        await wait_until(lambda: len(world.done) == 100)
-        assert world.storage.syncs == 2
-        assert world.noted == [1, 100]
+        assert rig.storage.syncs == 0
+        rig.thread.release()
+        await wait_until(lambda: rig.done == ["a"])
+        await wait_until(lambda: rig.thread.held)
+        rig.thread.release()
+        await wait_until(lambda: len(rig.done) == 100)
+        assert rig.storage.syncs == 2
+        assert rig.noted == [1, 100]
 
 
 @pytest.mark.real_loop
 async def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
     """The classic bug: acknowledging with a sync that was under way already."""
 
-    async with committing() as world:
-        world.thread.open = False
-        world.add(0, "a")
-        await wait_until(lambda: world.thread.held)
-        world.add(1, "b")
-        world.thread.release()
-        await wait_until(lambda: world.done == ["a"])
+    async with committing() as rig:
+        rig.thread.open = False
+        rig.add(0, "a")
+        await wait_until(lambda: rig.thread.held)
+        rig.add(1, "b")
+        rig.thread.release()
+        await wait_until(lambda: rig.done == ["a"])
         await settle()
-        assert world.done == ["a"]
-        assert world.noted == [1]
+        assert rig.done == ["a"]
+        assert rig.noted == [1]
 
 
 @pytest.mark.real_loop
 async def test_waiting_without_having_written_waits_for_a_sync_all_the_same() -> None:
-    async with committing() as world:
-        await world.commit.wait_durable()
-        assert world.storage.syncs == 1
+    async with committing() as rig:
+        await rig.commit.wait_durable()
+        assert rig.storage.syncs == 1
 
 
 @pytest.mark.real_loop
 async def test_a_large_write_goes_in_batches_and_in_order() -> None:
-    async with committing() as world:
+    async with committing() as rig:
         puts = [(entry_key(1, entry), bytes(100_000)) for entry in range(7)]
         puts.insert(4, (entry_key(2, 0), bytes(BATCH_BYTES_MAX * 3)))
-        world.commit.write(puts)
-        assert [put for batch in world.storage.batches for put in batch] == puts
-        assert [len(batch) for batch in world.storage.batches] == [3, 2, 3]
-        sizes = [sum(len(k) + len(v) for k, v in batch) for batch in world.storage.batches]
-        assert world.commit.pending_bytes == sum(sizes)
-        await world.commit.wait_durable()
-        assert world.commit.pending_bytes == 0
+        rig.commit.write(puts)
+        assert [put for batch in rig.storage.batches for put in batch] == puts
+        assert [len(batch) for batch in rig.storage.batches] == [3, 2, 3]
+        sizes = [sum(len(k) + len(v) for k, v in batch) for batch in rig.storage.batches]
+        assert rig.commit.pending_bytes == sum(sizes)
+        await rig.commit.wait_durable()
+        assert rig.commit.pending_bytes == 0
 
 
 @pytest.mark.real_loop
 async def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
-    async with committing(pending_bytes_max=1000) as world:
-        world.thread.open = False
-        world.add(0, "a", size=600)
-        await world.commit.wait_room()
-        await wait_until(lambda: world.thread.held)
-        world.add(1, "b", size=600)
+    async with committing(pending_bytes_max=1000) as rig:
+        rig.thread.open = False
+        rig.add(0, "a", size=600)
+        await rig.commit.wait_room()
+        await wait_until(lambda: rig.thread.held)
+        rig.add(1, "b", size=600)
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(world.commit.wait_room())
+            waiting = group.create_task(rig.commit.wait_room())
             await settle()
             assert not waiting.done()
-            world.thread.release()  # the first group; the second is begun
-        assert world.commit.pending_bytes < 1000
+            rig.thread.release()  # the first group; the second is begun
+        assert rig.commit.pending_bytes < 1000
 
 
 @pytest.mark.real_loop
 async def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
-    async with committing() as world:
-        world.thread.open = False
-        world.add(0, "a")
-        await wait_until(lambda: world.thread.held)
-        world.add(1, "b")
-        world.storage.failing["sync"] = FAILURE
-        world.thread.release()
-        await wait_until(lambda: world.deaths)
-        world.storage.failing.clear()  # a second sync would succeed: it must not be tried
-        world.thread.open = True
+    async with committing() as rig:
+        rig.thread.open = False
+        rig.add(0, "a")
+        await wait_until(lambda: rig.thread.held)
+        rig.add(1, "b")
+        rig.storage.failing["sync"] = FAILURE
+        rig.thread.release()
+        await wait_until(lambda: rig.deaths)
+        rig.storage.failing.clear()  # a second sync would succeed: it must not be tried
+        rig.thread.open = True
         await settle()
-        assert world.deaths == [FAILURE]
-        assert (world.done, world.noted, world.storage.syncs) == ([], [], 0)
+        assert rig.deaths == [FAILURE]
+        assert (rig.done, rig.noted, rig.storage.syncs) == ([], [], 0)
         with pytest.raises(StorageFailed):
-            world.commit.write([(entry_key(1, 2), b"v")])
+            rig.commit.write([(entry_key(1, 2), b"v")])
         with pytest.raises(StorageFailed):
-            await world.commit.wait_durable()
+            await rig.commit.wait_durable()
         with pytest.raises(StorageFailed):
-            await world.commit.wait_room()
+            await rig.commit.wait_room()
 
 
 @pytest.mark.real_loop
 async def test_a_failed_write_dies() -> None:
-    async with committing() as world:
-        world.storage.failing["write"] = StorageFailed("write", "No space left on device")
+    async with committing() as rig:
+        rig.storage.failing["write"] = StorageFailed("write", "No space left on device")
         with pytest.raises(StorageFailed, match="No space left"):
-            world.add(0, "a")
-        world.storage.failing.clear()
+            rig.add(0, "a")
+        rig.storage.failing.clear()
         with pytest.raises(StorageFailed, match="No space left"):
-            world.add(1, "b")
+            rig.add(1, "b")
         await settle()
-        assert len(world.deaths) == 1
-        assert world.done == []
+        assert len(rig.deaths) == 1
+        assert rig.done == []
 
 
 @pytest.mark.real_loop

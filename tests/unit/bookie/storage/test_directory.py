@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookies import crash_image
-from fakes.directories import COOKIE, Cluster, flip, foreign_store, killed_directory
+from fakes.directories import COOKIE, DirectoryCluster, flip, foreign_store, killed_directory
 from support import run
 
 from magnetar.bookie import errors
-from magnetar.bookie.storage import layout
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.format import (
     DirectoryState,
     decode_identity,
     encode_identity,
 )
-from magnetar.bookie.storage.layout import IDENTITY, IDENTITY_NEW, LOCK, STORE, WATERMARK
+from magnetar.bookie.storage.layout import (
+    IDENTITY,
+    IDENTITY_NEW,
+    LOCK,
+    STORE,
+    WATERMARK,
+    lock_directory,
+)
 from magnetar.bookie.storage.watermark import read_watermark
 from magnetar.metadata.codec import decode_bookie_cookie, encode_bookie_cookie
 from magnetar.metadata.memory import Fault, MemoryStore
@@ -36,12 +42,12 @@ pytestmark = pytest.mark.real_loop
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> DirectoryCluster:
+    return DirectoryCluster()
 
 
 @pytest.fixture
-def used(cluster: Cluster, tmp_path: Path) -> Path:
+def used(cluster: DirectoryCluster, tmp_path: Path) -> Path:
     run(killed_directory(cluster, tmp_path / "used"))
     return tmp_path / "used"
 
@@ -50,7 +56,7 @@ def entries(directory: DataDirectory) -> list[int]:
     return directory.storage.entry_ids(1, 0, entries_max=100)
 
 
-async def test_an_empty_directory_is_formatted(cluster: Cluster, tmp_path: Path) -> None:
+async def test_an_empty_directory_is_formatted(cluster: DirectoryCluster, tmp_path: Path) -> None:
     path = tmp_path / "new" / "deep"
     directory = await cluster.start(path)
     identity = directory.identity
@@ -69,25 +75,21 @@ async def test_an_empty_directory_is_formatted(cluster: Cluster, tmp_path: Path)
     directory.close()
 
 
-async def test_a_directory_that_was_made_is_durable_in_its_parents(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_was_made_is_durable_in_its_parents(tmp_path: Path) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(layout, "sync_directory", synced.append)
-    (await cluster.start(tmp_path / "disk" / "bookie")).close()
-    assert synced[:2] == [tmp_path, tmp_path / "disk"]
-    synced.clear()
-    (await cluster.start(tmp_path / "disk" / "bookie")).close()
-    assert tmp_path / "disk" not in synced
+    os.close(lock_directory(tmp_path / "disk" / "bookie", sync=synced.append))
+    assert synced == [tmp_path, tmp_path / "disk"]
+    os.close(lock_directory(tmp_path / "disk" / "bookie", sync=synced.append))
+    assert synced == [tmp_path, tmp_path / "disk"]
 
 
-async def test_a_mount_point_counts_as_empty(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_mount_point_counts_as_empty(cluster: DirectoryCluster, tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     (await cluster.start(tmp_path)).close()
 
 
 async def test_each_start_is_a_new_epoch_of_the_same_incarnation(
-    cluster: Cluster, tmp_path: Path
+    cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     incarnations = set()
     for epoch in range(1, 5):
@@ -106,7 +108,9 @@ async def test_each_start_is_a_new_epoch_of_the_same_incarnation(
     assert len(incarnations) == 1
 
 
-async def test_two_directories_have_two_incarnations(cluster: Cluster, tmp_path: Path) -> None:
+async def test_two_directories_have_two_incarnations(
+    cluster: DirectoryCluster, tmp_path: Path
+) -> None:
     one = await cluster.start(tmp_path / "1", bookie="b1")
     other = await cluster.start(tmp_path / "2", bookie="b2")
     assert one.identity.incarnation != other.identity.incarnation
@@ -115,7 +119,9 @@ async def test_two_directories_have_two_incarnations(cluster: Cluster, tmp_path:
     other.close()
 
 
-async def test_after_a_kill_everything_synced_is_there(cluster: Cluster, used: Path) -> None:
+async def test_after_a_kill_everything_synced_is_there(
+    cluster: DirectoryCluster, used: Path
+) -> None:
     directory = await cluster.start(used)
     assert entries(directory) == list(range(20))
     directory.close()
@@ -148,7 +154,7 @@ async def test_a_lost_reply_of_the_metadata_is_cleared_up(tmp_path: Path, fault:
 
 
 async def test_formatting_goes_on_after_a_crash_at_any_step(
-    cluster: Cluster, tmp_path: Path
+    cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "b1"
     directory = await cluster.start(path)
@@ -161,7 +167,7 @@ async def test_formatting_goes_on_after_a_crash_at_any_step(
         for known in (False, True):
             if known != (keep != [IDENTITY_NEW]) and keep != [IDENTITY]:
                 continue  # the cookie comes between identity and store
-            again = Cluster()
+            again = DirectoryCluster()
             again.tree, step = cluster.tree, tmp_path / f"{len(keep)}-{keep[0]}-{known}"
             shutil.copytree(tmp_path / "whole", step)
             (step / IDENTITY_NEW).write_bytes(b"half a")
@@ -178,7 +184,9 @@ async def test_formatting_goes_on_after_a_crash_at_any_step(
             await cluster.set_cookie(cookie)
 
 
-async def test_a_crash_between_intent_and_cookie_is_made_good(cluster: Cluster, used: Path) -> None:
+async def test_a_crash_between_intent_and_cookie_is_made_good(
+    cluster: DirectoryCluster, used: Path
+) -> None:
     identity = decode_identity((used / IDENTITY).read_bytes())
     intent = replace(identity, boot_epoch=2, start="7" * 32)
     (used / IDENTITY).write_bytes(encode_identity(intent))
@@ -201,7 +209,7 @@ REFUSALS: list[tuple[Callable[[Path], object], type[errors.StartRefused], str]] 
 
 @pytest.mark.parametrize(("damage", "error", "words"), REFUSALS)
 async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
-    cluster: Cluster,
+    cluster: DirectoryCluster,
     used: Path,
     damage: Callable[[Path], object],
     error: type[errors.StartRefused],
@@ -216,15 +224,17 @@ async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
     assert await cluster.cookie() == before
 
 
-async def test_another_name_or_another_cluster_is_refused(cluster: Cluster, used: Path) -> None:
+async def test_another_name_or_another_cluster_is_refused(
+    cluster: DirectoryCluster, used: Path
+) -> None:
     with pytest.raises(errors.WrongBookie, match="bookie b1; expected that of bookie b2"):
         await cluster.start(used, bookie="b2")
     with pytest.raises(errors.WrongCluster):
-        await Cluster(seed=2).start(used)
+        await DirectoryCluster(seed=2).start(used)
 
 
 async def test_a_second_directory_under_the_same_name_is_refused(
-    cluster: Cluster, used: Path, tmp_path: Path
+    cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(errors.DirectoryEmpty):
         await cluster.start(tmp_path / "second")
@@ -261,7 +271,7 @@ async def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None
 
 
 async def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
-    cluster: Cluster, tmp_path: Path
+    cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     directory = await cluster.start(tmp_path)
     with pytest.raises(errors.DirectoryLocked, match=f"process {os.getpid()} uses it"):
@@ -270,13 +280,13 @@ async def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
     (await cluster.start(tmp_path)).close()
 
 
-async def test_a_refused_start_lets_go_of_the_lock(cluster: Cluster, used: Path) -> None:
+async def test_a_refused_start_lets_go_of_the_lock(cluster: DirectoryCluster, used: Path) -> None:
     with pytest.raises(errors.WrongBookie):
         await cluster.start(used, bookie="b2")
     (await cluster.start(used)).close()
 
 
-async def test_a_path_that_is_no_directory(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_path_that_is_no_directory(cluster: DirectoryCluster, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.DirectoryUnusable, match=r"File exists|Not a directory"):

@@ -15,7 +15,7 @@ import pytest
 from fakes.bookies import KEY, InlineThread, crash_image, envelope
 from fakes.directories import (
     ENTRIES,
-    Cluster,
+    DirectoryCluster,
     content,
     fill,
     given,
@@ -44,12 +44,12 @@ pytestmark = pytest.mark.real_loop
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def cluster() -> DirectoryCluster:
+    return DirectoryCluster()
 
 
 @pytest.fixture
-def used(cluster: Cluster, tmp_path: Path) -> Path:
+def used(cluster: DirectoryCluster, tmp_path: Path) -> Path:
     run(killed_directory(cluster, tmp_path / "used"))
     return tmp_path / "used"
 
@@ -60,7 +60,7 @@ def remove_watermark(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [remove_watermark, lambda path: shutil.rmtree(path / STORE)])
 async def test_a_damaged_store_is_kept_for_a_former_incarnation(
-    cluster: Cluster, used: Path, damage: Callable[[Path], object]
+    cluster: DirectoryCluster, used: Path, damage: Callable[[Path], object]
 ) -> None:
     former = identity_of(used).incarnation
     damage(used)
@@ -78,7 +78,7 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
 
 
 async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
-    cluster: Cluster, used: Path
+    cluster: DirectoryCluster, used: Path
 ) -> None:
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
@@ -98,7 +98,7 @@ async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
 
 
 async def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
-    cluster: Cluster, tmp_path: Path
+    cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     live = await cluster.start(tmp_path / "live")
     fill(live)
@@ -115,7 +115,7 @@ async def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
 
 
 async def test_an_older_image_goes_on_as_a_new_incarnation(
-    cluster: Cluster, used: Path, tmp_path: Path
+    cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     former = identity_of(used).incarnation
     shutil.copytree(used, tmp_path / "image")
@@ -131,7 +131,7 @@ async def test_an_older_image_goes_on_as_a_new_incarnation(
 
 @pytest.mark.parametrize("left", [[], [STORE], [STORE, WATERMARK]])
 async def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
-    cluster: Cluster, used: Path, tmp_path: Path, left: list[str]
+    cluster: DirectoryCluster, used: Path, tmp_path: Path, left: list[str]
 ) -> None:
     """Formatting it to the end would make it the bookie that has served since, and empty."""
     former, image = identity_of(used), tmp_path / "image"
@@ -139,7 +139,7 @@ async def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation
     image.mkdir()
     formatting = replace(former, state=DirectoryState.FORMATTING)
     (image / IDENTITY).write_bytes(encode_identity(formatting))
-    fresh = Cluster()
+    fresh = DirectoryCluster()
     (await fresh.start(tmp_path / "fresh")).close()
     for name in left:
         os.rename(tmp_path / "fresh" / name, image / name)
@@ -155,7 +155,7 @@ async def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation
 
 
 async def test_an_older_image_does_not_oust_the_bookie_itself(
-    cluster: Cluster, used: Path, tmp_path: Path
+    cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(used, tmp_path / "image")
     live = await cluster.start(used)
@@ -179,7 +179,7 @@ async def test_an_older_image_does_not_oust_the_bookie_itself(
 
 
 async def test_of_two_copies_that_start_at_once_one_does(
-    cluster: Cluster, used: Path, tmp_path: Path
+    cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     """Both read the same cookie and mean to begin the same epoch."""
     shutil.copytree(used, tmp_path / "copy")
@@ -215,7 +215,9 @@ async def test_of_two_copies_that_start_at_once_one_does(
     assert sorted(outcomes) in (["copy", "starts"], ["starts", "starts"])
 
 
-async def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: Path) -> None:
+async def test_a_wiped_bookie_begins_anew_when_told_to(
+    cluster: DirectoryCluster, used: Path
+) -> None:
     former = identity_of(used).incarnation
     shutil.rmtree(used)
     with pytest.raises(errors.DirectoryEmpty, match="--new-incarnation"):
@@ -232,7 +234,7 @@ async def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: P
 
 
 async def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
-    cluster: Cluster, used: Path
+    cluster: DirectoryCluster, used: Path
 ) -> None:
     before = replace(identity_of(used), state=DirectoryState.FORMATTING)
     (used / IDENTITY).write_bytes(encode_identity(before))
@@ -249,7 +251,7 @@ async def count_up(directory: DataDirectory, store: MemoryStore, chance: random.
 
 
 async def test_the_epoch_of_a_running_bookie_counts_up(
-    cluster: Cluster, used: Path, tmp_path: Path
+    cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     directory = await cluster.start(used)
     crash_image(used, tmp_path / "image")
@@ -273,7 +275,7 @@ async def test_the_epoch_of_a_running_bookie_counts_up(
 
 @pytest.mark.parametrize("fault", [Fault.REQUEST_LOST, Fault.REPLY_LOST], ids=lambda f: f.name)
 async def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
-    cluster: Cluster, used: Path, fault: Fault
+    cluster: DirectoryCluster, used: Path, fault: Fault
 ) -> None:
     directory = await cluster.start(used)
     asked: list[str] = []
@@ -296,7 +298,7 @@ async def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
 
 
 async def test_a_bookie_whose_name_was_taken_learns_it(
-    cluster: Cluster, used: Path, tmp_path: Path
+    cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     directory = await cluster.start(used)
     (await cluster.start(tmp_path / "other", new_incarnation=True)).close()
@@ -306,7 +308,7 @@ async def test_a_bookie_whose_name_was_taken_learns_it(
 
 
 async def test_a_start_that_is_broken_off_at_a_former_store_lets_go_of_everything(
-    cluster: Cluster, used: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: DirectoryCluster, used: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove_watermark(used)
     (await cluster.start(used)).close()
@@ -322,7 +324,7 @@ async def test_a_start_that_is_broken_off_at_a_former_store_lets_go_of_everythin
     directory.close()
 
 
-async def start_within(cluster: Cluster, path: Path, *, seconds: float) -> None:
+async def start_within(cluster: DirectoryCluster, path: Path, *, seconds: float) -> None:
     async with asyncio.timeout(seconds):
         store = MemoryStore(cluster.tree)
         await open_directory(path, bookie="b1", metadata=store, chance=cluster.chance)

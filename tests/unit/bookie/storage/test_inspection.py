@@ -10,7 +10,7 @@ import pytest
 from fakes.bookies import KEY, crash_image, envelope
 from fakes.directories import (
     ENTRIES,
-    Cluster,
+    DirectoryCluster,
     cut_log,
     fill,
     flip_payload,
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.real_loop
 
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
-    run(killed_directory(Cluster(), tmp_path / "used"))
+    run(killed_directory(DirectoryCluster(), tmp_path / "used"))
     return tmp_path / "used"
 
 
@@ -80,7 +80,7 @@ def test_a_whole_directory(used: Path) -> None:
 
 
 def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
-    directory = run(Cluster().start(tmp_path / "live"))
+    directory = run(DirectoryCluster().start(tmp_path / "live"))
     record = LedgerRecord(KEY, fenced=True, created_ms=0)
     torn = bytearray(envelope(3, 9))
     torn[-1] ^= 1
@@ -100,7 +100,7 @@ def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_cannot_be_listed_hides_no_other(tmp_path: Path) -> None:
-    directory = run(Cluster().start(tmp_path / "live"))
+    directory = run(DirectoryCluster().start(tmp_path / "live"))
     record = LedgerRecord(KEY, fenced=False, created_ms=0)
     for ledger in (1, 2, 3):
         directory.storage.write([(ledger_key(ledger), encode_ledger_record(record))])
@@ -150,7 +150,7 @@ def test_damage_is_named_and_nothing_is_written(
 
 
 async def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
-    cluster = Cluster()
+    cluster = DirectoryCluster()
     await killed_directory(cluster, tmp_path / "used")
     former = identity_of(tmp_path / "used").incarnation
     (tmp_path / "used" / WATERMARK).unlink()
@@ -178,7 +178,7 @@ def test_what_is_no_bookies_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_running_bookies_directory_is_refused(tmp_path: Path) -> None:
-    directory = run(Cluster().start(tmp_path / "live"))
+    directory = run(DirectoryCluster().start(tmp_path / "live"))
     with pytest.raises(errors.DirectoryLocked, match="uses it"):
         inspect_directory(tmp_path / "live", verify=False)
     crash_image(tmp_path / "live", tmp_path / "copy")

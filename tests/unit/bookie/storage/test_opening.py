@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from magnetar.bookie.errors import DirectoryUnusable, OpenTooSlow
-from magnetar.bookie.storage import opening
 from magnetar.bookie.storage.opening import Effort, effort_of, probe
 from magnetar.bookie.storage.rocks import RocksStorage
 
@@ -64,9 +63,9 @@ async def test_a_probe_that_computes_without_end_blames_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", program(tmp_path, "while :; do :; done"))
-    monkeypatch.setattr(opening, "SPINNING_SHARE", 0.0)  # others may compute at the same time
 
-    reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3)
+    # Others may compute at the same time.
+    reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3, spinning_share=0.0)
     assert reason is not None
     assert "comes to no end" in reason
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookies import KEY, envelope
-from fakes.directories import ENTRIES, Cluster, fill, flip, given
+from fakes.directories import ENTRIES, DirectoryCluster, fill, flip, given
 from prometheus_client import CollectorRegistry
 
 from magnetar.bookie.bookie import open_bookie
@@ -65,7 +65,7 @@ def test_a_note_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     note_rot(tmp_path, "a" * 32, TABLE)  # is logged, and no failure of its own
 
 
-async def with_tables(cluster: Cluster, path: Path) -> str:
+async def with_tables(cluster: DirectoryCluster, path: Path) -> str:
     """A directory whose store has four tables, enough for a compaction, the first of them rotten.
     Returns its incarnation."""
     directory = await cluster.start(path)
@@ -79,7 +79,9 @@ async def with_tables(cluster: Cluster, path: Path) -> str:
     return directory.identity.incarnation
 
 
-async def fence_until_dead(cluster: Cluster, path: Path, deaths: list[StorageFailed]) -> None:
+async def fence_until_dead(
+    cluster: DirectoryCluster, path: Path, deaths: list[StorageFailed]
+) -> None:
     """Fences are written at once, so that the first one after the compaction fails."""
     store = MemoryStore(cluster.tree)
     async with open_bookie(
@@ -111,7 +113,7 @@ async def fence_until_dead(cluster: Cluster, path: Path, deaths: list[StorageFai
 async def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnation(
     tmp_path: Path,
 ) -> None:
-    cluster, deaths = Cluster(), list[StorageFailed]()
+    cluster, deaths = DirectoryCluster(), list[StorageFailed]()
     former = await with_tables(cluster, tmp_path)
     with pytest.raises(StorageFailed):
         await fence_until_dead(cluster, tmp_path, deaths)
@@ -131,7 +133,7 @@ async def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnat
 
 
 async def test_so_does_one_whose_scrub_cannot_list_the_ledgers(tmp_path: Path) -> None:
-    cluster = Cluster()
+    cluster = DirectoryCluster()
     directory = await cluster.start(tmp_path)
     fill(directory)
     directory.storage.flush()

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
-from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, World, opened, opened_cursors
+from fakes.topic_log import QUICK, SMALL, TOPIC, TopicLog, opened, opened_cursors
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
@@ -55,7 +56,7 @@ class Receipts:
 dying_cursors = partial(opened_cursors, close=False)
 
 
-async def record_of(world: World) -> TopicRecord:
+async def record_of(world: ClusterState) -> TopicRecord:
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
     return decode_topic(found.value)
@@ -77,7 +78,7 @@ def left(cursor: Cursor, topic: TopicLog) -> list[Position]:
 
 
 async def test_new_subscription_is_durable_and_starts_at_its_initial_position() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait(*NAMES)
         positions = positions_of(topic)
@@ -102,7 +103,7 @@ async def test_new_subscription_is_durable_and_starts_at_its_initial_position() 
 
 
 async def test_acknowledgements_with_receipt_survive_a_crash() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -126,7 +127,7 @@ async def test_acknowledgements_with_receipt_survive_a_crash() -> None:
 
 
 async def test_partly_acked_batches_survive_a_crash() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         for _ in range(3):
@@ -162,7 +163,7 @@ async def test_partly_acked_batches_survive_a_crash() -> None:
 
 
 async def test_acknowledgements_during_a_write_share_the_next_write() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -186,7 +187,7 @@ async def test_acknowledgements_during_a_write_share_the_next_write() -> None:
 
 
 async def test_acknowledgements_without_receipt_wait_for_others() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(QUICK, gather_s=0.03)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -208,7 +209,7 @@ async def test_acknowledgements_without_receipt_wait_for_others() -> None:
 
 
 async def test_flush_without_changes_writes_nothing() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -224,7 +225,7 @@ async def test_flush_without_changes_writes_nothing() -> None:
 
 
 async def test_clean_close_moves_state_inline_and_deletes_cursor_ledger() -> None:
-    world = World()
+    world = ClusterState()
     for acked in range(3):
         async with opened(world) as topic, opened_cursors(topic.log) as cursors:
             if acked == 0:
@@ -240,7 +241,7 @@ async def test_clean_close_moves_state_inline_and_deletes_cursor_ledger() -> Non
 
 
 async def test_clean_close_keeps_large_state_in_cursor_ledger() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(QUICK, inline_bytes_max=10)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -257,7 +258,7 @@ async def test_clean_close_keeps_large_state_in_cursor_ledger() -> None:
 
 @pytest.mark.parametrize("stored", [0, 1])
 async def test_failed_cursor_ledger_is_replaced_without_loss(stored: int) -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -284,7 +285,7 @@ async def test_failed_cursor_ledger_is_replaced_without_loss(stored: int) -> Non
 
 
 async def test_receipts_wait_without_bookies_up_to_their_limit() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     config = replace(QUICK, receipts_max=3)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
@@ -303,7 +304,7 @@ async def test_receipts_wait_without_bookies_up_to_their_limit() -> None:
 
 
 async def test_new_owner_fences_the_cursors_of_the_previous_owner() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with (
         opened(world, close=False) as old,
@@ -333,7 +334,7 @@ async def test_new_owner_fences_the_cursors_of_the_previous_owner() -> None:
 
 
 async def test_stale_owner_without_cursor_ledger_is_fenced_by_the_record() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with (
         opened(world, close=False) as old,
@@ -350,7 +351,7 @@ async def test_stale_owner_without_cursor_ledger_is_fenced_by_the_record() -> No
 
 
 async def test_recreated_subscription_does_not_inherit_acknowledgements() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -379,7 +380,7 @@ async def test_subscription_numbers_are_not_reused_by_a_new_owner() -> None:
     """The records of a deleted subscription must not reach a subscription that the next owner
     creates before it has a cursor ledger of its own."""
 
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
         positions = positions_of(topic)
@@ -396,7 +397,7 @@ async def test_subscription_numbers_are_not_reused_by_a_new_owner() -> None:
 
 
 async def test_subscription_created_during_ledger_creation_is_kept() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -422,7 +423,7 @@ async def test_subscription_created_during_ledger_creation_is_kept() -> None:
 
 @pytest.mark.parametrize("crash", [True, False])
 async def test_reset_takes_acknowledgements_back_durably(crash: bool) -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with (
         opened(world, close=not crash) as topic,
@@ -448,7 +449,7 @@ async def test_reset_takes_acknowledgements_back_durably(crash: bool) -> None:
 
 
 async def test_cancelled_reset_is_atomic() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -475,7 +476,7 @@ async def test_cancelled_reset_is_atomic() -> None:
 
 
 async def test_non_durable_cursor_writes_nothing() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -499,7 +500,7 @@ async def test_non_durable_cursor_writes_nothing() -> None:
 async def test_cursor_ledger_size_is_bounded() -> None:
     """With many acknowledgements and little live state the journal writes snapshots and rolls."""
 
-    world = World()
+    world = ClusterState()
     config = replace(QUICK, tail_bytes_min=300, ledger_bytes_max=2000)
     async with (
         opened(world, config=replace(SMALL, ledger_entries_max=10_000)) as topic,
@@ -530,7 +531,7 @@ async def test_cursor_ledger_size_is_bounded() -> None:
 
 
 async def test_degraded_cursor_ledger_is_replaced_when_bookies_return() -> None:
-    world = World()
+    world = ClusterState()
     world.ledgers.full_ensemble = False
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES[:2])
@@ -546,7 +547,7 @@ async def test_degraded_cursor_ledger_is_replaced_when_bookies_return() -> None:
 
 
 async def test_refused_cursor_record_fails_every_receipt() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -565,7 +566,7 @@ async def test_refused_cursor_record_fails_every_receipt() -> None:
 
 
 async def test_missing_cursor_ledger_is_named_in_the_error() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
         cursor = await cursors.ensure("s", EARLIEST)
@@ -584,7 +585,7 @@ async def test_missing_cursor_ledger_is_named_in_the_error() -> None:
 
 
 async def test_cancelled_run_calls_every_receipt() -> None:
-    world = World()
+    world = ClusterState()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -599,7 +600,7 @@ async def test_cancelled_run_calls_every_receipt() -> None:
 
 
 async def test_backlog_counts_entries_and_messages() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         sizes = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 1, 1]  # batches; ledgers of five entries
         for size in sizes:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.topic_log import TOPIC, TopicLog, World, opened, opened_cursors
+from fakes.cluster_state import ClusterState
+from fakes.topic_log import TOPIC, TopicLog, opened, opened_cursors
 from support import wait_until
 
 from magnetar.broker.errors import LogFenced, LogUnavailable
@@ -46,7 +47,7 @@ class CutOff(MemoryStore):
 
 @asynccontextmanager
 async def subscribed(
-    world: World, store: CutOff
+    world: ClusterState, store: CutOff
 ) -> AsyncIterator[tuple[TopicLog, Cursors, Cursor]]:
     """A topic of three entries with a subscription "s" that starts before them."""
     async with (
@@ -60,7 +61,7 @@ async def subscribed(
 async def test_delete_with_unknown_outcome_refuses_later_acknowledgements() -> None:
     """The record may be deleted: the next owner would not know a later acknowledgement."""
 
-    world = World()
+    world = ClusterState()
     store = CutOff(world.tree)
     receipts: list[object] = []
     async with subscribed(world, store) as (topic, cursors, cursor):
@@ -79,7 +80,7 @@ async def test_delete_with_unknown_outcome_refuses_later_acknowledgements() -> N
 
 
 async def test_delete_that_definitely_failed_changes_nothing() -> None:
-    world = World()
+    world = ClusterState()
     store = CutOff(world.tree)
     receipts: list[object] = []
     async with subscribed(world, store) as (topic, cursors, cursor):
@@ -96,7 +97,7 @@ async def test_delete_that_definitely_failed_changes_nothing() -> None:
 async def test_pending_reset_does_not_reach_a_recreated_subscription() -> None:
     """The new subscription would start at the target of the reset and skip the entries before."""
 
-    world = World()
+    world = ClusterState()
     store = CutOff(world.tree)
     async with subscribed(world, store) as (topic, cursors, cursor):
         store.early = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fakes.ledgers import FakeLedgers, LedgerWorld
+from fakes.ledgers import FakeLedgers, SharedLedgers
 
 from magnetar.bookie.ledger.errors import QuorumTimeout
 from magnetar.broker.cursor import format as stored
@@ -35,13 +35,13 @@ class Subscription:
         raise NotImplementedError
 
 
-async def begun() -> tuple[LedgerWorld, CursorLedger]:
-    world = LedgerWorld()
+async def begun() -> tuple[SharedLedgers, CursorLedger]:
+    world = SharedLedgers()
     appender = await FakeLedgers(world).create(newer_than=LedgerId(0), custom={})
     return world, CursorLedger(appender)
 
 
-def replay_from(world: LedgerWorld) -> list[int]:
+def replay_from(world: SharedLedgers) -> list[int]:
     (ledger,) = world.ledgers.values()
     return [stored.read_header(entry) for entry in ledger.entries]
 

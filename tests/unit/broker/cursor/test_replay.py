@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from fakes.topic_log import World, opened, opened_cursors
+from fakes.cluster_state import ClusterState
+from fakes.topic_log import opened, opened_cursors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import wait_until
@@ -131,7 +132,7 @@ async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:
     """That ledger is dropped, and forgotten. A later one may have a smaller number: brokers have
     blocks of them."""
 
-    world = World()
+    world = ClusterState()
     world.ledgers.next_id(1_000)
     async with opened(world, close=False) as topic:
         world.ledgers.hold()

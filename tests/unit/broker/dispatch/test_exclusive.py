@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes.dispatch_world import Member, World
+from fakes.dispatch_rig import DispatcherRig, Member
 
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused, Read
 from magnetar.broker.dispatch.exclusive import Exclusive
@@ -13,14 +13,14 @@ from magnetar.broker.errors import ConsumerBusy
 from magnetar.broker.log.position import Position
 
 
-def world(entries: int = 0) -> World:
-    it = World(Exclusive, shared=False, limits=Limits(read_entries=5))
+def world(entries: int = 0) -> DispatcherRig:
+    it = DispatcherRig(Exclusive, shared=False, limits=Limits(read_entries=5))
     for _ in range(entries):
         it.append()
     return it
 
 
-def whys(it: World) -> set[Why]:
+def whys(it: DispatcherRig) -> set[Why]:
     return {reason.why for reason in it.machine.explain(it.now)}
 
 
@@ -161,7 +161,7 @@ class Twin:
     """Checks the deliveries since the last rewind: they ascend, and every skipped entry is
     acked."""
 
-    def __init__(self, it: World) -> None:
+    def __init__(self, it: DispatcherRig) -> None:
         self.it = it
         self.seen = 0  # checked deliveries of the inbox
         self.next = Position(-1, -1)  # every entry before it was delivered or is acked
@@ -179,7 +179,7 @@ class Twin:
         self.seen = len(member.inbox)
 
 
-def step(it: World, twin: Twin, kind: str, a: int, b: int) -> None:
+def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
     member = it.members[0] if it.members else None
     match kind:
         case "append":

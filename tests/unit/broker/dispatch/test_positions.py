@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fakes.dispatch_world import PlainAcks
+from fakes.dispatch_rig import PlainAcks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

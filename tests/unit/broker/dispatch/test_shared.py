@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes.dispatch_world import World
+from fakes.dispatch_rig import DispatcherRig
 
 from magnetar.broker.dispatch.dispatcher import Read, Replay
 from magnetar.broker.dispatch.explain import Why
@@ -14,11 +14,11 @@ from magnetar.broker.log.position import Position
 LARGE = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000, read_entries=100)
 
 
-def world(limits: Limits | None = LARGE) -> World:
-    return World(Shared, shared=True, limits=limits)
+def world(limits: Limits | None = LARGE) -> DispatcherRig:
+    return DispatcherRig(Shared, shared=True, limits=limits)
 
 
-def whys(it: World) -> set[Why]:
+def whys(it: DispatcherRig) -> set[Why]:
     return {reason.why for reason in it.machine.explain(it.now)}
 
 
@@ -316,7 +316,7 @@ KINDS = ["append", "flow", "read", "ack"] * 2 + (
 )
 
 
-def step(it: World, kind: str, a: int, b: int) -> None:
+def step(it: DispatcherRig, kind: str, a: int, b: int) -> None:
     member = it.members[a % len(it.members)] if it.members else None
     match kind:
         case "append":
@@ -369,7 +369,7 @@ def test_random_histories_lose_no_entry_and_deliver_none_twice(block: int) -> No
         finish(it)
 
 
-def finish(it: World) -> None:
+def finish(it: DispatcherRig) -> None:
     """The quiet phase: the connected consumers take and acknowledge everything."""
     if not it.members:
         it.join()

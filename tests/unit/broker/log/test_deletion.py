@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.ledgers import BrokerDied, FakeLedgers, LedgerWorld, Steps
-from fakes.topic_log import SMALL, TOPIC, SteppingStore, World, opened, opened_cursors
+from fakes.cluster_state import ClusterState
+from fakes.ledgers import BrokerDied, FakeLedgers, SharedLedgers, Steps
+from fakes.topic_log import SMALL, TOPIC, SteppingStore, opened, opened_cursors
 from support import settle, wait_until
 
 from magnetar.broker.errors import LogError
@@ -27,7 +28,7 @@ CALM = replace(SMALL, check_interval_s=60.0)  # for tests in which much time pas
 LONG_S = 600.0  # longer than all attempts in a row
 
 
-async def record_of(world: World) -> TopicRecord:
+async def record_of(world: ClusterState) -> TopicRecord:
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
     return decode_topic(found.value)
@@ -36,7 +37,7 @@ async def record_of(world: World) -> TopicRecord:
 class Unwilling(FakeLedgers):
     """Does not delete, so many times; or never deletes the ledgers in `refused`."""
 
-    def __init__(self, world: LedgerWorld, failures: int = 0) -> None:
+    def __init__(self, world: SharedLedgers, failures: int = 0) -> None:
         super().__init__(world)
         self.failures = failures
         self.asked = 0
@@ -53,7 +54,7 @@ class Unwilling(FakeLedgers):
 
 
 async def test_closed_ledgers_of_the_head_are_deleted_and_forgotten() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
         first, second, third = (record.ledger for record in topic.log.chain.records)
@@ -74,7 +75,7 @@ async def test_closed_ledgers_of_the_head_are_deleted_and_forgotten() -> None:
 
 async def test_indexes_and_positions_go_on_after_everything_was_dropped() -> None:
     """Also where the next owner is given smaller ledger ids: it asks for others."""
-    world = World()
+    world = ClusterState()
     world.ledgers.next_id(1_000)
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
@@ -104,7 +105,7 @@ async def test_indexes_and_positions_go_on_after_everything_was_dropped() -> Non
 
 
 async def test_a_cursor_at_the_end_of_the_dropped_head_keeps_its_backlog() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
         async with opened_cursors(topic.log) as cursors:
@@ -133,7 +134,7 @@ async def test_a_crash_at_any_call_leaves_each_ledger_listed_or_deleted(after: b
 
 async def dies_while_dropping(steps: Steps) -> bool:
     """Returns whether the steps were as many as that."""
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
     store = SteppingStore(world.tree, steps)
@@ -157,7 +158,7 @@ async def dies_while_dropping(steps: Steps) -> bool:
 
 
 async def test_deletions_are_tried_again_while_appends_go_on() -> None:
-    world = World()
+    world = ClusterState()
     ledgers = Unwilling(world.ledgers, failures=3)
     async with opened(world, ledgers=ledgers) as topic:
         await topic.append_and_wait(*NAMES)
@@ -170,7 +171,7 @@ async def test_deletions_are_tried_again_while_appends_go_on() -> None:
 
 
 async def test_deletions_that_fail_for_long_are_left_to_the_next_occasion() -> None:
-    world = World()
+    world = ClusterState()
     ledgers = Unwilling(world.ledgers, failures=1_000_000)
     async with opened(world, ledgers=ledgers, config=CALM) as topic:
         await topic.append_and_wait(*NAMES)
@@ -185,7 +186,7 @@ async def test_deletions_that_fail_for_long_are_left_to_the_next_occasion() -> N
 
 
 async def test_a_ledger_that_cannot_be_deleted_does_not_hold_up_the_others() -> None:
-    world = World()
+    world = ClusterState()
     ledgers = Unwilling(world.ledgers)
     async with opened(world, ledgers=ledgers, config=CALM) as topic:
         await topic.append_and_wait(*NAMES)
@@ -199,7 +200,7 @@ async def test_a_ledger_that_cannot_be_deleted_does_not_hold_up_the_others() -> 
 
 
 async def test_a_long_list_does_not_hold_up_the_close() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, config=TINY) as topic:
         await topic.append_and_wait(*[f"m{number}" for number in range(LEDGERS_PER_PASS + 20)])
     ledgers = Unwilling(world.ledgers, failures=1)
@@ -215,7 +216,7 @@ async def test_a_long_list_does_not_hold_up_the_close() -> None:
 
 
 async def test_a_stale_owner_deletes_nothing() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
         async with opened(world) as new:

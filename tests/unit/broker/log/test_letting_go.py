@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.topic_log import World, opened, opened_cursors
+from fakes.cluster_state import ClusterState
+from fakes.topic_log import opened, opened_cursors
 from support import settle, wait_until
 
 from magnetar.broker.log.position import EARLIEST
@@ -25,7 +26,7 @@ class Silent(MemoryStore):
 
 
 async def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
-    world = World()
+    world = ClusterState()
     store = Silent(world.tree)
     async with opened(world, store=store, close=False) as topic:
         store.silent = True
@@ -40,7 +41,7 @@ async def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
 
 @pytest.mark.parametrize("where", ["bookies", "metadata"])
 async def test_cursors_that_end_while_their_ledger_is_begun(where: str) -> None:
-    world = World()
+    world = ClusterState()
     store = Silent(world.tree)
     async with opened(world, store=store, close=False) as topic:
         await topic.append_and_wait("a", "b")

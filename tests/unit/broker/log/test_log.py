@@ -7,9 +7,10 @@ import random
 from dataclasses import replace
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
-from fakes.topic_log import SMALL, TOPIC, TopicLog, World, opened
+from fakes.topic_log import SMALL, TOPIC, TopicLog, opened
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
@@ -25,14 +26,14 @@ from magnetar.metadata.model import LedgerId, LedgerState, TopicRecord
 NAMES = [f"m{number}" for number in range(23)]
 
 
-async def record_of(world: World) -> TopicRecord:
+async def record_of(world: ClusterState) -> TopicRecord:
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
     return decode_topic(found.value)
 
 
 async def test_appends_are_reported_in_order_in_batches_and_read_back() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, config=replace(SMALL, ledger_entries_max=1000)) as topic:
         assert world.ledgers.ledgers == {}, "a ledger was created before the first append"
         topic.append(*NAMES)
@@ -49,7 +50,7 @@ async def test_appends_are_reported_in_order_in_batches_and_read_back() -> None:
 
 async def test_many_entries_at_once_fill_ledgers_as_single_ones_do() -> None:
     async def main(config: LogConfig, as_run: bool) -> tuple[list[list[bytes]], list[object]]:
-        world = World()
+        world = ClusterState()
         async with opened(world, config=config) as topic:
             append = topic.append_run if as_run else topic.append
             for names in (NAMES[:1], NAMES[1:4], NAMES[4:17], NAMES[17:]):
@@ -70,7 +71,7 @@ async def test_many_entries_at_once_fill_ledgers_as_single_ones_do() -> None:
 
 
 async def test_many_entries_at_once_survive_a_ledger_that_fails() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, config=replace(SMALL, ledger_entries_max=1000)) as topic:
         topic.append_run(*NAMES[:4])
         await settle(5)
@@ -83,7 +84,7 @@ async def test_many_entries_at_once_survive_a_ledger_that_fails() -> None:
 
 
 async def test_ledgers_roll_while_appends_go_on() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         topic.append(*NAMES[:12])
         await settle(3)
@@ -102,7 +103,7 @@ async def test_ledgers_roll_while_appends_go_on() -> None:
 
 
 async def test_a_ledger_rolls_at_its_size_at_any_age() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(SMALL, ledger_bytes_max=300, ledger_age_s_min=1e6)
     async with opened(world, config=config) as topic:
         for name in NAMES:
@@ -115,7 +116,7 @@ async def test_a_ledger_rolls_at_its_size_at_any_age() -> None:
 
 
 async def test_a_young_ledger_is_not_rolled_for_its_entries_and_an_old_one_for_its_age() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, config=replace(SMALL, ledger_age_s_min=1e6)) as topic:
         await topic.append_and_wait(*NAMES)
         assert len(world.ledgers.ledgers) == 1
@@ -131,7 +132,7 @@ async def test_a_young_ledger_is_not_rolled_for_its_entries_and_an_old_one_for_i
 
 
 async def test_a_degraded_ledger_rolls_once_bookies_are_back() -> None:
-    world = World()
+    world = ClusterState()
     world.ledgers.full_ensemble = False
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -148,7 +149,7 @@ async def test_a_degraded_ledger_rolls_once_bookies_are_back() -> None:
 
 @pytest.mark.parametrize("stored", [0, 1, 3])
 async def test_a_failed_ledger_loses_nothing_and_repeats_nothing(stored: int) -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a", "b")
         world.ledgers.hold()
@@ -171,7 +172,7 @@ async def test_what_recovery_finds_of_a_failed_ledger_counts_as_appended() -> No
     async def world_closes_nothing() -> None:
         raise QuorumTimeout(1, 1, 1.0)
 
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
         world.ledgers.hold()
@@ -192,7 +193,7 @@ async def test_what_recovery_finds_of_a_failed_ledger_counts_as_appended() -> No
 
 
 async def test_appends_wait_in_order_while_there_are_no_bookies() -> None:
-    world = World()
+    world = ClusterState()
     world.ledgers.bookies = False
     async with opened(world) as topic:
         topic.append("a", "b")
@@ -210,7 +211,7 @@ async def test_appends_wait_in_order_while_there_are_no_bookies() -> None:
 
 
 async def test_a_ledger_that_refuses_what_we_send_fails_the_log() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
         world.ledgers.hold()
@@ -226,7 +227,7 @@ async def test_a_ledger_that_refuses_what_we_send_fails_the_log() -> None:
 
 
 async def test_the_queue_is_bounded_and_room_comes_back() -> None:
-    world = World()
+    world = ClusterState()
     world.ledgers.bookies = False
     async with opened(world, config=replace(SMALL, pending_bytes_max=120)) as topic:
         await topic.log.wait_room()
@@ -240,7 +241,7 @@ async def test_the_queue_is_bounded_and_room_comes_back() -> None:
 
 
 async def test_indexes_count_messages_and_survive_restarts() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         topic.append_view(entry_of("a", "b", "c"))
         await topic.append_and_wait("d")
@@ -262,7 +263,7 @@ async def test_indexes_count_messages_and_survive_restarts() -> None:
 
 
 async def test_broker_time_never_goes_backwards() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         for step_ms in (5, -100, 3):
             world.clock.advance_ms(step_ms)
@@ -276,7 +277,7 @@ async def test_broker_time_never_goes_backwards() -> None:
 
 
 async def test_a_new_owner_fences_the_old_one_and_keeps_what_was_appended() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as old:
         await old.append_and_wait("a", "b")
         async with opened(world) as new:
@@ -294,7 +295,7 @@ async def test_a_new_owner_fences_the_old_one_and_keeps_what_was_appended() -> N
 
 
 async def test_an_owner_that_lost_the_race_deletes_the_ledger_it_could_not_record() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as old, opened(world) as new:
         old.append("late")  # no ledger yet: the record is what stops it
         await wait_until(lambda: old.error is not None)
@@ -309,7 +310,7 @@ async def test_an_owner_that_lost_the_race_deletes_the_ledger_it_could_not_recor
 async def test_a_ledger_that_may_be_in_the_new_owners_list_is_not_deleted() -> None:
     """The reply to our last change is lost; it was made, and the topic is taken over right then."""
 
-    world = World()
+    world = ClusterState()
     puts = 0
 
     def second_put(operation: str, path: str) -> Fault | None:
@@ -333,7 +334,7 @@ async def test_a_ledger_that_may_be_in_the_new_owners_list_is_not_deleted() -> N
 
 
 async def test_a_fence_by_somebody_who_is_not_an_owner_costs_one_ledger() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a", "b")
         world.ledgers.hold()
@@ -349,7 +350,7 @@ async def test_a_fence_by_somebody_who_is_not_an_owner_costs_one_ledger() -> Non
 async def test_entries_that_were_never_confirmed_keep_their_indexes_dense() -> None:
     """The old owner dies with two entries on the bookies that nobody was told of."""
 
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as old:
         await old.append_and_wait("a")
         world.ledgers.hold()
@@ -365,7 +366,7 @@ async def test_entries_that_were_never_confirmed_keep_their_indexes_dense() -> N
 
 
 async def test_an_empty_ledger_is_dropped_and_ids_still_grow() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as old:
         await old.append_and_wait("a")
         world.ledgers.hold()
@@ -388,7 +389,7 @@ async def test_an_empty_ledger_is_dropped_and_ids_still_grow() -> None:
 
 
 async def test_a_missing_ledger_is_named_and_nothing_is_skipped() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
     (ledger,) = world.ledgers.ledgers
@@ -400,7 +401,7 @@ async def test_a_missing_ledger_is_named_and_nothing_is_skipped() -> None:
 
 
 async def test_a_record_that_cannot_be_read_is_refused() -> None:
-    world = World()
+    world = ClusterState()
     await world.store().put(topic_path(TOPIC), b"\xff\xff\xff", expected=-1)
     with pytest.raises(LogDamaged):
         async with opened(world):
@@ -408,7 +409,7 @@ async def test_a_record_that_cannot_be_read_is_refused() -> None:
 
 
 async def test_opening_without_bookies_is_a_matter_of_trying_again() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
     world.ledgers.bookies = False
@@ -425,7 +426,7 @@ async def test_opening_without_bookies_is_a_matter_of_trying_again() -> None:
 
 @pytest.mark.parametrize("fault", list(Fault))
 async def test_lost_requests_and_replies_of_metadata_change_nothing(fault: Fault) -> None:
-    world = World()
+    world = ClusterState()
     chance = random.Random(7)
     bitten = 0
 
@@ -446,7 +447,7 @@ async def test_lost_requests_and_replies_of_metadata_change_nothing(fault: Fault
 
 
 async def test_a_change_by_somebody_else_under_our_epoch_is_kept() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
         store = world.store()
@@ -461,7 +462,7 @@ async def test_a_change_by_somebody_else_under_our_epoch_is_kept() -> None:
 
 
 async def test_a_deleted_topic_fences_its_log() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait(*NAMES[:4])
         store = world.store()
@@ -477,7 +478,7 @@ async def test_a_deleted_topic_fences_its_log() -> None:
 
 
 async def test_close_waits_for_what_is_outstanding() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         topic.append(*NAMES)
         await topic.log.close()
@@ -492,7 +493,7 @@ async def test_close_waits_for_what_is_outstanding() -> None:
 
 
 async def test_an_untouched_log_closes_without_a_trace() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world):
         pass
     assert world.ledgers.ledgers == {}
@@ -500,7 +501,7 @@ async def test_an_untouched_log_closes_without_a_trace() -> None:
 
 
 async def test_cancelling_run_reports_what_is_outstanding() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
         world.ledgers.hold()
@@ -513,7 +514,7 @@ async def test_cancelling_run_reports_what_is_outstanding() -> None:
 
 
 async def test_a_ledger_that_vanishes_under_the_writer_fences_it() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
         del world.ledgers.ledgers[topic.log.confirmed.ledger]
@@ -523,7 +524,7 @@ async def test_a_ledger_that_vanishes_under_the_writer_fences_it() -> None:
 
 
 async def test_dropped_ledgers_that_are_gone_already_do_no_harm() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
     store = world.store()
@@ -538,7 +539,7 @@ async def test_dropped_ledgers_that_are_gone_already_do_no_harm() -> None:
         assert topic.log.confirmed.ledger > 4711, "ids exceed every ledger the topic ever had"
 
 
-async def open_log(world: World) -> Log:
+async def open_log(world: ClusterState) -> Log:
     return await Log.open(
         TOPIC,
         store=world.store(),
@@ -550,7 +551,7 @@ async def open_log(world: World) -> Log:
 
 
 async def test_open_needs_no_running_task() -> None:
-    log = await open_log(World())
+    log = await open_log(ClusterState())
     topic = TopicLog(log, EntryCache(1000))
     topic.append("early")
     async with asyncio.TaskGroup() as tasks:

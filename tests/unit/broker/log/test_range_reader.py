@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of, texts_of
-from fakes.topic_log import SMALL, World, opened
+from fakes.topic_log import SMALL, opened
 from support import wait_until
 
 from magnetar.broker.log.position import EARLIEST, Position
@@ -16,7 +17,7 @@ NAMES = [f"m{number}" for number in range(23)]
 
 @pytest.mark.parametrize("cached", [True, False])
 async def test_reads_are_bounded_by_entries_and_bytes_but_return_one(cached: bool) -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         if cached:
             topic.log.watch(lambda: None, read_position=lambda: EARLIEST)
@@ -34,7 +35,7 @@ async def test_reads_are_bounded_by_entries_and_bytes_but_return_one(cached: boo
 
 
 async def test_catching_up_reads_ranges_not_entries() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
         world.ledgers.reads.clear()
@@ -44,7 +45,7 @@ async def test_catching_up_reads_ranges_not_entries() -> None:
 
 
 async def test_readers_at_the_end_are_served_from_memory() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES[:10])
         assert len(topic.cache) == 0, "cached though nobody reads"
@@ -75,7 +76,7 @@ async def test_readers_at_the_end_are_served_from_memory() -> None:
 
 
 async def test_a_reader_far_behind_does_not_fill_the_cache() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, config=replace(SMALL, ledger_entries_max=100_000)) as topic:
         for _ in range(1002):
             topic.append("x")
@@ -86,7 +87,7 @@ async def test_a_reader_far_behind_does_not_fill_the_cache() -> None:
 
 
 async def test_what_was_read_before_a_failure_is_returned_and_the_failure_comes_next() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
         world.ledgers.unreadable.add((2, 1))
@@ -101,7 +102,7 @@ async def test_what_was_read_before_a_failure_is_returned_and_the_failure_comes_
 
 
 async def test_search_finds_the_first_entry_past_a_time() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         for number, name in enumerate(NAMES):
             topic.append_view(entry_of(name, publish_time_ms=100 + 10 * number), name)
@@ -115,7 +116,7 @@ async def test_search_finds_the_first_entry_past_a_time() -> None:
 
 
 async def test_an_unused_log_reads_nothing() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         assert await topic.contents() == []
         assert topic.log.confirmed == EARLIEST
@@ -124,7 +125,7 @@ async def test_an_unused_log_reads_nothing() -> None:
 
 
 async def test_reads_go_on_while_the_ledger_is_sealed_and_after_the_log_has_ended() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES[:5])
         await topic.log.close()

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
-from fakes.topic_log import SMALL, TOPIC, World, opened, opened_cursors
+from fakes.topic_log import SMALL, TOPIC, opened, opened_cursors
 from fakes.topics import opened_topic, publish
 from support import wait_until
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-async def change(world: World, change: Callable[[TopicRecord], TopicRecord]) -> None:
+async def change(world: ClusterState, change: Callable[[TopicRecord], TopicRecord]) -> None:
     """As an administrator, or years of use, would."""
     store = world.store()
     found = await store.get(topic_path(TOPIC))
@@ -50,7 +51,7 @@ def stuffed(record: TopicRecord) -> TopicRecord:
     return replace(record, properties={"note": note + "x" * spare})
 
 
-async def with_many_ledgers(world: World, count: int) -> None:
+async def with_many_ledgers(world: ClusterState, count: int) -> None:
     """A topic that holds "a" in its last ledger, before which it had many."""
     world.ledgers.next_id(count)
     async with opened(world) as topic:
@@ -61,7 +62,7 @@ async def with_many_ledgers(world: World, count: int) -> None:
 
 
 async def test_a_record_that_outgrows_its_limit_ends_the_log_with_its_name() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
     await change(world, stuffed)
@@ -79,7 +80,7 @@ async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_write
 ):
     last_takes = SMALL.ledger_entries_max * ledger_size_factor(LEDGERS_MAX)
 
-    world = World()
+    world = ClusterState()
     await with_many_ledgers(world, LEDGERS_MAX - 1)
     async with opened_topic(world) as it:
         handle, session = await it.produce("p")
@@ -106,7 +107,7 @@ async def test_ledgers_grow_with_their_number() -> None:
     assert ledger_size_factor(0) == ledger_size_factor(LEDGERS_PER_STEP - 1) == 1
     assert ledger_size_factor(LEDGERS_PER_STEP) == 2
 
-    world = World()
+    world = ClusterState()
     await with_many_ledgers(world, LEDGERS_PER_STEP - 1)
     names = [str(number) for number in range(SMALL.ledger_entries_max * 5)]
     async with opened(world) as topic:
@@ -118,7 +119,7 @@ async def test_ledgers_grow_with_their_number() -> None:
 
 
 async def test_subscriptions_have_room_of_their_own() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         size = SUBSCRIPTIONS_BYTES_MAX // 2
         await cursors.ensure("first", EARLIEST, {"note": "x" * size})
@@ -160,7 +161,7 @@ class WithBadMetadata(FakeLedgers):
 
 
 async def test_a_ledger_that_cannot_be_deleted_does_not_keep_others_in_the_record() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
     waiting = tuple(LedgerId(number) for number in range(100, 105))

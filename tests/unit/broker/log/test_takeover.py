@@ -13,18 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.ledgers import BrokerDied, FakeLedgers, Steps
-from fakes.topic_log import (
-    QUICK,
-    SMALL,
-    TOPIC,
-    SteppingStore,
-    World,
-    opened,
-    opened_cursors,
-    reported,
-)
+from fakes.topic_log import QUICK, SMALL, TOPIC, SteppingStore, opened, opened_cursors, reported
 from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
@@ -173,7 +165,7 @@ class Script:
         await self.ack(one, 9)
 
 
-async def live_and_die(world: World, steps: Steps, told: Told) -> None:
+async def live_and_die(world: ClusterState, steps: Steps, told: Told) -> None:
     """Run the script: a broker that vanishes without closing, then one that takes over and closes.
     It ends by itself, by its death, or by being fenced."""
     try:
@@ -193,7 +185,9 @@ async def live_and_die(world: World, steps: Steps, told: Told) -> None:
 
 
 @contextlib.asynccontextmanager
-async def life(world: World, steps: Steps, told: Told, *, close: bool) -> AsyncIterator[Script]:
+async def life(
+    world: ClusterState, steps: Steps, told: Told, *, close: bool
+) -> AsyncIterator[Script]:
     store = SteppingStore(world.tree, steps)
     async with contextlib.AsyncExitStack() as stack:
         topic, cursors = await enter(stack, world, steps, store)
@@ -205,7 +199,7 @@ async def life(world: World, steps: Steps, told: Told, *, close: bool) -> AsyncI
 
 
 async def enter(
-    stack: contextlib.AsyncExitStack, world: World, steps: Steps, store: SteppingStore
+    stack: contextlib.AsyncExitStack, world: ClusterState, steps: Steps, store: SteppingStore
 ) -> tuple[TopicLog, Cursors]:
     """Take the topic over; where that is a matter of trying again, try once more."""
     for attempt in range(2):
@@ -232,7 +226,7 @@ def assert_kept(told: Told, texts: list[str]) -> None:
     assert answered == [name for name in texts if name in answered], "an answered entry is lost"
 
 
-async def inspect(world: World, told: Told) -> None:
+async def inspect(world: ClusterState, told: Told) -> None:
     """The next owner's view."""
     async with opened(world, config=CONFIG) as topic:
         assert_kept(told, await topic.contents())
@@ -264,7 +258,7 @@ def assert_subscriptions(told: Told, cursors: Cursors, stored: set[Position]) ->
             assert acked <= expected.may, f"{name}: acknowledged by nobody"
 
 
-async def assert_tidy(world: World) -> None:
+async def assert_tidy(world: ClusterState) -> None:
     """Every ledger is in the record, but for one of each kind that a death left unrecorded."""
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
@@ -282,7 +276,7 @@ async def assert_tidy(world: World) -> None:
 
 def steps_of_a_whole_life() -> list[str]:
     async def main() -> list[str]:
-        world, steps, told = World(), Steps(), Told()
+        world, steps, told = ClusterState(), Steps(), Told()
         await live_and_die(world, steps, told)
         assert told.finished
         await inspect(world, told)
@@ -314,7 +308,7 @@ def test_a_broker_dies_at_any_call(after: bool) -> None:
     for number in range(count):
 
         async def main(number: int = number) -> bool:
-            world, steps, told = World(), Steps(number, after=after), Told()
+            world, steps, told = ClusterState(), Steps(number, after=after), Told()
             await live_and_die(world, steps, told)
             await inspect(world, told)
             return steps.dead
@@ -328,7 +322,7 @@ def test_a_call_that_fails_changes_nothing(after: bool) -> None:
     for number in range(len(steps_of_a_whole_life())):
 
         async def main(number: int = number) -> None:
-            world, steps, told = World(), Steps(number, after=after, fails=True), Told()
+            world, steps, told = ClusterState(), Steps(number, after=after, fails=True), Told()
             await live_and_die(world, steps, told)
             assert told.finished, f"given up after the failure of {steps.taken[number]}"
             await inspect(world, told)
@@ -343,7 +337,7 @@ def test_a_broker_is_overtaken_at_any_call() -> None:
     for number in range(count):
 
         async def main(number: int = number) -> None:
-            world, told = World(), Told()
+            world, told = ClusterState(), Told()
             overtake = asyncio.Event()
             steps = Steps(on_step=lambda step: overtake.set() if step == number else None)
 
@@ -375,7 +369,7 @@ def test_a_broker_is_overtaken_at_any_call() -> None:
 
 
 async def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
-    world = World()
+    world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
     slow = await OwnedRecord.take(TOPIC, world.store())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.broker import Cluster, running_broker
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,7 +55,7 @@ class Scene:
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
     """Three messages of the topic `t` are published, one is delivered and none acknowledged."""
-    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
         await client.produce("t")
         await client.subscribe("t", "s", subType=pb.CommandSubscribe.Shared)
         for number in range(3):

@@ -7,7 +7,8 @@ import asyncio
 import httpx
 import pytest
 from fakes.admin import admin_of
-from fakes.broker import Cluster, RunningBroker, running_broker
+from fakes.broker import RunningBroker, running_broker
+from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 from fastapi import FastAPI
 
@@ -24,7 +25,7 @@ async def get(broker: RunningBroker, path: str) -> httpx.Response:
 
 
 async def test_the_statistics_of_a_topic() -> None:
-    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
         await client.produce("t", producer_name="me")
         await client.subscribe("t", "s")
         for number in range(3):
@@ -44,7 +45,7 @@ async def test_the_statistics_of_a_topic() -> None:
     [("public/default/nobody", 404, "nobody"), ("public/%20/t", 412, "name")],
 )
 async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> None:
-    async with running_broker(Cluster()) as broker:
+    async with running_broker(ClusterState()) as broker:
         found = await get(broker, path)
         assert found.status_code == status
         assert text in found.json()["reason"]
@@ -53,7 +54,7 @@ async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> N
 
 @pytest.mark.parametrize(("topic", "quoted"), [("t", "t"), ("a?b#50% ü", "a%3Fb%2350%25%20%C3%BC")])
 async def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> None:
-    cluster = Cluster()
+    cluster = ClusterState()
     async with (
         running_broker(cluster, 0) as first,
         running_broker(cluster, 1) as second,
@@ -78,7 +79,7 @@ async def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> N
 
 
 async def test_create_answers_conflict_for_an_existing_topic() -> None:
-    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         assert (await admin.put(T)).status_code == 204
         again = await admin.put(T)
         assert again.status_code == 409
@@ -88,7 +89,7 @@ async def test_create_answers_conflict_for_an_existing_topic() -> None:
 
 
 async def test_a_subscription_from_creation_to_deletion() -> None:
-    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         one = f"{T}/subscription/a%2Fb"  # slashes are part of the name
         assert (await admin.put(one)).status_code == 204, "it creates the topic, too"
         assert (await admin.put(one)).status_code == 409
@@ -103,7 +104,7 @@ async def test_a_subscription_from_creation_to_deletion() -> None:
 
 async def test_delete_of_a_subscription_in_use_needs_force() -> None:
     async with (
-        running_broker(Cluster()) as broker,
+        running_broker(ClusterState()) as broker,
         wire_to(broker, "pulsar") as client,
         admin_of(broker) as admin,
     ):
@@ -149,7 +150,7 @@ S = f"{T}/subscription/s"
 async def test_a_wrong_request_is_refused_with_what_was_expected(
     method: str, path: str, body: bytes | None, status: int, reason: str
 ) -> None:
-    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         await admin.put(T)
         headers = {} if body is None else {"content-type": "application/json"}
         answer = await admin.request(method, path, content=body, headers=headers)
@@ -159,7 +160,7 @@ async def test_a_wrong_request_is_refused_with_what_was_expected(
 
 
 async def test_a_body_of_another_type_is_refused() -> None:
-    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         body, headers = b'{"ledgerId": -1, "entryId": -1}', {"content-type": "text/plain"}
         answer = await admin.post(f"{S}/resetcursor", content=body, headers=headers)
         assert answer.status_code == 400
@@ -176,7 +177,7 @@ async def test_a_body_of_another_type_is_refused() -> None:
     ],
 )
 async def test_a_large_body_is_refused_unread(headers: dict[str, str], status: int) -> None:
-    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         request = admin.build_request("POST", f"{S}/resetcursor", content=b"")
         for name in ("content-length", "transfer-encoding"):
             request.headers.pop(name, None)
@@ -199,7 +200,7 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
 
 
 async def test_the_api_page_needs_no_internet() -> None:
-    async with running_broker(Cluster()) as broker:
+    async with running_broker(ClusterState()) as broker:
         transport = httpx.ASGITransport(app=admin_app(broker.broker))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             page = await client.get("/docs")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.broker import Cluster, running_broker
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.wire import wire_to
 
@@ -57,7 +58,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
         await client.produce("t")
         await subscriptions.create_subscription(broker.broker, TOPIC, "s", EARLIEST)
         topic = await broker.broker.topic(TOPIC)

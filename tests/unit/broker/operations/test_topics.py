@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.broker import Cluster, running_broker
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
 from magnetar.broker.errors import TopicExists, TopicNotFound
@@ -19,7 +20,7 @@ TOPIC = TopicName.parse("t")
 
 
 async def test_topics_are_listed_in_full_and_sorted() -> None:
-    async with running_broker(Cluster()) as broker:
+    async with running_broker(ClusterState()) as broker:
         for name in ("b", "a?", "tenant/other/c"):
             await create_topic(broker.broker, TopicName.parse(name))
         default = await list_topics(broker.broker, NamespaceName.parse("public/default"))
@@ -29,7 +30,7 @@ async def test_topics_are_listed_in_full_and_sorted() -> None:
 
 
 async def test_one_of_two_creations_at_the_same_time_succeeds() -> None:
-    async with running_broker(Cluster()) as broker:
+    async with running_broker(ClusterState()) as broker:
         outcomes: list[str] = []
 
         async def create() -> None:
@@ -46,7 +47,7 @@ async def test_one_of_two_creations_at_the_same_time_succeeds() -> None:
 
 
 async def test_a_created_topic_survives_its_broker() -> None:
-    cluster = Cluster()
+    cluster = ClusterState()
     async with running_broker(cluster) as broker:
         await create_topic(broker.broker, TOPIC)
     async with running_broker(cluster, 1) as broker:
@@ -57,7 +58,7 @@ async def test_a_created_topic_survives_its_broker() -> None:
 async def test_internal_stats_count_ledgers_and_acknowledged_ranges() -> None:
     small = LogConfig(ledger_entries_max=2, ledger_age_s_min=0.0)
     async with (
-        running_broker(Cluster(), log_config=small) as broker,
+        running_broker(ClusterState(), log_config=small) as broker,
         wire_to(broker, "pulsar") as client,
     ):
         with pytest.raises(TopicNotFound):

@@ -348,14 +348,14 @@ async def test_a_producer_that_closes_can_be_opened_again_under_its_id() -> None
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
-        here.world.hold()
+        here.ledgers.hold()
         await client.publish()  # the close waits for its receipt
         await client.send(pb.CommandCloseProducer(producer_id=1, request_id=100))
         refused = await client.produce(TOPIC)
         assert refused.error == pb.ServiceNotReady
         assert "closing" in refused.message
         await client.publish(sequence_id=1)  # dropped: the client has closed the producer
-        here.world.release()
+        here.ledgers.release()
         assert (await client.expect(pb.CommandSendReceipt)).sequence_id == 0
         assert (await client.expect(pb.CommandSuccess)).request_id == 100
         assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)

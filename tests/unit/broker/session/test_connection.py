@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.entries import entry_of, texts_of
 from fakes.place import PENDING_BYTES_MAX, Place, place
-from fakes.stray import strays_once
 from support import settle, wait_until
 
 from magnetar.broker.dispatch.permits import Limits
@@ -23,7 +22,7 @@ from magnetar.broker.session.context import DELIVERY_BYTES_MAX
 from magnetar.broker.session.session import KEEPALIVE_S
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, Ownership, TopicRecord
-from magnetar.metadata.store import ABSENT
+from magnetar.metadata.store import ABSENT, Versioned
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import strip_broker_metadata
@@ -124,7 +123,7 @@ async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
     async with place() as here:
         client, other = await here.client(), await here.client()
         await client.produce(TOPIC, producer_name="me")
-        here.world.bookies = False
+        here.ledgers.bookies = False
         text = "x" * 1_000
         count = 100
 
@@ -142,7 +141,7 @@ async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
             asked = tasks.create_task(other.ended())  # keeps the other one alive
             await asyncio.sleep(5 * KEEPALIVE_S)
             assert not here.serving[0].done()
-            here.world.bookies = True
+            here.ledgers.bookies = True
             async with asyncio.timeout(60):
                 for number in range(count):
                     assert (await client.expect(pb.CommandSendReceipt)).sequence_id == number
@@ -245,7 +244,7 @@ async def idle(here: Place, client: WireClient) -> None:
 
 
 async def opening(here: Place, client: WireClient) -> None:
-    here.world.bookies = False
+    here.ledgers.bookies = False
     await client.send(pb.CommandProducer(topic=TOPIC, producer_id=9, request_id=9))
     await client.send(
         pb.CommandSubscribe(
@@ -260,14 +259,14 @@ async def opening(here: Place, client: WireClient) -> None:
 
 async def publishing(here: Place, client: WireClient) -> None:
     await client.produce(TOPIC, producer_id=9)
-    here.world.hold()
+    here.ledgers.hold()
     for number in range(5):
         await client.publish(producer_id=9, sequence_id=number)
 
 
 async def publishing_too_much(here: Place, client: WireClient) -> None:
     await client.produce(TOPIC, producer_id=9)
-    here.world.bookies = False
+    here.ledgers.bookies = False
     await client.publish("x" * 2 * PENDING_BYTES_MAX, producer_id=9)
 
 
@@ -285,7 +284,7 @@ async def acknowledging(here: Place, client: WireClient) -> None:
     await client.produce(TOPIC, producer_id=9)
     await client.publish(producer_id=9)
     receipt = await client.expect(pb.CommandSendReceipt)
-    here.world.hold()
+    here.ledgers.hold()
     await client.send(
         pb.CommandAck(
             consumer_id=1,
@@ -353,12 +352,12 @@ async def test_a_client_that_vanishes_leaves_nothing(
         await settle(100)
         await client.wire.break_off()
         if healed:
-            here.world.bookies = True
-            here.world.release()
+            here.ledgers.bookies = True
+            here.ledgers.release()
         await asyncio.wait([here.serving[1]], timeout=2 * REQUEST_TIMEOUT_S)
         assert here.serving[1].done(), "the connection is still served"
-        here.world.bookies = True
-        here.world.release()
+        here.ledgers.bookies = True
+        here.ledgers.release()
         await wait_until(
             lambda: names(asyncio.all_tasks() - before) == [], what="that no task is left"
         )
@@ -449,7 +448,7 @@ async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
         await client.subscribe(TOPIC)
         await client.flow(10)
         message = await client.expect(pb.CommandMessage)
-        here.world.hold()
+        here.ledgers.hold()
         ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
         ack.message_id.append(message.message_id)
         await client.send(ack)
@@ -459,45 +458,37 @@ async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
         again = await client.subscribe(TOPIC)
         assert isinstance(again, pb.CommandSuccess)
         assert len(here.topic.subscriptions["s"].consumers) == 1
-        here.world.release()
+        here.ledgers.release()
 
 
-async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken() -> None:
     """Its new owner would be fenced."""
 
     async def refused(here: Place, name: TopicName) -> None:
         with pytest.raises(NotOwner):
             await here.broker.topic(name, create=False)
 
-    looked, gone = asyncio.Event(), asyncio.Event()
-
-    async def exists(_: TopicName) -> bool:
-        looked.set()
-        await gone.wait()
-        return True
-
     async with place() as here:
-        name, store = TopicName.parse(TOPIC), here.broker._store
+        name, store = TopicName.parse(TOPIC), here.store
         await here.broker.locate(name, authoritative=True)
         bundle = here.broker.policies.bundle_of(name)
-        monkeypatch.setattr(here.broker, "exists", exists)
+        record = codec.encode_topic(TopicRecord(epoch=3))
+        await store.put(topic_path(name), record, expected=ABSENT)
+        look = ("get", topic_path(name))
+        gone = store.gates[look] = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(refused(here, name))
-            await looked.wait()
+            await wait_until(lambda: store.held == [look])
             path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
             other = Ownership(BrokerId("other"), "1" * 32, 7)
             await store.put(path, codec.encode_ownership(other), expected=0)
             await wait_until(lambda: not here.broker._owners.holds(bundle))
             gone.set()
-        assert await store.get(topic_path(name)) is None, "its epoch was bumped"
+        assert await store.get(topic_path(name)) == Versioned(record, 0), "its epoch was bumped"
 
 
 @pytest.mark.parametrize("opening", [False, True])
-async def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(
-    monkeypatch: pytest.MonkeyPatch, opening: bool
-) -> None:
+async def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(opening: bool) -> None:
     """The deletion takes so long that its consumer is closed and its number used again."""
     other = TOPIC[:-1] + "u"
 
@@ -507,14 +498,15 @@ async def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(
         await client.publish("a")
         await client.expect(pb.CommandSendReceipt)
         await client.subscribe(TOPIC)
-        deletes, creates = asyncio.Event(), asyncio.Event()
-        waiting = hold_puts(monkeypatch, here, {TOPIC: deletes, other: creates})
+        delete, create = (("put", topic_path(TopicName.parse(each))) for each in (TOPIC, other))
+        deletes = here.store.gates[delete] = asyncio.Event()
+        creates = here.store.gates[create] = asyncio.Event()
         await client.send(pb.CommandUnsubscribe(consumer_id=1, request_id=100))
-        await wait_until(lambda: waiting == [TOPIC])
+        await wait_until(lambda: here.store.held == [delete])
         await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(client.send(subscribing(other, 101)))
-            await wait_until(lambda: waiting == [TOPIC, other])
+            await wait_until(lambda: here.store.held == [delete, create])
             for event in (deletes, creates) if opening else (creates, deletes):
                 event.set()
                 await settle()
@@ -536,30 +528,12 @@ def subscribing(topic: str, request_id: int) -> pb.CommandSubscribe:
     )
 
 
-def hold_puts(
-    monkeypatch: pytest.MonkeyPatch, here: Place, events: dict[str, asyncio.Event]
-) -> list[str]:
-    """Changes of these topics' records wait for their events; returns those that do, or did."""
-    store, waiting = here.broker._store, []
-    topics = {topic_path(TopicName.parse(topic)): topic for topic in events}
-    put = store.put
-
-    async def held(path: str, value: bytes, *, expected: int) -> int:
-        if path in topics:
-            waiting.append(topics[path])
-            await events[topics[path]].wait()
-        return await put(path, value, expected=expected)
-
-    monkeypatch.setattr(store, "put", held)
-    return waiting
-
-
-async def test_a_request_whose_work_was_cancelled_by_somebody_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_whose_work_was_cancelled_by_somebody_is_answered() -> None:
     async with place() as here:
         client = await here.client()
-        monkeypatch.setattr(here.broker, "topic", strays_once(here.broker.topic))
+        bundle = here.broker.policies.bundle_of(TopicName.parse(TOPIC))
+        path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
+        here.store.strays.add(("get", path))
         refused = await client.produce(TOPIC)
         assert refused.error == pb.ServiceNotReady
         assert here.connections[0]._session.requests == 0

@@ -102,14 +102,14 @@ async def test_requests_beside_one_with_a_bug_leave_nothing(
     async with place() as here:
         here.endpoint.make_authenticator = lambda: OnlySlow(bug, grants_only=True)
         client = await here.client()
-        here.world.bookies = False
+        here.ledgers.bookies = False
         bodies = [
             pb.CommandProducer(topic=name, producer_id=number, request_id=number)
             for number, name in enumerate((slow, TOPIC))
         ]
         await client.wire.send(b"".join(map(framing.encode_command, bodies)))
         assert await client.ended() == []
-        here.world.bookies = True
+        here.ledgers.bookies = True
         await here.serving[0]
         assert here.endpoint.failures == 1
         for topic in here.broker.topics:

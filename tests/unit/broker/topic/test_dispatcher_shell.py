@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.sessions import FakeConsumerSession
-from fakes.topic_log import World
 from fakes.topics import CLIENT, opened_topic
 from support import settle, wait_until
 
@@ -156,7 +156,7 @@ class Shell:
 @contextlib.asynccontextmanager
 async def opened_shell() -> AsyncIterator[Shell]:
     shell = Shell()
-    async with opened_topic(World()) as it, asyncio.TaskGroup() as tasks:
+    async with opened_topic(ClusterState()) as it, asyncio.TaskGroup() as tasks:
         await it.publish("a", "b", "c")
         shell.subscription = Subscription(
             "t",
@@ -345,7 +345,7 @@ async def test_join_numbers_ascend_and_are_not_given_twice() -> None:
 
 
 async def test_second_exclusive_consumer_joins_when_the_first_does_not_answer() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a")
         _, dead = await it.subscribe(session=FakeConsumerSession(alive=False))
         _, session = await it.subscribe()

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import texts_of
 from fakes.sessions import FakeConsumerSession
-from fakes.topic_log import SMALL, World
+from fakes.topic_log import SMALL
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
@@ -29,12 +30,13 @@ from magnetar.broker.errors import (
     ReadFailed,
     SubscriptionFenced,
 )
+from magnetar.broker.log.log import TAIL_ENTRIES_MAX, LogConfig
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.topic.contract import CloseReason, InitialPosition, SubscriptionType
-from magnetar.broker.topic.subscription import all_of
+from magnetar.broker.topic.subscription import RETURN_S, all_of
 
 if TYPE_CHECKING:
-    from fakes.topics import TopicWorld
+    from fakes.topics import TopicRig
 
     from magnetar.broker.topic.consumer import ConsumerHandle
 
@@ -42,7 +44,7 @@ EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
 TEXTS = [f"m{number}" for number in range(23)]
 
 
-def whys(it: TopicWorld, name: str = "s") -> set[Why]:
+def whys(it: TopicRig, name: str = "s") -> set[Why]:
     return {reason.why for reason in it.topic.explain(name)}
 
 
@@ -54,7 +56,7 @@ async def delivered(session: FakeConsumerSession, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
 async def test_consumer_gets_backlog_then_new_entries(kind: SubscriptionType) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(kind=kind)
         await delivered(session, TEXTS)
@@ -66,7 +68,7 @@ async def test_consumer_gets_backlog_then_new_entries(kind: SubscriptionType) ->
 
 
 async def test_catch_up_reads_ranges_from_bookies() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(SMALL, ledger_entries_max=1_000)
     texts = [str(number) for number in range(500)]
     async with opened_topic(world, config=config) as it:
@@ -77,20 +79,21 @@ async def test_catch_up_reads_ranges_from_bookies() -> None:
         assert len(world.ledgers.reads) <= 6, "not in ranges"
 
 
-async def test_tailing_consumer_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.broker.log.log.TAIL_ENTRIES_MAX", 5)
-    world = World()
-    async with opened_topic(world) as it:
-        await it.publish(*TEXTS)
-        _, session = await it.subscribe(initial=InitialPosition.LATEST)
-        for text in TEXTS:
-            await it.publish(text)
-        await delivered(session, TEXTS)
+async def test_tailing_consumer_reads_nothing_from_bookies() -> None:
+    """However much was published before, and during the reads."""
+    world = ClusterState()
+    texts = [str(number) for number in range(TAIL_ENTRIES_MAX + 100)]
+    async with opened_topic(world, config=LogConfig()) as it:
+        await it.publish(*texts)
+        _, session = await it.subscribe(initial=InitialPosition.LATEST, permits=len(texts))
+        for first in range(0, len(texts), 100):
+            await it.publish(*texts[first : first + 100])
+            await delivered(session, texts[: first + 100])
         assert world.ledgers.reads == []
 
 
 async def test_read_is_bounded_in_bytes() -> None:
-    async with opened_topic(World(), limits=Limits(read_bytes=2_500)) as it:
+    async with opened_topic(ClusterState(), limits=Limits(read_bytes=2_500)) as it:
         texts = [str(number) * 1_000 for number in range(9)]
         await it.publish(*texts)
         _, session = await it.subscribe()
@@ -99,7 +102,7 @@ async def test_read_is_bounded_in_bytes() -> None:
 
 
 async def test_unwritable_connection_causes_no_read() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, cache_bytes=0) as it:
         await it.publish(*TEXTS)
         session = FakeConsumerSession(room=False)
@@ -114,7 +117,7 @@ async def test_unwritable_connection_causes_no_read() -> None:
 
 
 async def test_permits_limit_deliveries() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(permits=0)
         assert whys(it) == {Why.NO_PERMITS}
@@ -127,7 +130,7 @@ async def test_permits_limit_deliveries() -> None:
 
 
 async def test_acknowledged_entries_are_not_redelivered_after_reopen() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
@@ -140,7 +143,7 @@ async def test_acknowledged_entries_are_not_redelivered_after_reopen() -> None:
 
 
 async def test_close_returns_when_acknowledgements_are_durable() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, close=False) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe()
@@ -153,7 +156,7 @@ async def test_close_returns_when_acknowledgements_are_durable() -> None:
 
 
 async def test_ack_receipt_comes_once_when_every_part_is_durable() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, close=False) as it:
         await it.publish("a", "b c d", "e f", "g", batches=True)
         handle, session = await it.subscribe(kind=SHARED)
@@ -187,7 +190,7 @@ def test_joint_receipt_waits_for_all_parts_and_reports_first_failure() -> None:
 
 
 async def test_impossible_acknowledgements_are_refused() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a")
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, ["a"])
@@ -204,7 +207,7 @@ async def test_impossible_acknowledgements_are_refused() -> None:
 
 
 async def test_second_exclusive_consumer_replaces_only_a_dead_one() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         first, session = await it.subscribe()
         with pytest.raises(ConsumerBusy):
@@ -226,7 +229,7 @@ async def test_second_exclusive_consumer_replaces_only_a_dead_one() -> None:
 
 
 async def test_subscription_type_changes_after_all_consumers_left() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
@@ -240,7 +243,7 @@ async def test_subscription_type_changes_after_all_consumers_left() -> None:
 
 @pytest.mark.parametrize("kind", [SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED])
 async def test_unsupported_subscription_requests_are_not_allowed(kind: SubscriptionType) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=kind.title):
             await it.subscribe(kind=kind)
         with pytest.raises(NotAllowed):
@@ -251,7 +254,7 @@ async def test_unsupported_subscription_requests_are_not_allowed(kind: Subscript
 
 
 async def test_shared_consumer_gets_pending_entries_of_a_closed_one() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         texts = [str(number) for number in range(100)]
         one, first = await it.subscribe(kind=SHARED, permits=1_000)
         _, second = await it.subscribe(kind=SHARED, permits=1_000)
@@ -269,7 +272,7 @@ async def test_shared_consumer_gets_pending_entries_of_a_closed_one() -> None:
 
 
 async def test_redelivery_request_redelivers_with_counts_and_epoch() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS[:6])
         shared, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS[:6])
@@ -288,7 +291,7 @@ async def test_redelivery_request_redelivers_with_counts_and_epoch() -> None:
 async def test_redelivery_leaves_out_entries_acknowledged_while_tailing(
     kind: SubscriptionType,
 ) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe(kind=kind)
         await it.publish("a", "b", "c")
         await delivered(session, list("abc"))
@@ -304,7 +307,7 @@ async def test_redelivery_leaves_out_entries_acknowledged_while_tailing(
 async def test_redelivery_of_a_batch_carries_acks_made_while_tailing(
     kind: SubscriptionType,
 ) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe(kind=kind)
         await it.publish("a", "b c d", "e", batches=True)
         await delivered(session, list("abcde"))
@@ -316,7 +319,7 @@ async def test_redelivery_of_a_batch_carries_acks_made_while_tailing(
 
 
 async def test_cumulative_ack_inside_a_batch_keeps_its_ack_set() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.subscribe()
         await it.publish("a", "b c d", "e", batches=True)
         await delivered(session, list("abcde"))
@@ -328,7 +331,7 @@ async def test_cumulative_ack_inside_a_batch_keeps_its_ack_set() -> None:
 
 
 async def test_scattered_redelivery_reads_from_bookies_in_order() -> None:
-    world = World()
+    world = ClusterState()
     config = replace(SMALL, ledger_entries_max=50)
     texts = [str(number) for number in range(200)]
     async with opened_topic(world, config=config) as it:
@@ -342,12 +345,8 @@ async def test_scattered_redelivery_reads_from_bookies_in_order() -> None:
         await delivered(session, [*texts, *map(str, wanted)])
 
 
-async def test_unreadable_entry_is_retried_until_it_can_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("magnetar.broker.topic.read_loop.RETRY_S_FIRST", 0.001)
-    monkeypatch.setattr("magnetar.broker.topic.read_loop.RETRY_S_MAX", 0.002)
-    world = World()
+async def test_unreadable_entry_is_retried_until_it_can_be_read() -> None:
+    world = ClusterState()
     async with opened_topic(world) as it:
         positions = await it.publish(*TEXTS)
     world.ledgers.unreadable.add(tuple(positions[7]))
@@ -361,7 +360,7 @@ async def test_unreadable_entry_is_retried_until_it_can_be_read(
 
 
 async def test_seek_by_id_closes_all_consumers_and_moves_the_cursor() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         positions = await it.publish(*TEXTS)
         one, first = await it.subscribe(kind=SHARED)
         _, second = await it.subscribe(kind=SHARED, permits=0)
@@ -383,7 +382,7 @@ async def test_seek_by_id_closes_all_consumers_and_moves_the_cursor() -> None:
 
 
 async def test_seek_by_publish_time_finds_the_first_entry_at_or_after_it() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         for number in range(20):
             await it.publish(str(number), time_ms=1_000 + 10 * number)
         texts = [str(number) for number in range(20)]
@@ -395,38 +394,33 @@ async def test_seek_by_publish_time_finds_the_first_entry_at_or_after_it() -> No
             handle.close_nowait()
 
 
-async def test_failed_seek_by_time_loses_no_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failed_seek_by_time_loses_no_entry() -> None:
     """Otherwise the consumer waits without entries, and the entry is never redelivered."""
-
-    asked, over = asyncio.Event(), asyncio.Event()
-
-    async def search(_: object) -> Position:
-        asked.set()
-        await over.wait()
-        raise ReadFailed(EARLIEST, TimeoutError())
 
     async def failing(handle: ConsumerHandle) -> None:
         with pytest.raises(ReadFailed):
             await handle.seek_to_time(1)
 
-    async with opened_topic(World()) as it:
-        await it.publish(*TEXTS)
+    world = ClusterState()
+    async with opened_topic(world, cache_bytes=0) as it:
+        positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
-        monkeypatch.setattr(it.topic.log, "search", search)
+        world.ledgers.may_read.clear()
+        world.ledgers.reading.clear()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(failing(handle))
-            await asked.wait()
+            await world.ledgers.reading.wait()
             handle.acknowledge(session.positions)
-            over.set()
+            world.ledgers.unreadable.update(map(tuple, positions))
+            world.ledgers.may_read.set()
+        world.ledgers.unreadable.clear()
         _, session = await it.subscribe(kind=SHARED)
         await delivered(session, TEXTS)
 
 
 async def test_seek_during_seek_returns_subscription_fenced() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe()
         await delivered(session, TEXTS)
@@ -446,7 +440,7 @@ async def test_seek_during_seek_returns_subscription_fenced() -> None:
 
 
 async def test_unsubscribe_deletes_the_subscription() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
         one, _ = await it.subscribe(kind=SHARED)
@@ -467,7 +461,7 @@ async def test_unsubscribe_deletes_the_subscription() -> None:
 
 
 async def test_new_subscriptions_begin_at_their_initial_position() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         now = it.topic._clock.now_ms()
         positions = await it.publish(*TEXTS[:10], time_ms=now - 60_000)
         await it.publish(*TEXTS[10:], time_ms=now - 1_000)
@@ -487,7 +481,7 @@ async def test_new_subscriptions_begin_at_their_initial_position() -> None:
 
 
 async def test_closed_reader_leaves_no_subscription() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe("r", durable=False, start=positions[3])
@@ -505,11 +499,8 @@ async def test_closed_reader_leaves_no_subscription() -> None:
         await delivered(session, TEXTS[21:])
 
 
-async def test_reader_subscription_survives_a_seek_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("magnetar.broker.topic.subscription.RETURN_S", 0.02)
-    async with opened_topic(World()) as it:
+async def test_reader_subscription_survives_a_seek_for_a_while() -> None:
+    async with opened_topic(ClusterState()) as it:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe("r", durable=False, start=EARLIEST)
         await handle.seek(positions[20])
@@ -517,11 +508,13 @@ async def test_reader_subscription_survives_a_seek_for_a_while(
         handle, session = await it.subscribe("r", durable=False, start=LATEST)
         await delivered(session, TEXTS[20:])
         await handle.seek(EARLIEST)
+        assert it.topic.subscriptions != {}
+        await asyncio.sleep(RETURN_S)
         await wait_until(lambda: it.topic.subscriptions == {}, what="given up")
 
 
 async def test_last_message_id_names_entry_and_batch_index() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, _ = await it.subscribe()
         last = await handle.last_message_id()
         assert (last.position, last.batch_index) == (EARLIEST, -1)
@@ -563,7 +556,7 @@ class Member:
 async def test_random_joins_and_leaves_lose_no_message(seed: int) -> None:
     chance = random.Random(seed)
     limits = Limits(unacked_per_consumer=15, unacked_per_subscription=25, read_entries=7)
-    async with opened_topic(World(), limits=limits, cache_bytes=5_000) as it:
+    async with opened_topic(ClusterState(), limits=limits, cache_bytes=5_000) as it:
         acked: Counter[str] = Counter()
         texts: list[str] = []
         members = [Member(*await it.subscribe(kind=SHARED, permits=10))]

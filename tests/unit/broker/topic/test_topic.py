@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of, sends_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
-from fakes.topic_log import World
 from fakes.topics import opened_topic, publish
 from support import settle, wait_until
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 async def test_receipts_of_several_producers_each_in_order() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         one, one_session = await it.produce("one")
         two, two_session = await it.produce("two")
         for number in range(30):
@@ -51,7 +51,7 @@ async def test_receipts_of_several_producers_each_in_order() -> None:
 
 
 async def test_names_are_made_where_there_is_none() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         first, _ = await it.produce()
         second, _ = await it.produce()
         assert (first.name, second.name) == ("test-1-1", "test-1-2")
@@ -59,7 +59,7 @@ async def test_names_are_made_where_there_is_none() -> None:
 
 
 async def test_a_name_is_for_one_producer_at_a_time() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         first, session = await it.produce("p")
         with pytest.raises(ProducerBusy):
             await it.produce("p")
@@ -74,7 +74,7 @@ async def test_a_name_is_for_one_producer_at_a_time() -> None:
 
 
 async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         first, session = await it.produce()
         again = {"user_provided": False, "epoch": 1}
         with pytest.raises(ProducerBusy):
@@ -92,7 +92,7 @@ async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
 
 
 async def test_an_exclusive_producer_is_alone() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         shared, _ = await it.produce("shared")
         with pytest.raises(ProducerFenced):
             await it.produce("alone", mode=AccessMode.EXCLUSIVE)
@@ -109,7 +109,7 @@ async def test_an_exclusive_producer_is_alone() -> None:
 
 
 async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good() -> None:
-    world = World()
+    world = ClusterState()
     exclusive = AccessMode.EXCLUSIVE
     async with opened_topic(world) as it:
         first, _ = await it.produce("first", mode=exclusive)
@@ -129,7 +129,7 @@ async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good(
 
 async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
     exclusive = AccessMode.EXCLUSIVE
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         for brought in ((1 << 64) - 1, BROUGHT_EPOCH_MAX + 1):
             with pytest.raises(NotAllowed, match=str(brought)):
                 await it.produce("broken", mode=exclusive, topic_epoch=brought)
@@ -150,13 +150,13 @@ async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
 
 @pytest.mark.parametrize("mode", [AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING])
 async def test_other_access_modes_are_not_allowed_by_name(mode: AccessMode) -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=mode.title):
             await it.produce("p", mode=mode)
 
 
 async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.produce()
         publish(handle, entry_of("small"), first=0)
         publish(handle, replace(entry_of("large"), data=bytes(5_260_000)), first=1)
@@ -167,7 +167,7 @@ async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
 
 
 async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as old:
         producer, session = await old.produce("p")
         publish(producer, entry_of("first"), first=0)
@@ -199,7 +199,7 @@ async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away()
 
 
 async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowledgements() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as old:
         await old.publish("a", "b")
         handle, consumer = await old.subscribe()
@@ -215,7 +215,7 @@ async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowled
 
 
 async def test_closing_gives_the_receipts_that_are_owed() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
         _, consumer = await it.subscribe()
@@ -245,7 +245,7 @@ async def test_closing_gives_the_receipts_that_are_owed() -> None:
 async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
     """What comes while the topic closes is dropped, all of it, and sent again to the next owner."""
 
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
         await it.publish("a")
@@ -265,9 +265,8 @@ async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
         assert it.topic.log.chain.entry_count == 2
 
 
-async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magnetar.broker.topic.topic.CLOSE_TIMEOUT_S", 0.05)
-    world = World()
+async def test_closing_is_bounded_when_bookies_are_silent() -> None:
+    world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
         await it.publish("a")
@@ -280,7 +279,7 @@ async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.Mo
 
 
 async def test_subscriptions_are_found_again_and_deleted() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         await it.topic.ensure_subscription("s", EARLIEST)
         await it.topic.ensure_subscription("s", EARLIEST)
@@ -297,7 +296,7 @@ async def test_subscriptions_are_found_again_and_deleted() -> None:
 
 
 async def test_stats_say_what_there_is() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         await it.publish("a", "b c d", "e", batches=True)
         handle, session = await it.subscribe(kind=SubscriptionType.SHARED, permits=3)
         await wait_until(lambda: len(session.texts) == 4)
@@ -323,7 +322,7 @@ async def test_stats_say_what_there_is() -> None:
 
 
 async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as old:
         await old.publish("a")
         _, session = await old.produce()
@@ -336,7 +335,7 @@ async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
 
 
 async def test_back_pressure_is_the_logs() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world, config=LogConfig(pending_bytes_max=1_000)) as it:
         handle, _ = await it.produce()
         await handle.wait_room()
@@ -350,7 +349,7 @@ async def test_back_pressure_is_the_logs() -> None:
 
 
 async def test_sessions_are_not_called_after_they_left() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         producer, producer_session = await it.produce(session=FakeProducerSession())
         consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())
         publish(producer, entry_of("a"), first=0)
@@ -381,7 +380,7 @@ class WaitsFor:
 
 
 async def test_a_publish_waits_for_the_outcome_of_another_and_is_then_appended() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
         early, _ = await it.produce("early")
@@ -403,7 +402,7 @@ async def test_a_publish_waits_for_the_outcome_of_another_and_is_then_appended()
 
 
 async def test_a_producer_that_closes_gets_the_answers_for_what_is_held() -> None:
-    world = World()
+    world = ClusterState()
     async with opened_topic(world) as it:
         it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
         early, _ = await it.produce("early")
@@ -420,7 +419,7 @@ async def test_a_producer_that_closes_gets_the_answers_for_what_is_held() -> Non
 
 
 async def test_a_corrupt_entry_is_refused_and_its_neighbours_are_appended() -> None:
-    async with opened_topic(World()) as it:
+    async with opened_topic(ClusterState()) as it:
         handle, session = await it.produce()
         sends = sends_of(entry_of("a"), entry_of("b"), entry_of("c"))
         sends.checksums[1] ^= 1

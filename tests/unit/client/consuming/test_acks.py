@@ -28,7 +28,7 @@ def is_batch(entry: int) -> bool:
 Message = tuple[int, int]
 
 
-class World:
+class AckTrackerRig:
     """A tracker, what its user acknowledged, and a broker that got its groups."""
 
     def __init__(self, *, batch_indexes: bool) -> None:
@@ -127,31 +127,31 @@ STEP = st.one_of(
 def test_what_is_settled_is_exactly_what_was_acknowledged(
     steps: list[tuple[str, object]], batch_indexes: bool
 ) -> None:
-    world = World(batch_indexes=batch_indexes)
+    rig = AckTrackerRig(batch_indexes=batch_indexes)
     for step in steps:
         match step:
             case "ack", (entry, index):
-                world.acknowledge(entry, index)
+                rig.acknowledge(entry, index)
             case "cumulative", (entry, index):
-                world.acknowledge_cumulative(entry, index)
+                rig.acknowledge_cumulative(entry, index)
             case "take", bool(hurry):
-                world.take(hurry=hurry)
+                rig.take(hurry=hurry)
             case "answer", _:
-                world.answer()
+                rig.answer()
             case "fail", _:
-                world.fail()
+                rig.fail()
             case "disconnect", bool(arrived):
-                world.disconnect(arrived=arrived)
+                rig.disconnect(arrived=arrived)
             case _:
-                world.now += ACK_DELAY_S / 2
-        world.tracker.check()
-        world.look()
-    world.settle()
+                rig.now += ACK_DELAY_S / 2
+        rig.tracker.check()
+        rig.look()
+    rig.settle()
     if batch_indexes:
-        assert world.durable == world.acked
+        assert rig.durable == rig.acked
     else:
-        complete = {one for one in world.acked if world.whole(one[0])}
-        assert complete <= world.durable <= world.acked
+        complete = {one for one in rig.acked if rig.whole(one[0])}
+        assert complete <= rig.durable <= rig.acked
 
 
 def test_acknowledgements_gather_for_a_while() -> None:

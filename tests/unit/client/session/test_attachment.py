@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from fakes.client_world import TOPIC, A, B, client_among
@@ -12,24 +12,6 @@ from fakes.session_broker import UNASKED, Session
 from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.options import InitialPosition
 from magnetar.protos import pulsar_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def once_after(
-    monkeypatch: pytest.MonkeyPatch, method: str, then: Callable[[Session, Any], None]
-) -> None:
-    """The next time that a session of the fake has done `method`, it does `then` as well."""
-    original = getattr(Session, method)
-    left = [then]
-
-    def do(self: Session, body: Any, entry: object) -> None:
-        original(self, body, entry)
-        if left:
-            left.pop()(self, body)
-
-    monkeypatch.setattr(Session, method, do)
 
 
 def close_producer(session: Session, body: Any) -> None:
@@ -42,28 +24,25 @@ def close_consumer(session: Session, body: Any) -> None:
     session.send(pb.CommandCloseConsumer(consumer_id=body.consumer_id, request_id=UNASKED))
 
 
-async def test_a_producer_that_is_closed_in_the_frame_that_made_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    once_after(monkeypatch, "on_producer", close_producer)
-
+async def test_a_producer_that_is_closed_in_the_frame_that_made_it() -> None:
     async with client_among() as (client, cluster):
+        cluster.afterwards[pb.CommandProducer] = close_producer
         producer = await client.create_producer("t")
         await producer.send(b"x")
         await producer.close()
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
 
 
-async def test_acknowledgements_outlive_a_consumer_that_is_closed_in_the_frame_that_made_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_acknowledgements_outlive_a_consumer_that_is_closed_in_the_frame_that_made_it() -> (
+    None
+):
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t")
         consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)
         await producer.send(b"x")
         await consumer.acknowledge(await consumer.receive())
         subscription = cluster.topic(TOPIC).subscriptions["s"]
-        once_after(monkeypatch, "on_subscribe", close_consumer)
+        cluster.afterwards[pb.CommandSubscribe] = close_consumer
         (held,) = subscription.consumers
         close_consumer(held.session, held)
         await consumer.close()

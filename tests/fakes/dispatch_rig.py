@@ -1,5 +1,4 @@
-"""A small world around a dispatcher: a log, a cursor as plain sets, consumers that record
-deliveries.
+"""A dispatcher on a rig: a log, a cursor as plain sets, consumers that record deliveries.
 
 It executes the actions of the dispatcher. After every event it asserts the rules of every
 dispatcher:
@@ -110,7 +109,7 @@ class Member:
     active: list[bool] = field(default_factory=list)  # what the client was told, in order
 
 
-class World:
+class DispatcherRig:
     """`make` is the constructor of the dispatcher."""
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Ledger machines in a small world of their own: bookies, one metadata record, and messages that
-are delayed, reordered and lost. No asyncio: a world of 300 steps takes a few milliseconds.
+"""Ledger machines on a rig: bookies, one metadata record, and messages that are delayed, reordered
+and lost. No asyncio: a run of 300 steps takes a few milliseconds.
 
-Every request and every reply is a *delivery* in `World.flying`; each step delivers one of them,
+Every request and every reply is a *delivery* in `LedgerRig.flying`; each step delivers one of them,
 chosen by the seed, or loses it (its sender then hears TIMEOUT, whether or not it was carried out).
+A rig is one part of the product with fakes around it; `World` is the simulated cluster alone.
 The oracle sees every confirmation and holds it against what bookies and metadata hold at that
 moment.
 """
@@ -74,7 +75,7 @@ def open_metadata(quorum: Quorum, members: Sequence[Member]) -> LedgerMetadata:
 
 
 @dataclass
-class FakeBookie:
+class RigBookie:
     """What a bookie must do, in the simplest way. Durable at once; `up` says whether it answers."""
 
     member: Member
@@ -114,10 +115,12 @@ class FakeBookie:
 
 
 @dataclass
-class World:
+class LedgerRig:
+    """The bookies, the metadata and the messages of one ledger, and the oracle over them."""
+
     quorum: Quorum
     random: Random
-    bookies: dict[Member, FakeBookie]
+    bookies: dict[Member, RigBookie]
     metadata: LedgerMetadata
     version: int = 0
     loss: float = 0.0
@@ -127,15 +130,15 @@ class World:
     now: float = 0.0
 
     @classmethod
-    def build(cls, quorum: Quorum, bookies: int, random: Random, *, loss: float = 0.0) -> World:
-        everybody = {member(number): FakeBookie(member(number)) for number in range(bookies)}
+    def build(cls, quorum: Quorum, bookies: int, random: Random, *, loss: float = 0.0) -> LedgerRig:
+        everybody = {member(number): RigBookie(member(number)) for number in range(bookies)}
         candidates = [Candidate(each) for each in everybody]
         ensemble = choose_ensemble(candidates, quorum, random)
         assert ensemble is not None
         return cls(quorum, random, everybody, open_metadata(quorum, ensemble), loss=loss)
 
     def call(
-        self, to: Member, request: Callable[[FakeBookie], object], reply: Callable[[object], None]
+        self, to: Member, request: Callable[[RigBookie], object], reply: Callable[[object], None]
     ) -> None:
         """Ask a bookie. `reply` gets its answer, or BookieCode.TIMEOUT if either way was lost."""
 
@@ -240,7 +243,7 @@ class World:
 class WriterActor:
     """A writer's shell, as far as it matters: carries out actions, loses replies, closes."""
 
-    def __init__(self, world: World, limits: WriterLimits = LIMITS) -> None:
+    def __init__(self, world: LedgerRig, limits: WriterLimits = LIMITS) -> None:
         self.world = world
         self.metadata, self.version = world.metadata, world.version
         self.closed = False
@@ -357,7 +360,7 @@ class WriterActor:
 class RecoveryActor:
     """A recoverer's shell: one attempt."""
 
-    def __init__(self, world: World, limits: WriterLimits = LIMITS) -> None:
+    def __init__(self, world: LedgerRig, limits: WriterLimits = LIMITS) -> None:
         self.world = world
         self.machine: LedgerRecovery | None = None  # None: not begun, or nothing to do
         self.done = False
@@ -412,7 +415,7 @@ class RecoveryActor:
             self.carry_out(self.machine.on_spares_found(spares, self.world.now))
 
     def _ask(
-        self, to: Member, request: Callable[[FakeBookie], object], reply: Callable[[object], None]
+        self, to: Member, request: Callable[[RigBookie], object], reply: Callable[[object], None]
     ) -> None:
         self.world.call(to, request, lambda answer: None if self.dead else reply(answer))
 
@@ -431,7 +434,7 @@ class RecoveryActor:
         assert machine is not None
         limit = min(last, first + self.world.random.randrange(4))  # a bookie's own limit
 
-        def run(bookie: FakeBookie) -> object:
+        def run(bookie: RigBookie) -> object:
             answers = []
             for entry in range(first, limit + 1):
                 answers.append(bookie.read(entry, fence=True))
@@ -499,7 +502,7 @@ class RecoveryActor:
         self.done, self.result = True, stored
 
 
-def recover_fully(world: World, attempts: int = 20) -> None:
+def recover_fully(world: LedgerRig, attempts: int = 20) -> None:
     """Everybody is well again: somebody must be able to close the ledger."""
     world.loss = 0.0
     for bookie in world.bookies.values():
@@ -519,10 +522,10 @@ def recover_fully(world: World, attempts: int = 20) -> None:
 
 
 __all__ = [
-    "FakeBookie",
+    "RigBookie",
     "RecoveryActor",
     "RecoveryState",
-    "World",
+    "LedgerRig",
     "WriterActor",
     "member",
     "open_metadata",

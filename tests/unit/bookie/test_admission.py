@@ -196,7 +196,7 @@ def test_another_payload_under_the_same_id_is_a_conflict(
     admission = make(storage) if restart else admission
     assert admit(admission, add(1, 5, b"PAYLOAD")) == [CONFLICT]
     assert storage.entry(1, 5) == envelope(1, 5)
-    assert "entry offered again with other content" in caplog.text
+    assert "entry offered with other content than stored" in caplog.text
 
 
 def test_conflicts_are_counted_and_logged_once_per_ledger(
@@ -208,7 +208,7 @@ def test_conflicts_are_counted_and_logged_once_per_ledger(
         for entry in range(10):
             assert admit(admission, add(ledger, entry, b"PAYLOAD")) == [CONFLICT]
     assert admission.conflicts == 20
-    assert caplog.text.count("entry offered again with other content") == 2
+    assert caplog.text.count("entry offered with other content than stored") == 2
 
 
 def test_another_length_under_the_same_id_is_a_conflict() -> None:

@@ -1,4 +1,4 @@
-"""From the notes of readers and scrubs to marks: what a process met is told to whoever repairs."""
+"""Writes the bad copies that readers and scrubs noted into under-replication records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 REPORT_S: Final = 5.0
-"""Notes of so long are marked together: a member that lost a ledger costs one change, not one for
-each entry that was read."""
+"""Notes of this interval are recorded together: a member that lost a ledger costs one change, not
+one per entry."""
 
 
 async def report_bad_copies(bad_copies: BadCopies, marks: Marks) -> NoReturn:
-    """Until cancelled. What cannot be marked now is noted again."""
+    """Run until cancelled. Bad copies that cannot be recorded now are noted again."""
     while True:
         await asyncio.sleep(REPORT_S)
         by_ledger: defaultdict[LedgerId, list[BadCopy]] = defaultdict(list)
@@ -32,8 +32,8 @@ async def report_bad_copies(bad_copies: BadCopies, marks: Marks) -> NoReturn:
         for ledger, copies in by_ledger.items():
             try:
                 if await marks.mark_copies(ledger, copies):
-                    log.warning("bad copies marked", ledger=ledger, ranges=len(copies))
+                    log.warning("bad copies recorded", ledger=ledger, ranges=len(copies))
             except MetadataError as error:
-                log.warning("bad copies not marked", ledger=ledger, error=str(error))
+                log.warning("bad copies not recorded", ledger=ledger, error=str(error))
                 for copy in copies:
                     bad_copies.note(ledger, copy.member, copy.first_entry, copy.last_entry)

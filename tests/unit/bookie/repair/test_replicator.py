@@ -236,7 +236,7 @@ async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str)
             spare.may_ack.clear()
         await marks_of(nodes).mark_lost(before.ledger, [dead.member])
         async with replicating(nodes):
-            await noted(nodes, before.ledger, "does not take copies")
+            await noted(nodes, before.ledger, "did not store copies")
             assert await metadata_of(nodes, before.ledger) == before
             spare.judge_add = lambda _: None
             spare.may_ack.set()
@@ -253,7 +253,7 @@ async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> 
         spare.judge_add = refuse(BookieCode.OVERLOADED)
         await marks_of(nodes).mark_lost(before.ledger, [dead.member])
         async with replicating(nodes) as replicator:
-            await noted(nodes, before.ledger, "does not take copies")
+            await noted(nodes, before.ledger, "did not store copies")
             other = await nodes.add_bookie()
             other.judge_add = refuse(BookieCode.OVERLOADED)
             for change in [nodes.unregister, nodes.register] * 5:

@@ -250,7 +250,7 @@ def test_a_second_process_on_the_directory_is_refused(
     second = BookieProcess(tmp_path / "second", data_dir=str(bookie.data_dir))
     second.launch()
     assert second.wait() == 1
-    assert f"found that process {bookie.ready['pid']} uses it" in second.log
+    assert f"found process {bookie.ready['pid']} using it" in second.log
     assert json.loads(get(bookie, "/health"))["state"] == "serving"
 
 
@@ -281,7 +281,7 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
     for _ in range(2):
         bookie.start()
         assert bookie.incarnation != former
-        assert "the log has lost what was on disk" in bookie.log
+        assert "the log lost operations that were on disk" in bookie.log
         found = await read_all(bookie, 1, former, ends={BookieCode.LIMBO})
         assert 0 < len(found) < len(acked)
         for entry, stored in found.items():
@@ -510,7 +510,7 @@ def test_a_store_that_has_not_opened_at_the_deadline_is_left_alone(
         f"import os\nos.kill(os.getpid(), {int(signal.SIGSTOP)})\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(OpenTooSlow, match=r"not opened within 0.5 s.*Raise open_deadline_s"):
+    with pytest.raises(OpenTooSlow, match=r"did not open within 0.5 s.*Raise open_deadline_s"):
         open_killed_directory(tmp_path, open_deadline_s=0.5)
     assert not (tmp_path / "killed" / "former").exists()
 
@@ -536,5 +536,5 @@ def test_a_child_that_someone_killed_says_nothing_about_the_store(
     )
     with monkeypatch.context() as patched:
         patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-        with pytest.raises(DirectoryUnusable, match="SIGKILL ended the process"):
+        with pytest.raises(DirectoryUnusable, match="the store that SIGKILL ended"):
             open_killed_directory(tmp_path, open_deadline_s=20)

@@ -134,7 +134,9 @@ async def test_formers_gather_up_to_their_limit(cluster: Cluster, used: Path) ->
     mark = (used / WATERMARK).read_bytes()
     (used / WATERMARK).unlink()
     for _ in range(2):
-        with pytest.raises(errors.TooManyFormers, match=r"watermark is gone.*those of 4 former"):
+        with pytest.raises(
+            errors.TooManyFormers, match=r"watermark is missing.*stores of 4 former"
+        ):
             await cluster.start(used)
     assert await cluster.cookie() == cookie
     (used / WATERMARK).write_bytes(mark)

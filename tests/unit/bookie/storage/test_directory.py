@@ -217,7 +217,7 @@ async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
 
 
 async def test_another_name_or_another_cluster_is_refused(cluster: Cluster, used: Path) -> None:
-    with pytest.raises(errors.WrongBookie, match="bookie b1; expected that of bookie b2"):
+    with pytest.raises(errors.WrongBookie, match="bookie b1; expected the data of bookie b2"):
         await cluster.start(used, bookie="b2")
     with pytest.raises(errors.WrongCluster):
         await Cluster(seed=2).start(used)
@@ -253,7 +253,7 @@ async def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None
             return found
 
     store = Raced()
-    with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+    with pytest.raises(errors.WrongIncarnation, match="process of this bookie; the metadata names"):
         await open_directory(tmp_path, bookie="b1", metadata=store, chance=random.Random(1))
     stored = await store.get(COOKIE)
     assert stored is not None
@@ -264,7 +264,7 @@ async def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     directory = await cluster.start(tmp_path)
-    with pytest.raises(errors.DirectoryLocked, match=f"process {os.getpid()} uses it"):
+    with pytest.raises(errors.DirectoryLocked, match=f"process {os.getpid()} using it"):
         await cluster.start(tmp_path)
     directory.close()
     (await cluster.start(tmp_path)).close()

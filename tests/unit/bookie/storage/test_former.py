@@ -234,7 +234,7 @@ async def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
 ) -> None:
     before = replace(identity_of(used), state=DirectoryState.FORMATTING)
     (used / IDENTITY).write_bytes(encode_identity(before))
-    with pytest.raises(errors.DirectoryRolledBack, match="identity file from before"):
+    with pytest.raises(errors.DirectoryRolledBack, match="an older identity file"):
         await cluster.start(used)
 
 
@@ -298,7 +298,7 @@ async def test_a_bookie_whose_name_was_taken_learns_it(
 ) -> None:
     directory = await cluster.start(used)
     (await cluster.start(tmp_path / "other", new_incarnation=True)).close()
-    with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+    with pytest.raises(errors.WrongIncarnation, match="process of this bookie; the metadata names"):
         await count_up(directory, MemoryStore(cluster.tree), cluster.chance)
     directory.close()
 

@@ -86,18 +86,18 @@ def log_of(first: int, count: int) -> LogFile:
 # logs by number, flushed, durable, what is said
 CHAINS = [
     ({4: log_of(1, 10)}, 0, 10, ""),
-    ({4: log_of(1, 10)}, 0, 11, "operations 11 to 11 are gone"),
+    ({4: log_of(1, 10)}, 0, 11, "operations 11 to 11 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 0, 15, ""),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 8, 12, ""),
-    ({4: log_of(1, 9), 6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are gone"),
+    ({4: log_of(1, 9), 6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
     ({4: log_of(1, 9), 6: log_of(11, 5)}, 10, 15, ""),  # the first is needed no longer
-    ({6: log_of(11, 5)}, 9, 15, "operations 10 to 10 are gone"),
-    ({6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are gone"),
-    ({4: log_of(1, 10), 6: log_of(11, 0)}, 0, 12, "operations 11 to 12 are gone"),
+    ({6: log_of(11, 5)}, 9, 15, "operations 10 to 10 are missing"),
+    ({6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
+    ({4: log_of(1, 10), 6: log_of(11, 0)}, 0, 12, "operations 11 to 12 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 0), 8: log_of(11, 2)}, 0, 12, ""),
     ({4: log_of(1, 0)}, 7, 7, ""),
-    ({4: log_of(1, 0)}, 7, 9, "operations 8 to 9 are gone"),
-    ({}, 7, 9, "operations 8 to 9 are gone"),
+    ({4: log_of(1, 0)}, 7, 9, "operations 8 to 9 are missing"),
+    ({}, 7, 9, "operations 8 to 9 are missing"),
     ({}, 9, 9, ""),
 ]
 
@@ -145,10 +145,10 @@ def test_the_watch_knows_up_to_where_tables_go(tmp_path: Path) -> None:
     [log] = (tmp_path / "store").glob("*.log")
     whole = log.read_bytes()
     log.write_bytes(b"")
-    assert "operations 11 to 16 are gone" in find_damage(tmp_path / "store", mark)
+    assert "operations 11 to 16 are missing" in find_damage(tmp_path / "store", mark)
     log.write_bytes(whole)
     later = Watermark(1, 16, manifest=ManifestMark(flushed.number, flushed.size_bytes + 1, 10))
-    assert "which had" in find_damage(tmp_path / "store", later)
+    assert "bytes, had" in find_damage(tmp_path / "store", later)
     later = Watermark(1, 16, manifest=ManifestMark(flushed.number + 1, 1, 10))
     assert "CURRENT names" in find_damage(tmp_path / "store", later)
     storage.flush()

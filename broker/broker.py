@@ -15,7 +15,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.errors import NotOwner, TopicNotFound
+from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
+from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
@@ -94,6 +95,7 @@ class Broker:
         self._topics: dict[TopicName, _Served] = {}
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
+        self.publish_latency = LatencyHistogram()
         self._tasks: asyncio.TaskGroup
 
     @property
@@ -161,10 +163,31 @@ class Broker:
                 raise NotOwner(str(name))
             served = self._topics.get(name)  # another request may have begun to open it
         if served is None:
-            served = _Served(bundle, asyncio.get_running_loop().create_future())
-            self._topics[name] = served
-            self._tasks.create_task(self._open(name, served))
+            served = self._begin(name, bundle)
         return await asyncio.shield(served.opened)
+
+    async def create_topic(self, name: TopicName) -> None:
+        """Create the topic. Of several requests at the same time, one creates it.
+
+        Raises TopicExists, NotOwner, PoliciesUnavailable, what Topic.open raises.
+        """
+        bundle = await self._bundle_of(name)
+        exists = await self.exists(name)
+        if not self._owners.holds(bundle):
+            raise NotOwner(str(name))
+        served = self._topics.get(name)
+        if served is not None:
+            await asyncio.shield(served.opened)  # it exists once it is open
+            exists = True
+        if exists:
+            raise TopicExists(str(name))
+        await asyncio.shield(self._begin(name, bundle).opened)
+
+    def _begin(self, name: TopicName, bundle: Bundle) -> _Served:
+        served = _Served(bundle, asyncio.get_running_loop().create_future())
+        self._topics[name] = served
+        self._tasks.create_task(self._open(name, served))
+        return served
 
     async def _bundle_of(self, name: TopicName) -> Bundle:
         """Waits until the namespace is known. Raises PoliciesUnavailable."""
@@ -220,6 +243,7 @@ class Broker:
                 names=self._names,
                 tasks=self._tasks,
                 on_failed=self._on_failed,
+                latency=self.publish_latency,
             )
         finally:
             if topic is None:

@@ -23,6 +23,10 @@ class BrokerConfig(RoleConfig):
     grpc_port: int = Field(default=6660, ge=0, le=65535)
     pulsar_port: int = Field(default=6650, ge=0, le=65535)
     http_port: int = Field(default=8080, ge=0, le=65535)
+    cluster_name: str = Field(default="magnetar", description="label `cluster` of all metrics")
+    expose_topic_level_metrics_in_prometheus: bool = Field(
+        default=True, description="metrics of each topic; otherwise sums of each namespace"
+    )
     zone: str = Field(
         default="", description="location of this broker; it reads replicas there first"
     )

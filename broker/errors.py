@@ -115,6 +115,14 @@ class SubscriptionNotFound(CursorError):
         self.subscription = subscription
 
 
+class SubscriptionExists(CursorError):
+    """The request creates a subscription that exists already."""
+
+    def __init__(self, subscription: str) -> None:
+        super().__init__(f"subscription {subscription!r} exists already")
+        self.subscription = subscription
+
+
 class TooManyReceipts(CursorError):
     """More acknowledgements wait for a receipt than a topic may hold. The broker keeps the
     acknowledgement and makes it durable; only this receipt is not sent."""
@@ -142,6 +150,14 @@ class TopicNotFound(BrokerError):
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} does not exist")
+        self.topic = topic
+
+
+class TopicExists(BrokerError):
+    """The request creates a topic that exists already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} exists already")
         self.topic = topic
 
 

@@ -19,6 +19,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from magnetar.metadata.errors import CorruptRecord, UnsupportedFormat
 from magnetar.metadata.model import (
+    BookieAddress,
     BookieCookie,
     BookieRegistration,
     BrokerRegistration,
@@ -300,12 +301,17 @@ def decode_cluster(data: bytes) -> str:
     return message.id
 
 
+_BOOKIE_ADDRESS: Final = _Table(
+    "bookie address", pb.BookieAddress, BookieAddress, *_plain("data", "grpc")
+)
+
 _BOOKIE_REGISTRATION: Final = _Table(
     "bookie registration",
     pb.BookieRegistration,
     BookieRegistration,
     *_plain("bookie", "incarnation", "boot_epoch"),
-    *_plain("address", "http_address", "zone", "read_only"),
+    _part("address", _BOOKIE_ADDRESS),
+    *_plain("http_address", "zone", "read_only"),
 )
 encode_bookie_registration: Final = _BOOKIE_REGISTRATION.encode
 decode_bookie_registration: Final = _BOOKIE_REGISTRATION.decode

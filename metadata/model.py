@@ -161,13 +161,22 @@ class LedgerMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class BookieAddress:
+    """The two ports of a bookie, each as "host:port"."""
+
+    data: str  # framed TCP: adds and reads
+    grpc: str  # all other calls
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class BookieRegistration:
     """A bookie that serves; ephemeral."""
 
     bookie: BookieId
     incarnation: str
     boot_epoch: int  # counts the starts of this incarnation
-    address: str  # "host:port" of its gRPC service
+    address: BookieAddress
     http_address: str  # "host:port"; "": no HTTP port
     zone: str  # "": not told
     read_only: bool
@@ -175,7 +184,8 @@ class BookieRegistration:
 
     def __post_init__(self) -> None:
         _check_name("bookie registration", "bookie", self.bookie)
-        _check_name("bookie registration", "address", self.address)
+        _check_name("bookie registration", "data address", self.address.data)
+        _check_name("bookie registration", "gRPC address", self.address.grpc)
         check_incarnation("bookie registration", self.incarnation)
         _check_count("bookie registration", "boot epoch", self.boot_epoch)
 

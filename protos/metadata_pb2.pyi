@@ -385,8 +385,32 @@ class Cluster(google.protobuf.message.Message):
 Global___Cluster: typing_extensions.TypeAlias = Cluster
 
 @typing.final
+class BookieAddress(google.protobuf.message.Message):
+    """The two ports of a bookie, each as "host:port"."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    GRPC_FIELD_NUMBER: builtins.int
+    data: builtins.str
+    """framed TCP: adds and reads"""
+    grpc: builtins.str
+    """all other calls"""
+    def __init__(
+        self,
+        *,
+        data: builtins.str = ...,
+        grpc: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "grpc", b"grpc"]) -> None: ...
+
+Global___BookieAddress: typing_extensions.TypeAlias = BookieAddress
+
+@typing.final
 class BookieRegistration(google.protobuf.message.Message):
-    """/bookies/available/<bookie>, ephemeral"""
+    """/bookies/available/<bookie>, ephemeral. A record without an address, as versions before the data port
+    wrote it, is invalid: nothing can be stored at such a bookie until it is upgraded.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -394,22 +418,22 @@ class BookieRegistration(google.protobuf.message.Message):
     BOOKIE_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     BOOT_EPOCH_FIELD_NUMBER: builtins.int
-    ADDRESS_FIELD_NUMBER: builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: builtins.int
     ZONE_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
     format: builtins.int
     bookie: builtins.str
     incarnation: builtins.str
     boot_epoch: builtins.int
     """counts the starts of this incarnation"""
-    address: builtins.str
-    """"host:port" of its gRPC service"""
     http_address: builtins.str
     """"host:port"; empty: none"""
     zone: builtins.str
     """empty: not told"""
     read_only: builtins.bool
+    @property
+    def address(self) -> Global___BookieAddress: ...
     def __init__(
         self,
         *,
@@ -417,11 +441,12 @@ class BookieRegistration(google.protobuf.message.Message):
         bookie: builtins.str = ...,
         incarnation: builtins.str = ...,
         boot_epoch: builtins.int = ...,
-        address: builtins.str = ...,
         http_address: builtins.str = ...,
         zone: builtins.str = ...,
         read_only: builtins.bool = ...,
+        address: Global___BookieAddress | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["address", b"address"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["address", b"address", "bookie", b"bookie", "boot_epoch", b"boot_epoch", "format", b"format", "http_address", b"http_address", "incarnation", b"incarnation", "read_only", b"read_only", "zone", b"zone"]) -> None: ...
 
 Global___BookieRegistration: typing_extensions.TypeAlias = BookieRegistration

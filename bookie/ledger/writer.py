@@ -59,7 +59,7 @@ refused, the entry itself is probably the cause (T35). The ledger then waits for
 fails at the quorum timeout."""
 
 Parts = tuple[bytes, bytes]
-"""An encoded add: the result of `magnetar.protos.envelope.encode_add`."""
+"""An encoded add: one element of the result of `magnetar.protos.envelope.encode_adds`."""
 
 
 @dataclass(frozen=True, slots=True)

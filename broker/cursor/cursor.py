@@ -14,9 +14,9 @@ from magnetar.broker.cursor.acks import ack_set_bits, ack_set_words
 from magnetar.broker.cursor.journal import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from magnetar.broker.cursor.acks import AckState
+    from magnetar.broker.cursor.acks import AckedRange, AckState
     from magnetar.broker.cursor.backlog import Backlog
     from magnetar.broker.cursor.journal import CursorJournal, Receipt
     from magnetar.broker.log.chain import Chain
@@ -79,6 +79,10 @@ class Cursor:
         """The first unacknowledged entry at or after `position`. If there is none: the position
         after the last entry of the log."""
         return self._state.first_unacked(position)
+
+    def ranges(self) -> Iterator[AckedRange]:
+        """What is acknowledged beyond the mark, in order."""
+        return self._state.ranges()
 
     @property
     def backlog_entries(self) -> int:

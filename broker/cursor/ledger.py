@@ -124,7 +124,7 @@ class CursorLedger:
         size = len(header) + sum(map(len, records))
         self.bytes += size
         if self.appender.failure is None:
-            self.appender.append_nowait([header, *records], size)
+            self.appender.append_nowait([[header, *records]])
 
     @property
     def _oldest(self) -> _Snapshot:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.dispatcher import Action, ConsumerRefused, Dispatcher
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
+    from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.log import Log
     from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
     from magnetar.broker.topic.read_loop import Spawn
@@ -360,6 +361,39 @@ class Subscription:
         batch_index = view.num_messages - 1 if view.is_batch else -1
         return LastMessage(entries[0].position, batch_index, mark_delete)
 
+    async def peek(self, number: int) -> StoredEntry | None:
+        """The unacknowledged entry with this number, counted from 1; None: there are fewer.
+
+        Takes `number` steps without waiting: the caller bounds it. Raises ReadFailed.
+        """
+        chain, position = self._log.chain, self.cursor.mark_delete
+        for _ in range(number):
+            position = self.cursor.first_unacked(chain.next_position(position))
+            if position > self._log.confirmed:
+                return None
+        entries = await self._log.read(position, entries_max=1, bytes_max=1)
+        return entries[0] if entries else None
+
+    @property
+    def read_position(self) -> Position | None:
+        """Where the dispatcher reads next; None: no consumer has connected yet."""
+        return None if self._dispatcher is None else self._dispatcher.read_position
+
+    @property
+    def delivered(self) -> Meter:
+        """What was delivered to all consumers, redeliveries included."""
+        return self._meter
+
+    @property
+    def redelivered(self) -> Meter:
+        """The messages of `delivered` that were delivered before."""
+        return self._redelivered
+
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers have and have not acknowledged."""
+        return sum(machine.unacked for machine in self.consumers)
+
     def explain(self) -> list[Reason]:
         """Why the subscription delivers nothing now."""
         match self.state:
@@ -389,11 +423,9 @@ class Subscription:
             "isDurable": self.cursor.durable,
             "msgBacklog": backlog.entries,
             "msgBacklogMessages": backlog.messages,
-            "unackedMessages": sum(machine.unacked for machine in self.consumers),
+            "unackedMessages": self.unacked,
             "markDeletePosition": str(self.cursor.mark_delete),
-            "readPosition": None
-            if self._dispatcher is None
-            else str(self._dispatcher.read_position),
+            "readPosition": None if self.read_position is None else str(self.read_position),
             "waitingFor": [str(reason) for reason in self.explain()],
             "subscriptionProperties": dict(self.cursor.properties),
             "consumers": [handle.stats() for handle in self.consumers.values()],

@@ -12,6 +12,7 @@ from magnetar.metadata.errors import InvalidLedgerMetadata, InvalidRecord
 from magnetar.metadata.model import (
     BUNDLES_DEFAULT,
     HASH_SPACE,
+    BookieAddress,
     BookieId,
     BookieRegistration,
     BrokerId,
@@ -143,10 +144,22 @@ def test_an_incarnation_is_32_hex_digits(incarnation: str) -> None:
 
 def test_names_and_counts_of_registrations() -> None:
     good = BookieRegistration(
-        BookieId("b"), "0" * 32, 1, "host:3181", http_address="", zone="", read_only=False
+        BookieId("b"),
+        "0" * 32,
+        1,
+        BookieAddress(data="host:3181", grpc="host:3182"),
+        http_address="",
+        zone="",
+        read_only=False,
     )
     assert good.member == member("b")
-    for changes in ({"bookie": ""}, {"address": ""}, {"boot_epoch": -1}, {"incarnation": "x"}):
+    for changes in (
+        {"bookie": ""},
+        {"address": BookieAddress(data="", grpc="host:3182")},
+        {"address": BookieAddress(data="host:3181", grpc="")},
+        {"boot_epoch": -1},
+        {"incarnation": "x"},
+    ):
         with pytest.raises(InvalidRecord):
             replace(good, **changes)  # type: ignore[arg-type]
 

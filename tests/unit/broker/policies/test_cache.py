@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from support import settle
+from support import settle, wait_until
 
 from magnetar.broker.errors import PoliciesUnavailable
-from magnetar.broker.policies.cache import NOTIFY_BATCH, PolicyCache
+from magnetar.broker.policies.cache import NOTIFY_BATCH, READERS, PolicyCache
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.model import NamespaceBundles
@@ -328,6 +328,43 @@ async def test_a_load_that_the_cut_interrupts_is_refused_and_made_again() -> Non
         store.reconnect()
         await cache.ready(N)
         assert cache.policies_of(T) == BROKER_DEFAULTS
+
+
+async def test_a_cut_refuses_the_loads_that_wait_for_a_reader_as_well() -> None:
+    refused = []
+
+    async def load(cache: PolicyCache, number: int) -> None:
+        try:
+            await cache.ready(NamespaceName("acme", f"n{number}"))
+        except PoliciesUnavailable:
+            refused.append(number)
+
+    async with cluster() as here:
+        cache, store = here.cache(delay_s=lambda: 1.0)
+        async with asyncio.TaskGroup() as group:
+            for number in range(2 * READERS):
+                group.create_task(load(cache, number))
+            await asyncio.sleep(0.5)
+            store.suspend()
+        assert sorted(refused) == list(range(2 * READERS))
+
+
+async def test_a_failed_read_is_made_again_without_a_request() -> None:
+    failing = [True] * 3
+
+    def faults(operation: str, path: str) -> Fault | None:
+        changed = path == RECORD and operation == "get" and ready.is_set()
+        return Fault.REQUEST_LOST if changed and failing and failing.pop() else None
+
+    ready = asyncio.Event()
+    async with cluster() as here:
+        cache, _ = here.cache(faults=faults)
+        await cache.follow(T)
+        await settle()
+        ready.set()
+        await here.set_namespace(Policies(message_ttl_s=9))
+        await wait_until(lambda: cache.is_fresh(T) and not failing)
+        assert cache.policies_of(T).message_ttl_s == 9
 
 
 async def test_a_lost_session_is_followed_by_a_new_read() -> None:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.admission import Admission
     from magnetar.bookie.reclaimer import Reclaimer
-    from magnetar.bookie.repair.marks import Marks
+    from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
     from magnetar.bookie.storage.commit import GroupCommit
     from magnetar.bookie.storage.format import Identity
     from magnetar.bookie.storage.store import Storage
@@ -117,7 +117,7 @@ class Collector:
         commit: GroupCommit,
         admission: Admission,
         metadata: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         reclaimer: Reclaimer,
         clock: Clock,
         chance: Random,
@@ -136,7 +136,7 @@ class Collector:
         self._admission = admission
         self._metadata = metadata
         self._records = LedgerRecords(metadata, timeout_s=LOOK_TIMEOUT_S)
-        self._marks = marks
+        self._under_replication = under_replication
         self._reclaimer = reclaimer
         self._clock = clock
         self._chance = chance
@@ -318,7 +318,7 @@ class Collector:
         loop = asyncio.get_running_loop()
         await self._wait_turn()
         owner = f"bookie {self._member.bookie}"
-        async with self._marks.holding(LedgerId(ledger), owner) as locked:
+        async with self._under_replication.holding(LedgerId(ledger), owner) as locked:
             if locked is None:
                 return False
             async with asyncio.timeout(LOOK_TIMEOUT_S):

@@ -31,7 +31,7 @@ class DamagedStore:
     def code(self, incarnation: str) -> BookieCode:
         """The answer to every call except a read, for any incarnation except the present one."""
         readable = self._stores.get(incarnation) is not None
-        return BookieCode.LIMBO if readable else BookieCode.WRONG_INCARNATION
+        return BookieCode.DAMAGED_STORE if readable else BookieCode.WRONG_INCARNATION
 
     def run(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from magnetar.bookie.collector import Collector, CollectorConfig
 from magnetar.bookie.disk import DiskLimits, DiskMonitor, Reserve, usage_of
 from magnetar.bookie.reclaimer import Reclaimer
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.bookie.scrub import Scrub, ScrubConfig
 from magnetar.bookie.storage.layout import RECLAIMING
 from magnetar.metadata.model import BookieId, LedgerId, Member
@@ -58,7 +58,7 @@ class Upkeep:
         """`die` ends the process."""
         identity = directory.identity
         self._member = Member(BookieId(identity.bookie), identity.incarnation)
-        self._marks = Marks(metadata, clock)
+        self._under_replication = UnderReplicationRecords(metadata, clock)
         self.disk = DiskMonitor(
             usage=partial(usage_of, directory.path),
             reserve=Reserve(directory.path),
@@ -75,7 +75,7 @@ class Upkeep:
             commit=commit,
             admission=admission,
             metadata=metadata,
-            marks=self._marks,
+            under_replication=self._under_replication,
             reclaimer=self.reclaimer,
             clock=clock,
             chance=chance,
@@ -86,7 +86,7 @@ class Upkeep:
         )
         self.scrub = Scrub(
             directory.storage,
-            report=self._mark_bad,
+            report=self._record_bad,
             on_sound=self.reclaimer.resume,
             on_rot=die,
             chance=chance,
@@ -101,8 +101,8 @@ class Upkeep:
             group.create_task(self.collector.run())
             group.create_task(self.scrub.run())
 
-    async def _mark_bad(self, ledger: int, first: int, last: int) -> None:
-        await self._marks.mark_bad(LedgerId(ledger), self._member, first, last)
+    async def _record_bad(self, ledger: int, first: int, last: int) -> None:
+        await self._under_replication.add_bad(LedgerId(ledger), self._member, first, last)
 
     def export(self, registry: CollectorRegistry) -> None:
         collected, scrubbed = self.collector.counts, self.scrub.counts

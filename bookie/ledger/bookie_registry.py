@@ -49,7 +49,7 @@ class BookieRegistry:
     def writable(self) -> tuple[BookieRegistration, ...]:
         """The bookies that may get new ledgers, sorted by name: listed, neither read-only nor
         draining."""
-        return tuple(each for who, each in self._listed.items() if self.is_writable(who))
+        return tuple(each for member, each in self._listed.items() if self.is_writable(member))
 
     @property
     def listed(self) -> Mapping[Member, BookieRegistration]:

@@ -94,7 +94,7 @@ class Ensembles:
     def _reliable(self) -> list[Member]:
         now = self._now()
         listed = [each.member for each in self._directory.writable]
-        return [who for who in listed if self._health.grade(who, now) < Grade.FAILING]
+        return [each for each in listed if self._health.grade(each, now) < Grade.FAILING]
 
     def _candidates(self, excluded: set[Member]) -> list[Candidate]:
         now = self._now()

@@ -31,14 +31,14 @@ class LateAcks:
         owed: Iterable[int],
         bad_copies: BadCopies,
         *,
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         """`owed`: entries of the ledger that were sent over the stream and are not acknowledged."""
         self._ledger = ledger
         self._stream = stream
         self._owed = set(owed)
         self._bad_copies = bad_copies
-        self._timer = asyncio.get_running_loop().call_later(patience_s, self._end)
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end)
         stream.attach(ledger, self)
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:

@@ -118,7 +118,7 @@ class _Recoverer:
                     stream,
                     entries,
                     self._services.bad_copies,
-                    patience_s=self._services.config.add_timeout_s,
+                    timeout_s=self._services.config.add_timeout_s,
                 )
 
     def unsent(self) -> list[Missed]:

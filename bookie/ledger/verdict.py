@@ -33,7 +33,7 @@ ADD_VERDICTS: Final[Mapping[BookieCode, AddVerdict]] = MappingProxyType(
         BookieCode.WRONG_INCARNATION: AddVerdict.BOOKIE_FAILED,
         BookieCode.OVERLOADED: AddVerdict.BOOKIE_FAILED,
         BookieCode.IO_ERROR: AddVerdict.BOOKIE_FAILED,
-        BookieCode.LIMBO: AddVerdict.BOOKIE_FAILED,
+        BookieCode.DAMAGED_STORE: AddVerdict.BOOKIE_FAILED,
         BookieCode.STARTING: AddVerdict.BOOKIE_FAILED,
         BookieCode.STOPPING: AddVerdict.BOOKIE_FAILED,
         BookieCode.TIMEOUT: AddVerdict.BOOKIE_FAILED,

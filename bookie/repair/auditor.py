@@ -49,7 +49,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
-    from magnetar.bookie.repair.marks import Marks
+    from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
     from magnetar.metadata.model import LedgerMetadata, Member
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
@@ -76,7 +76,7 @@ class Findings:
     audited_ms: int = 0  # end of the last complete audit
     ledgers: int = 0  # in that audit
     unreadable: int = 0  # ledgers in that audit with unreadable metadata
-    marked: int = 0  # under-replication records created or extended
+    recorded: int = 0  # under-replication records created or extended
     compared: int = 0  # ledgers
     compared_ms: int = 0  # end of the last complete round
     missing_entries: int = 0  # missing copies found
@@ -88,7 +88,7 @@ class Auditor:
     def __init__(
         self,
         store: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         services: Services,
         config: RepairConfig,
         clock: Clock,
@@ -98,13 +98,15 @@ class Auditor:
         """`name` must be unique among all processes, including earlier runs of this one."""
         self.findings = Findings()
         self._store = store
-        self._marks = marks
+        self._under_replication = under_replication
         self._services = services
         self._config = config
         self._clock = clock
-        self._absences = self._no_absences()
+        self._lost_bookies = self._new_lost_bookies()
         self._known: dict[BookieId, str] = {}  # bookie -> incarnation, from the cookies
-        self._strangers: set[Member] = set()  # unknown members already looked up in this audit
+        self._unknown_members: set[Member] = (
+            set()
+        )  # unknown members already looked up in this audit
         self._scan_pace = Pace(config.scan_ledgers_per_s)
         self._on_duty = asyncio.Event()  # elected, and repair is not paused
         self._off_duty = asyncio.Event()
@@ -127,7 +129,7 @@ class Auditor:
     @property
     def held(self) -> bool:
         """Whether so many bookies are missing at once that none is declared lost."""
-        return self.is_leader and self._absences.held
+        return self.is_leader and self._lost_bookies.held
 
     async def run(self) -> None:
         """Stand for election, and audit while elected, until cancelled."""
@@ -154,14 +156,14 @@ class Auditor:
 
     # -- audits ----------------------------------------------------------------------------------
 
-    def _no_absences(self) -> LostBookies:
+    def _new_lost_bookies(self) -> LostBookies:
         config = self._config
         return LostBookies(delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max)
 
     async def _audits(self) -> None:
         loop = asyncio.get_running_loop()
         # A bookie that was missing in an earlier term, or before a pause, may have returned since.
-        self._absences = self._no_absences()
+        self._lost_bookies = self._new_lost_bookies()
         unwatch = [
             self._services.directory.watch(self._changed.set),
             self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
@@ -183,7 +185,7 @@ class Auditor:
                     seen = None
                     await asyncio.sleep(RETRY_S)
                     continue
-                timer_at = self._absences.timer_at()
+                timer_at = self._lost_bookies.timer_at()
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(min(due_at, timer_at or due_at)):
                         await self._changed.wait()
@@ -195,8 +197,14 @@ class Auditor:
         """The facts besides the ledgers that an audit's findings depend on."""
         directory = self._services.directory
         enough = len(directory.writable) >= self._services.config.write_quorum
-        anybody = len(directory.listed) > 0
-        return dict(self._known), self._absences.given_up, directory.decommissioned, enough, anybody
+        any_listed = len(directory.listed) > 0
+        return (
+            dict(self._known),
+            self._lost_bookies.given_up,
+            directory.decommissioned,
+            enough,
+            any_listed,
+        )
 
     async def _look(self) -> None:
         """Read the present bookies of the cluster, and which of them serve."""
@@ -208,17 +216,17 @@ class Auditor:
                 cookie = decode_bookie_cookie(stored.value)
                 known[cookie.bookie] = cookie.incarnation
         directory = self._services.directory
-        before, held = self._absences.given_up, self._absences.held
+        before, held = self._lost_bookies.given_up, self._lost_bookies.held
         self._known = known
         now = asyncio.get_running_loop().time()
-        self._absences.on_bookies(known, directory.listed, directory.decommissioned, now)
-        self._absences.check()
-        for member in self._absences.given_up - before:
+        self._lost_bookies.on_bookies(known, directory.listed, directory.decommissioned, now)
+        self._lost_bookies.check()
+        for member in self._lost_bookies.given_up - before:
             log.warning(
                 "bookie declared lost", bookie=member.bookie, incarnation=member.incarnation
             )
-        if self._absences.held and not held:
-            missing_now = sorted(member.bookie for member in self._absences.awaited)
+        if self._lost_bookies.held and not held:
+            missing_now = sorted(member.bookie for member in self._lost_bookies.awaited)
             log.error("too many bookies missing at once, none declared lost", missing=missing_now)
 
     async def _audit(self) -> None:
@@ -226,7 +234,7 @@ class Auditor:
         if not self._services.directory.listed:
             return  # no bookie to copy from or to: the cause is not a lost disk
         findings, ledgers, unreadable = self.findings, 0, 0
-        self._strangers.clear()
+        self._unknown_members.clear()
         async for batch in all_ledgers(self._store, self._scan_pace):
             if self._changed.is_set():
                 self._changed.clear()
@@ -236,32 +244,36 @@ class Auditor:
                 if metadata is None:
                     unreadable += 1
                 else:
-                    await self._mark(ledger, metadata)
+                    await self._record(ledger, metadata)
         findings.ledgers, findings.unreadable = ledgers, unreadable
         findings.audits += 1
         findings.audited_ms = self._clock.now_ms()
         self._audited.set()
-        log.info("ledgers audited", ledgers=ledgers, unreadable=unreadable, marked=findings.marked)
+        log.info(
+            "ledgers audited", ledgers=ledgers, unreadable=unreadable, recorded=findings.recorded
+        )
 
-    async def _mark(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
+    async def _record(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
         members = {member for segment in metadata.segments for member in segment.members}
-        unknown = {who for who in members if self._absences.presence(who) is Presence.UNKNOWN}
-        if unknown - self._strangers:
+        unknown = {
+            each for each in members if self._lost_bookies.presence(each) is Presence.UNKNOWN
+        }
+        if unknown - self._unknown_members:
             await self._look()  # they may be new
-            self._strangers |= unknown
+            self._unknown_members |= unknown
         leaving = self._services.directory.decommissioned
         lost = {
             member
             for member in members
-            if self._absences.presence(member) in (Presence.LOST, Presence.UNKNOWN)
+            if self._lost_bookies.presence(member) in (Presence.LOST, Presence.UNKNOWN)
             or member.bookie in leaving
         }
-        if lost and await self._marks.mark_lost(ledger, lost):
-            self.findings.marked += 1
+        if lost and await self._under_replication.add_lost(ledger, lost):
+            self.findings.recorded += 1
         if is_narrow(metadata, self._services.config.write_quorum):
             enough = len(self._services.directory.writable) > metadata.write_quorum
-            if enough and await self._marks.mark_narrow(ledger):
-                self.findings.marked += 1
+            if enough and await self._under_replication.add_narrow(ledger):
+                self.findings.recorded += 1
 
     # -- comparisons -----------------------------------------------------------------------------
 
@@ -339,8 +351,8 @@ class Auditor:
         self.findings.compared += 1
         if bad:
             log.warning("copies missing", ledger=metadata.ledger, ranges=len(bad))
-            if await self._marks.mark_copies(metadata.ledger, bad):
-                self.findings.marked += 1
+            if await self._under_replication.add_bad_copies(metadata.ledger, bad):
+                self.findings.recorded += 1
 
     async def _lacking(
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int

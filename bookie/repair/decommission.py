@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.repair.census import READS_AT_ONCE, all_ledgers, read_ledgers
 from magnetar.bookie.repair.errors import NoSuchBookie, StillNeeded
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.survey import SCAN_LEDGERS_PER_S, read_cluster
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
@@ -97,7 +97,7 @@ async def decommission(
     still being emptied then. Raises as `drain` before the work begins.
     """
     await drain(store, clock, bookie, decommission=True)
-    leaving = _Leaving(store, Marks(store, clock), bookie, on_progress)
+    leaving = _Leaving(store, UnderReplicationRecords(store, clock), bookie, on_progress)
     try:
         async with asyncio.timeout(timeout_s):
             await leaving.run()
@@ -109,13 +109,13 @@ class _Leaving:
     def __init__(
         self,
         store: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         bookie: BookieId,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self.blockers: dict[int, str] = {}  # ledgers
         self._store = store
-        self._marks = marks
+        self._under_replication = under_replication
         self._bookie = bookie
         self._on_progress = on_progress
         self._told: Progress | None = None
@@ -188,28 +188,32 @@ class _Leaving:
             if metadata is None:
                 blockers[ledger] = "its metadata cannot be read"
             elif self._is_on(metadata):
-                blockers[ledger] = await self._mark(metadata)
+                blockers[ledger] = await self._record(metadata)
         return blockers
 
-    async def _mark(self, metadata: LedgerMetadata) -> str:
+    async def _record(self, metadata: LedgerMetadata) -> str:
         ledger = metadata.ledger
-        members = {who for part in metadata.segments for who in part.members}
-        await self._marks.mark_lost(ledger, {who for who in members if who.bookie == self._bookie})
-        if any(who.bookie == self._bookie for who in metadata.last_segment.members):
+        members = {member for part in metadata.segments for member in part.members}
+        await self._under_replication.add_lost(
+            ledger, {member for member in members if member.bookie == self._bookie}
+        )
+        if any(member.bookie == self._bookie for member in metadata.last_segment.members):
             if metadata.state is LedgerState.OPEN:
                 return "it is being written; its writer leaves with its next ledger"
             if metadata.state is LedgerState.IN_RECOVERY:
                 return "its recovery is not finished"
-        if await self._marks.locked(ledger):
+        if await self._under_replication.locked(ledger):
             return "it is being copied"
-        mark = await self._marks.get(ledger)
-        failure = "" if mark is None else mark.what.failure
+        record = await self._under_replication.get(ledger)
+        failure = "" if record is None else record.faults.failure
         if await self._store.get(paths.REPAIR_PAUSED) is not None:
             return "repair is paused: `magnetar bookies repair resume`"
         return failure or "it waits for a replicator"
 
     def _is_on(self, metadata: LedgerMetadata) -> bool:
-        return any(who.bookie == self._bookie for part in metadata.segments for who in part.members)
+        return any(
+            member.bookie == self._bookie for part in metadata.segments for member in part.members
+        )
 
     async def _serves(self) -> bool:
         path = paths.bookie_available(self._bookie)

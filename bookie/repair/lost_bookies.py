@@ -59,16 +59,20 @@ class LostBookies:
         self._known, self._listed = dict(known), frozenset(listed)
         members = {Member(bookie, incarnation) for bookie, incarnation in known.items()}
         absent = members - self._listed
-        self._absent_since = {who: self._absent_since.get(who, now) for who in absent}
+        self._absent_since = {member: self._absent_since.get(member, now) for member in absent}
         self._given_up &= absent
-        self._awaited = {who for who in absent - self._given_up if who.bookie not in decommissioned}
+        self._awaited = {
+            member for member in absent - self._given_up if member.bookie not in decommissioned
+        }
         missing, was_held = len(self._awaited), self.held
         self.held = missing > self._at_once_max or 3 * missing > len(known)
         if was_held and not self.held:
             self._absent_since |= dict.fromkeys(self._awaited, now)
         if not self.held:
             overdue = {
-                who for who in self._awaited if now >= self._absent_since[who] + self._delay_s
+                member
+                for member in self._awaited
+                if now >= self._absent_since[member] + self._delay_s
             }
             self._given_up |= overdue
             self._awaited -= overdue
@@ -97,7 +101,9 @@ class LostBookies:
         """When to call `on_bookies` again without a change. None: not needed."""
         if self.held:
             return None
-        return min((self._absent_since[who] + self._delay_s for who in self._awaited), default=None)
+        return min(
+            (self._absent_since[member] + self._delay_s for member in self._awaited), default=None
+        )
 
     def check(self) -> None:
         assert not self._listed & (self._given_up | set(self._absent_since))

@@ -62,7 +62,11 @@ class Plan:
 
 
 def plan_repair(
-    metadata: LedgerMetadata, mark: UnderReplication, gone: frozenset[Member], *, copies_wanted: int
+    metadata: LedgerMetadata,
+    faults: UnderReplication,
+    gone: frozenset[Member],
+    *,
+    copies_wanted: int,
 ) -> Plan:
     """`gone`: the members to replace. Moves come first, because the loss of another bookie could
     make them impossible."""
@@ -74,7 +78,7 @@ def plan_repair(
     ]
     rewrites = [
         Rewrite(max(first, bad.first_entry), min(last, bad.last_entry), seat, member)
-        for bad in mark.bad
+        for bad in faults.bad
         for first, last, segment in sealed(metadata)
         for seat, member in enumerate(segment.members)
         if member == bad.member and member not in gone
@@ -86,7 +90,7 @@ def plan_repair(
         tail = metadata.last_segment
         unwritable = {member for member in tail.members if member in gone} | {
             bad.member
-            for bad in mark.bad
+            for bad in faults.bad
             if bad.member in tail.members and bad.last_entry >= tail.first_entry
         }
     return Plan(

@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
-    from magnetar.bookie.repair.marks import Mark, Marks
     from magnetar.bookie.repair.plan import Plan, Step
+    from magnetar.bookie.repair.under_replication_records import (
+        UnderReplicationRecord,
+        UnderReplicationRecords,
+    )
     from magnetar.metadata.model import LedgerMetadata, Segment
     from magnetar.metadata.store import MetadataStore
     from magnetar.metadata.under_replication import UnderReplication
@@ -55,7 +58,7 @@ log = get_logger(__name__)
 # interval: the store reports changes in a folder, but not below it. A read costs one request when
 # there are none.
 POLL_S: Final = 5.0
-MARKS_KEPT_MAX: Final = 10_000
+SAMPLE_MAX: Final = 10_000
 """A random sample of the ledgers with a record, so that replicators seldom choose the same ledger.
 """
 
@@ -67,7 +70,7 @@ RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
 WRITTEN_RECHECK_S: Final = 10.0
 
-_NOBODY: Final = Member(BookieId("?"), "0" * 32)
+_PLACEHOLDER: Final = Member(BookieId("?"), "0" * 32)
 """Holds the new seat of a widened segment until a bookie is chosen for it."""
 
 
@@ -105,7 +108,7 @@ class Replicator:
     def __init__(
         self,
         store: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         services: Services,
         config: RepairConfig,
         clock: Clock,
@@ -116,9 +119,9 @@ class Replicator:
     ) -> None:
         """`name` identifies this process in its locks."""
         self.counts = Counts()
-        self.marked = 0  # ledgers with a record, at the last read
+        self.under_replicated = 0  # ledgers with a record, at the last read
         self._store = store
-        self._marks = marks
+        self._under_replication = under_replication
         self._services = services
         self._config = config
         self._clock = clock
@@ -159,20 +162,20 @@ class Replicator:
         """Ledgers with a record, in random order, except those that must wait. None while repair is
         paused."""
         sample: list[LedgerId] = []
-        marked = 0
+        count = 0
         gone = {*self._troubles, *self._tails}  # unless their records are found
         try:
-            async for ledger in self._marks.list():
-                marked += 1
+            async for ledger in self._under_replication.list():
+                count += 1
                 gone.discard(ledger)
-                if len(sample) < MARKS_KEPT_MAX:
+                if len(sample) < SAMPLE_MAX:
                     sample.append(ledger)
-                elif (place := self._random.randrange(marked)) < MARKS_KEPT_MAX:
+                elif (place := self._random.randrange(count)) < SAMPLE_MAX:
                     sample[place] = ledger
         except MetadataError as error:
             log.warning("under-replication records not read", error=str(error))
             return ()
-        self.marked = marked
+        self.under_replicated = count
         for ledger in gone:
             self._forget(ledger)
         now = self._now()
@@ -182,7 +185,7 @@ class Replicator:
 
     async def _work(self, ledger: LedgerId, slots: asyncio.Semaphore) -> None:
         try:
-            async with self._marks.holding(ledger, self._name) as locked:
+            async with self._under_replication.holding(ledger, self._name) as locked:
                 if locked is not None:
                     await self._repair(ledger, locked)
         except MetadataError as error:
@@ -200,8 +203,8 @@ class Replicator:
         Without the lock no further member is named in the metadata. A bookie that is not named yet
         may have deleted its new copies, under the lock.
         """
-        mark = await self._marks.get(ledger)
-        if mark is None:
+        record = await self._under_replication.get(ledger)
+        if record is None:
             return
         done: set[Rewrite] = set()
         failed: dict[Step, RepairError | LedgerError] = {}
@@ -211,7 +214,7 @@ class Replicator:
             metadata = await self._services.records.get(ledger)
             if metadata is None:
                 break  # it was deleted
-            plan = self._plan(metadata, mark.what)
+            plan = self._plan(metadata, record.faults)
             step = next((s for s in plan.steps if s not in done and s not in failed), None)
             if step is None:
                 break
@@ -227,27 +230,27 @@ class Replicator:
             if why_not is None:
                 self._wake.set()  # it is closed now; the next pass does the rest
                 return
-            await self._note(mark, why_not)
+            await self._note(record, why_not)
             self._put_off(ledger, WRITTEN_RECHECK_S)
         elif failed:
-            await self._note(mark, next(iter(failed.values())))
+            await self._note(record, next(iter(failed.values())))
             self.counts.repairs_failed += 1
             self._put_off(ledger)
-        elif await self._marks.clear(mark):
+        elif await self._under_replication.clear(record):
             log.info("ledger repaired", ledger=ledger, deleted=metadata is None)
             self.counts.ledgers_repaired += 1
             self._forget(ledger)
 
-    def _plan(self, metadata: LedgerMetadata, what: UnderReplication) -> Plan:
+    def _plan(self, metadata: LedgerMetadata, faults: UnderReplication) -> Plan:
         """A member that is recorded as lost but is listed again is not replaced."""
         directory = self._services.directory
         leaving = directory.decommissioned
         gone = frozenset(
             member
-            for member in what.lost
+            for member in faults.lost
             if member not in directory.listed or member.bookie in leaving
         )
-        return plan_repair(metadata, what, gone, copies_wanted=self._services.config.write_quorum)
+        return plan_repair(metadata, faults, gone, copies_wanted=self._services.config.write_quorum)
 
     async def _do(self, step: Step, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
         match step:
@@ -314,7 +317,7 @@ class Replicator:
     ) -> Member:
         """The bookie to take the seat. Raises NoTarget."""
         seated = list(segment.members)
-        seated += [_NOBODY] * (quorum.ensemble_size - len(seated))
+        seated += [_PLACEHOLDER] * (quorum.ensemble_size - len(seated))
         spares = await self._services.ensembles.spares(quorum, seated, [seat])
         if seat not in spares:
             raise NoTarget(ledger, segment.first_entry)
@@ -360,12 +363,12 @@ class Replicator:
 
     # -- postponed repairs -----------------------------------------------------------------------
 
-    async def _note(self, mark: Mark, error: RepairError | LedgerError) -> None:
+    async def _note(self, record: UnderReplicationRecord, error: RepairError | LedgerError) -> None:
         """Store the reason in the record; only when it changed, not at each attempt."""
-        log.warning("ledger not repaired", ledger=mark.ledger, error=str(error))
-        what = mark.what.failed(str(error), self._clock.now_ms())
-        if what.failure != mark.what.failure:
-            await self._marks.replace(mark, what)
+        log.warning("ledger not repaired", ledger=record.ledger, error=str(error))
+        faults = record.faults.failed(str(error), self._clock.now_ms())
+        if faults.failure != record.faults.failure:
+            await self._under_replication.replace(record, faults)
 
     def _put_off(self, ledger: LedgerId, pause_s: float | None = None) -> None:
         trouble = self._troubles.get(ledger)

@@ -11,7 +11,7 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from magnetar.bookie.ledger.bad_copies import BadCopies
-    from magnetar.bookie.repair.marks import Marks
+    from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
     from magnetar.metadata.model import LedgerId
     from magnetar.metadata.under_replication import BadCopy
 
@@ -22,7 +22,9 @@ REPORT_S: Final = 5.0
 one per entry."""
 
 
-async def report_bad_copies(bad_copies: BadCopies, marks: Marks) -> NoReturn:
+async def report_bad_copies(
+    bad_copies: BadCopies, under_replication: UnderReplicationRecords
+) -> NoReturn:
     """Run until cancelled. Bad copies that cannot be recorded now are noted again."""
     while True:
         await asyncio.sleep(REPORT_S)
@@ -31,7 +33,7 @@ async def report_bad_copies(bad_copies: BadCopies, marks: Marks) -> NoReturn:
             by_ledger[ledger].append(copy)
         for ledger, copies in by_ledger.items():
             try:
-                if await marks.mark_copies(ledger, copies):
+                if await under_replication.add_bad_copies(ledger, copies):
                     log.warning("bad copies recorded", ledger=ledger, ranges=len(copies))
             except MetadataError as error:
                 log.warning("bad copies not recorded", ledger=ledger, error=str(error))

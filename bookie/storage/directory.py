@@ -286,11 +286,11 @@ def _not_made(path: Path, error: StorageFailed) -> DirectoryUnusable:
 def _clear(path: Path) -> None:
     """Remove the remains of an interrupted formatting."""
     with suppress(FormatDamaged, StorageFailed):
-        mark = read_watermark(path / WATERMARK)
-        if mark is not None and mark.sequence > _FRESH_SEQUENCE:
+        watermark = read_watermark(path / WATERMARK)
+        if watermark is not None and watermark.sequence > _FRESH_SEQUENCE:
             raise DirectoryRolledBack(
                 path,
-                found=f"a store of {mark.sequence} operations and an older identity file",
+                found=f"a store of {watermark.sequence} operations and an older identity file",
                 expected="the identity file that was written when the store was made",
                 remedy="An older identity file was put beside the store; restore the right one.",
             )

@@ -33,7 +33,7 @@ _RECLAIMED: Final = 1
 _WATERMARK: Final = struct.Struct(">IBBQQ")  # crc, version, flags, boot epoch, sequence
 _CLOSED: Final = 1
 _NAMES_MANIFEST: Final = 2
-_MANIFEST_MARK: Final = struct.Struct(">IQQQ")  # crc, number, bytes, flushed
+_MANIFEST_STATE: Final = struct.Struct(">IQQQ")  # crc, number, bytes, flushed
 _CRC: Final = struct.Struct(">I")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -161,7 +161,7 @@ def decode_tombstone(value: bytes) -> Tombstone:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestMark:
+class ManifestState:
     """A past state of RocksDB's MANIFEST, its list of tables."""
 
     number: int  # of the file
@@ -176,19 +176,19 @@ class Watermark:
     boot_epoch: int
     sequence: int
     closed: bool = False  # the store was closed in good order, and not written since
-    manifest: ManifestMark | None = None  # None: not recorded
+    manifest: ManifestState | None = None  # None: not recorded
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
     manifest = watermark.manifest
     flags = (_CLOSED if watermark.closed else 0) | (0 if manifest is None else _NAMES_MANIFEST)
-    mark = _seal(
+    slot = _seal(
         _WATERMARK.pack(0, WATERMARK_VERSION, flags, watermark.boot_epoch, watermark.sequence)
     )
     if manifest is None:
-        return mark
-    return mark + _seal(
-        _MANIFEST_MARK.pack(0, manifest.number, manifest.size_bytes, manifest.flushed)
+        return slot
+    return slot + _seal(
+        _MANIFEST_STATE.pack(0, manifest.number, manifest.size_bytes, manifest.flushed)
     )
 
 
@@ -209,9 +209,15 @@ def decode_watermark(slots: bytes) -> Watermark:
     return max(found, key=_age)
 
 
-def _age(mark: Watermark) -> tuple[int, int, bool, int, int]:
-    manifest = mark.manifest or ManifestMark(0, 0, 0)
-    return mark.boot_epoch, mark.sequence, mark.closed, manifest.number, manifest.size_bytes
+def _age(watermark: Watermark) -> tuple[int, int, bool, int, int]:
+    manifest = watermark.manifest or ManifestState(0, 0, 0)
+    return (
+        watermark.boot_epoch,
+        watermark.sequence,
+        watermark.closed,
+        manifest.number,
+        manifest.size_bytes,
+    )
 
 
 def _decode_slot(slot: bytes) -> Watermark:
@@ -220,11 +226,11 @@ def _decode_slot(slot: bytes) -> Watermark:
     )
     manifest = None
     if flags & _NAMES_MANIFEST:
-        value = slot[_WATERMARK.size : _WATERMARK.size + _MANIFEST_MARK.size]
-        crc, *fields = _MANIFEST_MARK.unpack(value)
+        value = slot[_WATERMARK.size : _WATERMARK.size + _MANIFEST_STATE.size]
+        crc, *fields = _MANIFEST_STATE.unpack(value)
         if google_crc32c.value(value[_CRC.size :]) != crc:
             raise FormatDamaged("checksum mismatch")
-        manifest = ManifestMark(*fields)
+        manifest = ManifestState(*fields)
     return Watermark(boot_epoch, sequence, bool(flags & _CLOSED), manifest)
 
 

@@ -6,7 +6,7 @@ early or be empty. The MANIFEST may have lost its end: RocksDB then deletes flus
 unknown. Neither its sequence number nor its consistency checks show any of this.
 
 So each write of the watermark also records the size of the MANIFEST, and the last operation in the
-tables that it names (`ManifestMark`). At the opening that part of it must be intact, and the logs
+tables that it names (`ManifestState`). At the opening that part of it must be intact, and the logs
 must hold all operations from there to the watermark. What RocksDB added to the MANIFEST after the
 last record, in its last seconds, must be intact too. How far it flushed then is unknown.
 """
@@ -18,7 +18,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.storage.format import ManifestMark
+from magnetar.bookie.storage.format import ManifestState
 from magnetar.bookie.storage.logfile import log_damage, read_log
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ManifestWatch:
         self._storage = storage
         self._sync = sync
         self._file = -1  # -1: not open
-        self._mark = ManifestMark(0, 0, 0)
+        self._state = ManifestState(0, 0, 0)
         self._settled = False
 
     def settle(self) -> bool:
@@ -56,13 +56,13 @@ class ManifestWatch:
         self._settled = True
         return not self._changed()
 
-    def look(self) -> ManifestMark:
+    def look(self) -> ManifestState:
         try:
             while not self._settled and self._changed():
-                self._mark = self._measure()
+                self._state = self._measure()
         except OSError as error:
             raise StorageFailed("look at the manifest", str(error)) from error
-        return self._mark
+        return self._state
 
     def close(self) -> None:
         if self._file >= 0:
@@ -73,9 +73,9 @@ class ManifestWatch:
         if self._file < 0:
             return True
         found = os.fstat(self._file)
-        return found.st_nlink == 0 or found.st_size != self._mark.size_bytes
+        return found.st_nlink == 0 or found.st_size != self._state.size_bytes
 
-    def _measure(self) -> ManifestMark:
+    def _measure(self) -> ManifestState:
         """Measure the MANIFEST. The size is read first. If the later values are newer, the size has
         changed as well, and all are measured again.
 
@@ -94,7 +94,7 @@ class ManifestWatch:
         for log in sorted(_numbers(self._directory, ".log")):
             if log >= oldest and not first:
                 first = self._first_sequence(log)
-        return ManifestMark(number, size_bytes, first - 1 if first else sequence)
+        return ManifestState(number, size_bytes, first - 1 if first else sequence)
 
     def _first_sequence(self, log: int) -> int:
         """0: the log is empty, or was removed."""
@@ -116,9 +116,9 @@ def current_manifest(directory: Path) -> int:
     return int(digits) if name != digits and digits.isdecimal() else 0
 
 
-def find_damage(directory: Path, mark: Watermark) -> str:
+def find_damage(directory: Path, watermark: Watermark) -> str:
     """What the store has lost compared with the watermark; "": nothing. Raises OSError."""
-    noted = mark.manifest
+    noted = watermark.manifest
     if noted is None:
         return ""
     number = current_manifest(directory)
@@ -140,7 +140,7 @@ def find_damage(directory: Path, mark: Watermark) -> str:
         log: read_log((directory / f"{log:06}.log").read_bytes(), batches=True)
         for log in _numbers(directory, ".log")
     }
-    missing = log_damage(logs, flushed=noted.flushed, durable=mark.sequence)
+    missing = log_damage(logs, flushed=noted.flushed, durable=watermark.sequence)
     return f"the log lost operations that were on disk: {missing}" if missing else ""
 
 

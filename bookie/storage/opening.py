@@ -60,19 +60,21 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
     Raises DamagedStore; DirectoryUnusable or OpenTooSlow when the store is not the cause;
     WrongIncarnation when it is the store of another incarnation.
     """
-    mark = _read_mark(path, identity)
+    watermark = _read_watermark(path, identity)
     rot = noted_rot(path, identity.incarnation)
     if rot is not None:
         raise DamagedStore(path, f"a table is unreadable: {rot}")
     try:
-        damage = find_damage(path / STORE, mark)
+        damage = find_damage(path / STORE, watermark)
     except OSError as error:
         raise _refused(path, str(error)) from error
     if damage:
         raise DamagedStore(path, damage)
-    if not mark.closed:
+    if not watermark.closed:
         log.info("store not closed in good order, replaying its log", directory=str(path))
-        reason = await probe(path, "whole", path / STORE, str(mark.sequence), deadline_s=deadline_s)
+        reason = await probe(
+            path, "whole", path / STORE, str(watermark.sequence), deadline_s=deadline_s
+        )
         if reason is not None:
             raise _refused(path, reason)
     try:
@@ -80,7 +82,7 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
     except StorageFailed as error:
         raise _refused(path, error.reason) from error
     try:
-        check_sequence(storage.sequence(), mark.sequence)
+        check_sequence(storage.sequence(), watermark.sequence)
         _check_owner(path, storage.owner(), identity)
     except BaseException as error:
         with suppress(StorageFailed):
@@ -181,22 +183,23 @@ def _too_slow(path: Path, deadline_s: float) -> OpenTooSlow:
     )
 
 
-def _read_mark(path: Path, identity: Identity) -> Watermark:
+def _read_watermark(path: Path, identity: Identity) -> Watermark:
     """Check that the store and its watermark exist; returns the watermark."""
     if not (path / STORE).is_dir():
         raise DamagedStore(path, "the store is missing")
     try:
-        mark = read_watermark(path / WATERMARK)
+        watermark = read_watermark(path / WATERMARK)
     except (FormatDamaged, StorageFailed) as error:
         raise _refused(path, f"the watermark is damaged ({error})") from error
-    if mark is None:
+    if watermark is None:
         raise DamagedStore(path, "the watermark is missing")
-    if mark.boot_epoch > identity.boot_epoch:
+    if watermark.boot_epoch > identity.boot_epoch:
         raise DamagedStore(
             path,
-            f"the watermark has boot epoch {mark.boot_epoch}, the identity {identity.boot_epoch}",
+            f"the watermark has boot epoch {watermark.boot_epoch}, the identity "
+            f"{identity.boot_epoch}",
         )
-    return mark
+    return watermark
 
 
 def _check_owner(path: Path, owner: bytes | None, identity: Identity) -> None:

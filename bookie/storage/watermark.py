@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from magnetar.bookie.storage.format import ManifestMark
+    from magnetar.bookie.storage.format import ManifestState
 
 LAG_S: Final = 1.0
 
@@ -53,13 +53,13 @@ class WatermarkFile:
         *,
         boot_epoch: int,
         now_s: Callable[[], float],
-        look_at_manifest: Callable[[], ManifestMark | None] = lambda: None,
+        look_at_manifest: Callable[[], ManifestState | None] = lambda: None,
     ) -> None:
         """`now_s` is a monotonic clock. `look_at_manifest` is called with each write. Creates the
         file if it is missing."""
         self._boot_epoch = boot_epoch
         self._look_at_manifest = look_at_manifest
-        self._manifest: ManifestMark | None = None  # None: not looked at yet
+        self._manifest: ManifestState | None = None  # None: not looked at yet
         self._now_s = now_s
         self._synced_s = now_s()
         self._slot = 0

@@ -32,7 +32,7 @@ from magnetar.broker.log.outstanding import Outstanding
 from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import run_of_positions
 from magnetar.broker.log.range_reader import LogReader
-from magnetar.broker.log.record_limits import patience, require_ledger_room
+from magnetar.broker.log.record_limits import ledger_size_factor, require_ledger_room
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
 from magnetar.metadata.model import LedgerId, TopicLedger
@@ -140,7 +140,7 @@ class Log:
         self._reported = -1  # its last entry that `on_appended` was told of
         self._ledger_bytes = 0
         self._opened_s = 0.0
-        self._patience = 1  # of the open ledger, see room.py
+        self._ledger_size_factor = 1  # of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
 
         self._running = False
@@ -238,10 +238,10 @@ class Log:
     def _count_fitting(self, appender: Appender, waiting: Sequence[Pending]) -> int:
         """How many go into the ledger until it is full, and the first in any case."""
         entries = len(waiting)
-        spare = self.config.ledger_entries_max * self._patience - (appender.appended + 1)
+        spare = self.config.ledger_entries_max * self._ledger_size_factor - (appender.appended + 1)
         if entries > spare and self._is_of_age:
             entries = max(spare, 1)
-        room = self.config.ledger_bytes_max * self._patience - self._ledger_bytes
+        room = self.config.ledger_bytes_max * self._ledger_size_factor - self._ledger_bytes
         for count, pending in enumerate(waiting[:entries], 1):
             room -= pending.size
             if room <= 0:
@@ -249,14 +249,14 @@ class Log:
         return entries
 
     def _is_full(self, appender: Appender) -> bool:
-        if self._ledger_bytes >= self.config.ledger_bytes_max * self._patience:
+        if self._ledger_bytes >= self.config.ledger_bytes_max * self._ledger_size_factor:
             return True
-        entries_max = self.config.ledger_entries_max * self._patience
+        entries_max = self.config.ledger_entries_max * self._ledger_size_factor
         return appender.appended + 1 >= entries_max and self._is_of_age
 
     @property
     def _is_of_age(self) -> bool:
-        return self._age_s >= self.config.ledger_age_s_min * self._patience
+        return self._age_s >= self.config.ledger_age_s_min * self._ledger_size_factor
 
     @property
     def _age_s(self) -> float:
@@ -369,7 +369,7 @@ class Log:
             self._retire()
 
     def _is_worth_moving(self, appender: Appender) -> bool:
-        is_young = self._age_s < self.config.degraded_age_s_min * self._patience
+        is_young = self._age_s < self.config.degraded_age_s_min * self._ledger_size_factor
         if not appender.degraded or is_young:
             return False
         return self.ledgers.full_ensemble_possible()
@@ -416,7 +416,7 @@ class Log:
         self._reported = -1
         self._ledger_bytes = 0
         self._opened_s = asyncio.get_running_loop().time()
-        self._patience = patience(len(self.chain.records))
+        self._ledger_size_factor = ledger_size_factor(len(self.chain.records))
         appender.progress = lambda: self._on_progress(appender)
         while queue and self._appender is appender:
             for _ in range(self._send(appender, list(islice(queue, QUEUE_RUN_ENTRIES)))):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LEDGERS_MAX: Final = 10_000
 """At most 58 bytes each (five numbers of ten bytes, their tags, a header): 566 KiB. With
-`patience`, of a topic that always rolls as early as it may, two years, or 100 TiB."""
+`ledger_size_factor`, of a topic that always rolls as early as it may, two years, or 100 TiB."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 """Names, properties and the state that they begin with: 3,000 of 100 bytes. With the ledgers and
@@ -31,7 +31,7 @@ LEDGERS_PER_STEP: Final = 500
 """With each so many ledgers in its record, a topic's next ones are larger."""
 
 
-def patience(ledgers: int) -> int:
+def ledger_size_factor(ledgers: int) -> int:
     """How many times as large as usual a ledger may become in a topic that has this many."""
     return 1 + ledgers // LEDGERS_PER_STEP
 

@@ -263,7 +263,7 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
         bookie.start()
         assert bookie.incarnation != former
         assert "the log lost operations that were on disk" in bookie.log
-        found = await read_all(bookie, 1, former, ends={BookieCode.LIMBO})
+        found = await read_all(bookie, 1, former, ends={BookieCode.DAMAGED_STORE})
         assert 0 < len(found) < len(acked)
         for entry, stored in found.items():
             assert stored == envelope(1, entry, payload_of(1, entry))
@@ -271,12 +271,12 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
         channel = channel_to(bookie)
         refused = await connect(bookie.address.data, former)
         assert refused.reply is not None
-        assert refused.reply.code is BookieCode.LIMBO
+        assert refused.reply.code is BookieCode.DAMAGED_STORE
         fence = pb.LastConfirmedRequest(incarnation=former, ledger=1, master_key=KEY, fence=True)
         data = await call_unary(
             channel, "/magnetar.bookie.Bookie/LastConfirmed", fence.SerializeToString()
         )
-        assert pb.LastConfirmedReply.FromString(data).code == BookieCode.LIMBO
+        assert pb.LastConfirmedReply.FromString(data).code == BookieCode.DAMAGED_STORE
         writer = await connect(bookie.address.data, bookie.incarnation)
         assert await writer.add(add(2, 0)) == [OK]
         await channel.close()

@@ -261,20 +261,20 @@ PLACES: dict[str, dict[str, Callable[[bytes], int]]] = {
 
 
 def state_after(cluster: Cluster, path: Path, cookie: BookieCookie) -> str:
-    """Start on it and read everything: "whole", "unknown" (of some entries), or "limbo". Fails on a
+    """Start on it and read everything: "whole", "unknown" (some entries), or "damaged". Fails on a
     wrong entry and on a false "no"."""
     run(cluster.set_cookie(cookie))
     directory = run(cluster.start(path))
     try:
         if directory.identity.incarnation != cookie.incarnation:
             assert list(directory.formers) == [cookie.incarnation]
-            limbo = DamagedStore(directory.formers)
+            store = DamagedStore(directory.formers)
             for entry in range(TABLES + LOG):
-                found = limbo.run(
+                found = store.run(
                     cookie.incarnation, 1, KEY, entry, entry, bytes_max=1 << 20, entries_max=1
                 )
                 assert found in ([], [envelope(1, entry, payload_of(entry))])
-            return "limbo"
+            return "damaged"
         return present_state(directory.storage)
     finally:
         directory.close()
@@ -333,9 +333,9 @@ def test_every_field_of_every_file(
                 except AssertionError as wrong:
                     raise AssertionError(f"{pattern}: {name} at {at}, {cut=}: {wrong}") from wrong
                 shutil.rmtree(path)
-    assert states <= {"whole", "unknown", "limbo"}
+    assert states <= {"whole", "unknown", "damaged"}
     harmless = ("store/OPTIONS-*", "watermark")  # nobody needs it; the other slot is whole
-    assert pattern in harmless or states & {"unknown", "limbo"}
+    assert pattern in harmless or states & {"unknown", "damaged"}
 
 
 def cookie_of(cluster: Cluster, path: Path) -> BookieCookie:
@@ -367,7 +367,7 @@ def test_bytes_at_random(base: tuple[Cluster, Path, Path], tmp_path: Path, seed:
     at = chance.randrange(len(data))
     damaged = changed(data, at, cut=chance.random() < 0.3, bit=1 << chance.randrange(8))
     file.write_bytes(damaged)
-    assert state_after(cluster, tmp_path / "damaged", cookie) in ("whole", "unknown", "limbo"), (
+    assert state_after(cluster, tmp_path / "damaged", cookie) in ("whole", "unknown", "damaged"), (
         f"{file.name} at {at}"
     )
 

@@ -16,7 +16,7 @@ from fakes.virtual_loop import stand_still
 from magnetar.bookie import collector
 from magnetar.bookie.collector import Collector, CollectorConfig
 from magnetar.bookie.reclaimer import Reclaimer
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.bookie.storage.format import tombstone_key
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_cluster, encode_ledger, encode_ledger_counter
@@ -87,7 +87,7 @@ class World:
             commit=bookie.commit,
             admission=service._admission,
             metadata=self.store,
-            marks=Marks(self.store, self.clock),
+            under_replication=UnderReplicationRecords(self.store, self.clock),
             reclaimer=self.reclaimer,
             clock=self.clock,
             chance=Random(1),
@@ -161,7 +161,7 @@ async def test_deleted_ledgers_go_and_leave_tombstones() -> None:
         assert await world.collector.maybe_round()
         assert world.stored == [1, 3]
         assert world.tombstones == [2, 7]
-        assert world.bookie.storage.unsynced <= 2  # of the marks that space was given back
+        assert world.bookie.storage.unsynced <= 2  # the tombstones that record the reclaimed space
         writer = await world.bookie.connect()
         assert await writer.add(add(2, 2)) == [BookieCode.DELETED]
         assert world.collector.counts.ledgers_deleted == 2
@@ -283,7 +283,7 @@ async def test_left_over_copies_go_at_the_second_look_without_tombstone() -> Non
         assert await world.collector.maybe_round()
         assert world.stored == [2, 3, 4]
         assert world.tombstones == []
-        assert not await Marks(world.store, world.clock).locked(LedgerId(1))
+        assert not await UnderReplicationRecords(world.store, world.clock).locked(LedgerId(1))
 
 
 async def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
@@ -293,7 +293,7 @@ async def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
             await world.keep(ledger, THERE, closed=True)
         assert await world.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        repairing = Marks(world.elsewhere, world.clock)
+        repairing = UnderReplicationRecords(world.elsewhere, world.clock)
         await repairing.lock(LedgerId(1), "replicator")
         await world.keep(2, HERE, closed=True)
         assert await world.collector.maybe_round()
@@ -394,7 +394,7 @@ async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -
         assert await world.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
         writer = await world.bookie.connect()
-        repairing = Marks(world.elsewhere, world.clock)
+        repairing = UnderReplicationRecords(world.elsewhere, world.clock)
 
         async def lose_the_lock(path: str) -> None:
             if path != paths.ledger(LedgerId(1)) or not await repairing.locked(LedgerId(1)):
@@ -419,18 +419,18 @@ async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> Non
         await world.keep(1, THERE, closed=True)
         assert await world.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        marks = Marks(world.store, world.clock)
+        records = UnderReplicationRecords(world.store, world.clock)
 
         async def pause(path: str) -> None:
             if path == paths.ledger(LedgerId(1)):
                 world.store.on_get = None
-                assert await marks.locked(LedgerId(1))
+                assert await records.locked(LedgerId(1))
                 stand_still(5.0)
 
         world.store.on_get = pause
         assert await world.collector.maybe_round()
         assert world.stored == [1]
-        assert not await marks.locked(LedgerId(1))
+        assert not await records.locked(LedgerId(1))
         assert await world.collector.maybe_round()
         assert world.stored == []
 
@@ -442,7 +442,7 @@ async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_
         assert await world.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
         looking = asyncio.Event()
-        others = Marks(world.elsewhere, world.clock)
+        others = UnderReplicationRecords(world.elsewhere, world.clock)
 
         async def hang(path: str) -> None:
             if path == paths.ledger(LedgerId(1)) and await others.locked(LedgerId(1)):

@@ -50,13 +50,13 @@ FORMERS: dict[str, Storage | None] = {OTHER: former_store(), DEAD: None}
 
 async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
     async with running_bookie(formers=FORMERS) as bookie:
-        limbo = BookieCode.LIMBO
+        unknown = BookieCode.DAMAGED_STORE
         for first, last, answer in (
-            (0, 9, [*some(0, 1, 2), none(3, limbo)]),
+            (0, 9, [*some(0, 1, 2), none(3, unknown)]),
             (0, 2, some(0, 1, 2)),
-            (3, 9, [none(3, limbo)]),
-            (4, 9, [*some(4), none(5, limbo)]),
-            (6, 6, [none(6, limbo)]),
+            (3, 9, [none(3, unknown)]),
+            (4, 9, [*some(4), none(5, unknown)]),
+            (6, 6, [none(6, unknown)]),
         ):
             assert await bookie.read(read_request(first, last, incarnation=OTHER)) == answer
         one = read_request(0, 9, incarnation=OTHER, entries_max=2)
@@ -65,7 +65,7 @@ async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> N
             read_request(0, 9, ledger=2, incarnation=OTHER),
             read_request(0, 9, incarnation=OTHER, master_key=KEY + 1),
         ):
-            assert await bookie.read(request) == [none(0, limbo)]
+            assert await bookie.read(request) == [none(0, unknown)]
 
 
 async def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced() -> None:
@@ -73,8 +73,8 @@ async def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fe
     gone could never be closed."""
 
     async with running_bookie(formers=FORMERS) as bookie:
-        limbo = BookieCode.LIMBO
-        for first, answer in ((0, [*some(0, 1, 2), none(3, limbo)]), (3, [none(3, limbo)])):
+        unknown = BookieCode.DAMAGED_STORE
+        for first, answer in ((0, [*some(0, 1, 2), none(3, unknown)]), (3, [none(3, unknown)])):
             request = read_request(first, 9, incarnation=OTHER, fence=True)
             assert await bookie.read(request) == answer
         unreadable = read_request(0, 9, incarnation=DEAD, fence=True)
@@ -86,7 +86,7 @@ async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
     async with running_bookie(formers=FORMERS) as bookie:
         service = bookie.service
         for incarnation, code in (
-            (OTHER, BookieCode.LIMBO),
+            (OTHER, BookieCode.DAMAGED_STORE),
             (DEAD, BookieCode.WRONG_INCARNATION),
             (NOBODY, BookieCode.WRONG_INCARNATION),
         ):

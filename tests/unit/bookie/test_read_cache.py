@@ -266,4 +266,4 @@ async def test_who_may_not_read_gets_nothing_out_of_it() -> None:
         assert await bookie.read(wrong_key) == [none(0, BookieCode.UNAUTHORIZED)]
         # Nor does what is read of another incarnation of the bookie mix with it, either way.
         former = read_request(0, 9, incarnation=OTHER)
-        assert await bookie.read(former) == [none(0, BookieCode.LIMBO)]
+        assert await bookie.read(former) == [none(0, BookieCode.DAMAGED_STORE)]

@@ -49,7 +49,7 @@ async def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_
 
             appender.progress = progress
             newcomer.kill()
-            await wait_until(lambda: not ledgers.services.pool.adds(newcomer.member).calm)
+            await wait_until(lambda: not ledgers.services.pool.adds(newcomer.member).keeps_up)
             faults.clear()
             await wait_until(lambda: told)
             await confirmed(appender)

@@ -104,7 +104,7 @@ async def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [BookieCode.LIMBO, BookieCode.OVERLOADED, BookieCode.WRONG_INCARNATION]
+    "code", [BookieCode.DAMAGED_STORE, BookieCode.OVERLOADED, BookieCode.WRONG_INCARNATION]
 )
 async def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> None:
     async with world(3, PATIENT) as (nodes, ledgers):

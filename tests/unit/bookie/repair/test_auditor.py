@@ -12,7 +12,7 @@ from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair.config import RepairConfig
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_check_progress
 from magnetar.metadata.model import EntryId, LedgerId
@@ -31,12 +31,12 @@ SOON = RepairConfig(lost_bookie_delay_s=600, check_period_s=1000, audit_period_s
 
 
 async def marked(nodes: Cluster) -> dict[LedgerId, UnderReplication]:
-    marks = Marks(nodes.store, SystemClock())
+    records = UnderReplicationRecords(nodes.store, SystemClock())
     found = {}
-    async for ledger in marks.list():
-        mark = await marks.get(ledger)
-        assert mark is not None
-        found[ledger] = mark.what
+    async for ledger in records.list():
+        record = await records.get(ledger)
+        assert record is not None
+        found[ledger] = record.faults
     return found
 
 
@@ -294,7 +294,7 @@ async def test_a_term_begins_with_new_patience() -> None:
             await audited(auditor)
             restarting = nodes.bookies[1]
             await lose(nodes, restarting)
-            await until(lambda: auditor._absences.timer_at() is not None)
+            await until(lambda: auditor._lost_bookies.timer_at() is not None)
             store = auditor._store
             store.suspend()  # type: ignore[attr-defined]
             await until(lambda: not auditor.is_leader)
@@ -307,7 +307,7 @@ async def test_a_term_begins_with_new_patience() -> None:
             await asyncio.sleep(590)
             assert await marked(nodes) == {}
             await asyncio.sleep(20)
-            assert auditor.findings.marked > 0
+            assert auditor.findings.recorded > 0
 
 
 async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_left_out() -> None:
@@ -352,4 +352,4 @@ async def test_the_store_going_away_puts_an_audit_off() -> None:
             await asyncio.sleep(60)
             assert await marked(nodes) == {}
             store.reconnect()  # type: ignore[attr-defined]
-            await until(lambda: auditor.findings.marked > 0)
+            await until(lambda: auditor.findings.recorded > 0)

@@ -67,8 +67,8 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 def test_all_that_lost_members_held_of_sealed_segments_is_moved_and_nothing_else(
     metadata: LedgerMetadata, gone: set[Member], wide: bool
 ) -> None:
-    mark = UnderReplication(1, frozenset(gone))
-    plan = plan_repair(metadata, mark, frozenset(gone), copies_wanted=3)
+    record = UnderReplication(1, frozenset(gone))
+    plan = plan_repair(metadata, record, frozenset(gone), copies_wanted=3)
     closed = metadata.state is LedgerState.CLOSED
     end = metadata.last_entry if closed else metadata.last_segment.first_entry - 1
     assert end is not None

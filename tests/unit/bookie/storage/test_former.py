@@ -83,8 +83,8 @@ async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
     directory = await cluster.start(used)
-    limbo = DamagedStore(directory.formers)
-    given_run = partial(limbo.run, former, 1, KEY)
+    store = DamagedStore(directory.formers)
+    given_run = partial(store.run, former, 1, KEY)
     assert given_run(0, 100, bytes_max=1 << 20, entries_max=7) == [
         envelope(1, entry, b"%d" % entry * 600) for entry in range(7)
     ]
@@ -92,8 +92,8 @@ async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
     assert len(given_run(5, 100, bytes_max=700, entries_max=100)) == 2
     assert len(given_run(5, 5, bytes_max=1 << 20, entries_max=100)) == 1
     assert given(directory, former, key=KEY + 1) == []
-    assert limbo.run(former, 2, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
-    assert limbo.run("e" * 32, 1, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
+    assert store.run(former, 2, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
+    assert store.run("e" * 32, 1, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
     directory.close()
 
 

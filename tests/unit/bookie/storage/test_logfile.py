@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.storage.format import ManifestMark, Watermark, entry_key
+from magnetar.bookie.storage.format import ManifestState, Watermark, entry_key
 from magnetar.bookie.storage.logfile import BLOCK_BYTES, LogFile, log_damage, read_log
 from magnetar.bookie.storage.manifest import ManifestWatch, current_manifest, find_damage
 from magnetar.bookie.storage.rocks import RocksStorage
@@ -147,9 +147,9 @@ def test_the_watch_knows_up_to_where_tables_go(tmp_path: Path) -> None:
     log.write_bytes(b"")
     assert "operations 11 to 16 are missing" in find_damage(tmp_path / "store", mark)
     log.write_bytes(whole)
-    later = Watermark(1, 16, manifest=ManifestMark(flushed.number, flushed.size_bytes + 1, 10))
+    later = Watermark(1, 16, manifest=ManifestState(flushed.number, flushed.size_bytes + 1, 10))
     assert "bytes, had" in find_damage(tmp_path / "store", later)
-    later = Watermark(1, 16, manifest=ManifestMark(flushed.number + 1, 1, 10))
+    later = Watermark(1, 16, manifest=ManifestState(flushed.number + 1, 1, 10))
     assert "CURRENT names" in find_damage(tmp_path / "store", later)
     storage.flush()
     assert watch.look().flushed == 16

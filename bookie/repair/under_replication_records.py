@@ -53,13 +53,13 @@ session ends too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class UnderReplicationRecord:
     ledger: LedgerId
-    what: UnderReplication
+    faults: UnderReplication
     version: int
 
 
-class Marks:
+class UnderReplicationRecords:
     """Every call raises the errors of the metadata store, and InvalidRecord for an unreadable
     record. All calls may be repeated."""
 
@@ -67,53 +67,57 @@ class Marks:
         self._store = store
         self._clock = clock
 
-    async def mark_lost(self, ledger: LedgerId, members: Iterable[Member]) -> bool:
+    async def add_lost(self, ledger: LedgerId, members: Iterable[Member]) -> bool:
         """Record that these members must be replaced. False: the record has this already."""
         return await self._merge(ledger, lost=frozenset(members))
 
-    async def mark_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
+    async def add_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
         """Record that the member lacks sound copies of entries `first` to `last`, as far as it
         should have them. False: the record has this already."""
-        return await self.mark_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
+        return await self.add_bad_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
 
-    async def mark_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:
+    async def add_bad_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:
         """Record several bad copies at once."""
         return await self._merge(ledger, bad=joined(copies))
 
-    async def mark_narrow(self, ledger: LedgerId) -> bool:
+    async def add_narrow(self, ledger: LedgerId) -> bool:
         """Record that the ledger has too few copies. False: the record has this already."""
         return await self._merge(ledger, narrow=True)
 
-    async def get(self, ledger: LedgerId) -> Mark | None:
+    async def get(self, ledger: LedgerId) -> UnderReplicationRecord | None:
         """None: the ledger has no record."""
         stored = await self._store.get(paths.under_replicated(ledger))
         if stored is None:
             return None
-        return Mark(ledger, decode_under_replication(stored.value), stored.version)
+        return UnderReplicationRecord(
+            ledger, decode_under_replication(stored.value), stored.version
+        )
 
     async def list(self) -> AsyncIterator[LedgerId]:
         """The ledgers with a record, ascending; see `ledger_ids`."""
         async for ledger in ledger_ids(self._store, paths.UNDER_REPLICATED):
             yield ledger
 
-    async def replace(self, mark: Mark, what: UnderReplication) -> Mark | None:
+    async def replace(
+        self, record: UnderReplicationRecord, faults: UnderReplication
+    ) -> UnderReplicationRecord | None:
         """Store another value. None: the record was changed or removed since it was read."""
-        if what == mark.what:
-            return mark
-        value = encode_under_replication(what)
+        if faults == record.faults:
+            return record
+        value = encode_under_replication(faults)
         try:
             version = await self._store.put(
-                paths.under_replicated(mark.ledger), value, expected=mark.version
+                paths.under_replicated(record.ledger), value, expected=record.version
             )
         except BadVersion:
             return None
-        return Mark(mark.ledger, what, version)
+        return UnderReplicationRecord(record.ledger, faults, version)
 
-    async def clear(self, mark: Mark) -> bool:
+    async def clear(self, record: UnderReplicationRecord) -> bool:
         """Remove the record. False: it was changed since it was read, and stays."""
-        path = paths.under_replicated(mark.ledger)
+        path = paths.under_replicated(record.ledger)
         try:
-            await self._store.delete(path, expected=mark.version)
+            await self._store.delete(path, expected=record.version)
         except NoNode:
             return True
         except BadVersion:

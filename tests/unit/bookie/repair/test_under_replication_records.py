@@ -1,4 +1,4 @@
-"""Marks are merged, never lost, and removed only in the version that was read."""
+"""Under-replication records are merged, and removed only in the version that was read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support import ManualClock
 
-from magnetar.bookie.repair.marks import UNLOCK_S, Marks
+from magnetar.bookie.repair.under_replication_records import UNLOCK_S, UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.errors import OutcomeUnknown
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
@@ -20,72 +20,72 @@ LEDGER = LedgerId(12_345)
 
 async def test_marks_of_several_processes_add_up() -> None:
     tree, clock = MemoryTree(), ManualClock(1000)
-    first, second = (Marks(MemoryStore(tree), clock) for _ in range(2))
+    first, second = (UnderReplicationRecords(MemoryStore(tree), clock) for _ in range(2))
     async with asyncio.TaskGroup() as group:
-        group.create_task(first.mark_lost(LEDGER, [A]))
-        group.create_task(second.mark_lost(LEDGER, [B]))
-        group.create_task(second.mark_bad(LEDGER, C, 5, 7))
-        group.create_task(first.mark_bad(LEDGER, C, 8, 9))
-        group.create_task(first.mark_narrow(LEDGER))
-    mark = await first.get(LEDGER)
-    assert mark is not None
-    assert mark.what.lost == {A, B}
-    assert mark.what.bad == (BadCopy(C, EntryId(5), EntryId(9)),)
-    assert mark.what.narrow
-    assert mark.what.created_ms == 1000
+        group.create_task(first.add_lost(LEDGER, [A]))
+        group.create_task(second.add_lost(LEDGER, [B]))
+        group.create_task(second.add_bad(LEDGER, C, 5, 7))
+        group.create_task(first.add_bad(LEDGER, C, 8, 9))
+        group.create_task(first.add_narrow(LEDGER))
+    record = await first.get(LEDGER)
+    assert record is not None
+    assert record.faults.lost == {A, B}
+    assert record.faults.bad == (BadCopy(C, EntryId(5), EntryId(9)),)
+    assert record.faults.narrow
+    assert record.faults.created_ms == 1000
     clock.advance_ms(5)
-    assert not await second.mark_lost(LEDGER, [A])
-    assert await second.get(LEDGER) == mark
+    assert not await second.add_lost(LEDGER, [A])
+    assert await second.get(LEDGER) == record
 
 
 async def test_a_mark_that_grew_meanwhile_is_not_removed() -> None:
-    marks = Marks(MemoryStore(), ManualClock())
-    assert await marks.mark_lost(LEDGER, [A])
-    mark = await marks.get(LEDGER)
-    assert mark is not None
-    assert await marks.mark_lost(LEDGER, [B])
-    assert not await marks.clear(mark)
-    assert await marks.replace(mark, mark.what.failed("too late", 1)) is None
-    now = await marks.get(LEDGER)
+    records = UnderReplicationRecords(MemoryStore(), ManualClock())
+    assert await records.add_lost(LEDGER, [A])
+    record = await records.get(LEDGER)
+    assert record is not None
+    assert await records.add_lost(LEDGER, [B])
+    assert not await records.clear(record)
+    assert await records.replace(record, record.faults.failed("too late", 1)) is None
+    now = await records.get(LEDGER)
     assert now is not None
-    assert now.what.lost == {A, B}
-    failed = await marks.replace(now, now.what.failed("nobody has it", 7))
+    assert now.faults.lost == {A, B}
+    failed = await records.replace(now, now.faults.failed("nobody has it", 7))
     assert failed is not None
-    assert not await marks.clear(now)
-    assert await marks.clear(failed)
-    assert await marks.get(LEDGER) is None
-    assert await marks.clear(failed)  # again: it is gone already
+    assert not await records.clear(now)
+    assert await records.clear(failed)
+    assert await records.get(LEDGER) is None
+    assert await records.clear(failed)  # again: it is gone already
 
 
 async def test_the_list_streams_marks_and_empty_folders_go() -> None:
     store = MemoryStore()
-    marks = Marks(store, ManualClock())
+    records = UnderReplicationRecords(store, ManualClock())
     ledgers = [LedgerId(number) for number in (3, 20_000, 10**12)]
     for ledger in ledgers:
-        await marks.mark_narrow(ledger)
-    assert [each async for each in marks.list()] == ledgers
+        await records.add_narrow(ledger)
+    assert [each async for each in records.list()] == ledgers
     for ledger in ledgers:
-        mark = await marks.get(ledger)
-        assert mark is not None
-        await marks.clear(mark)
-    assert [each async for each in marks.list()] == []
+        record = await records.get(ledger)
+        assert record is not None
+        await records.clear(record)
+    assert [each async for each in records.list()] == []
     assert await store.children(paths.UNDER_REPLICATED) == []
 
 
 async def test_marking_while_folders_are_removed() -> None:
     tree = MemoryTree()
-    here, there = (Marks(MemoryStore(tree), ManualClock()) for _ in range(2))
+    here, there = (UnderReplicationRecords(MemoryStore(tree), ManualClock()) for _ in range(2))
 
-    async def mark(marks: Marks, numbers: range) -> None:
+    async def mark(records: UnderReplicationRecords, numbers: range) -> None:
         for number in numbers:
-            await marks.mark_narrow(LedgerId(number))
+            await records.add_narrow(LedgerId(number))
 
-    async def clear(marks: Marks) -> None:
-        async for ledger in marks.list():
-            found = await marks.get(ledger)
+    async def clear(records: UnderReplicationRecords) -> None:
+        async for ledger in records.list():
+            found = await records.get(ledger)
             assert found is not None
             if ledger % 2:
-                await marks.clear(found)
+                await records.clear(found)
 
     for begin in range(0, 40, 4):
         async with asyncio.TaskGroup() as group:
@@ -98,7 +98,7 @@ async def test_marking_while_folders_are_removed() -> None:
 async def test_one_repairs_at_a_time_and_a_lost_session_lets_go() -> None:
     tree = MemoryTree()
     stores = [MemoryStore(tree) for _ in range(2)]
-    first, second = (Marks(store, ManualClock()) for store in stores)
+    first, second = (UnderReplicationRecords(store, ManualClock()) for store in stores)
     assert await first.lock(LEDGER, "one")
     assert not await second.lock(LEDGER, "two")
     await second.unlock(LEDGER, "one")  # not of its session
@@ -115,13 +115,15 @@ async def test_a_lock_that_a_lost_reply_left_behind_is_ours_again() -> None:
     store = MemoryStore(
         tree, faults=lambda operation, _: next(faults, None) if "create" in operation else None
     )
-    marks, others = (Marks(each, ManualClock()) for each in (store, MemoryStore(tree)))
+    records, others = (
+        UnderReplicationRecords(each, ManualClock()) for each in (store, MemoryStore(tree))
+    )
     with pytest.raises(OutcomeUnknown):
-        await marks.lock(LEDGER, "one")
-    assert await marks.locked(LEDGER)
+        await records.lock(LEDGER, "one")
+    assert await records.locked(LEDGER)
     assert not await others.lock(LEDGER, "one")
-    assert not await marks.lock(LEDGER, "another owner of this session")
-    assert await marks.lock(LEDGER, "one")
+    assert not await records.lock(LEDGER, "another owner of this session")
+    assert await records.lock(LEDGER, "one")
 
 
 async def test_letting_go_of_a_lock_outlasts_a_store_that_is_away() -> None:
@@ -129,27 +131,29 @@ async def test_letting_go_of_a_lock_outlasts_a_store_that_is_away() -> None:
     store = MemoryStore(
         faults=lambda operation, _: next(faults, None) if operation == "delete" else None
     )
-    marks = Marks(store, ManualClock())
-    assert await marks.lock(LEDGER, "one")
-    await marks.unlock(LEDGER, "one")
-    assert not await marks.locked(LEDGER)
+    records = UnderReplicationRecords(store, ManualClock())
+    assert await records.lock(LEDGER, "one")
+    await records.unlock(LEDGER, "one")
+    assert not await records.locked(LEDGER)
 
 
-def flaky(away: list[str]) -> tuple[Marks, Marks]:
-    """Marks on a store that loses requests of the kinds in `away`, and others on the same tree."""
+def flaky(away: list[str]) -> tuple[UnderReplicationRecords, UnderReplicationRecords]:
+    """Records on a store that loses requests of the kinds in `away`, and others on its tree."""
     tree = MemoryTree()
     store = MemoryStore(
         tree, faults=lambda operation, _: Fault.REQUEST_LOST if operation in away else None
     )
-    return Marks(store, ManualClock()), Marks(MemoryStore(tree), ManualClock())
+    return UnderReplicationRecords(store, ManualClock()), UnderReplicationRecords(
+        MemoryStore(tree), ManualClock()
+    )
 
 
 async def test_a_lock_stays_no_longer_than_the_store_is_away() -> None:
     away = ["delete"]
-    marks, others = flaky(away)
+    records, others = flaky(away)
 
     async def repair() -> None:
-        async with marks.holding(LEDGER, "one") as locked:
+        async with records.holding(LEDGER, "one") as locked:
             assert locked is not None
             assert locked()
 
@@ -163,11 +167,11 @@ async def test_a_lock_stays_no_longer_than_the_store_is_away() -> None:
 
 
 async def test_whoever_is_cancelled_while_the_store_is_away_waits_for_no_lock() -> None:
-    marks, _ = flaky(["delete"])
+    records, _ = flaky(["delete"])
     inside = asyncio.Event()
 
     async def repair() -> None:
-        async with marks.holding(LEDGER, "one"):
+        async with records.holding(LEDGER, "one"):
             inside.set()
             await asyncio.get_running_loop().create_future()
 
@@ -183,11 +187,11 @@ async def test_a_lock_that_nobody_knows_whether_it_was_taken_is_let_go_of() -> N
     store = MemoryStore(
         faults=lambda operation, _: next(faults, None) if "create" in operation else None
     )
-    marks = Marks(store, ManualClock())
+    records = UnderReplicationRecords(store, ManualClock())
     with pytest.raises(OutcomeUnknown):
-        async with marks.holding(LEDGER, "one"):
+        async with records.holding(LEDGER, "one"):
             pytest.fail("it is not known to be held")
-    assert not await marks.locked(LEDGER)
+    assert not await records.locked(LEDGER)
 
 
 async def test_a_lock_whose_taking_the_next_server_has_not_seen_is_let_go_of() -> None:
@@ -196,24 +200,27 @@ async def test_a_lock_whose_taking_the_next_server_has_not_seen_is_let_go_of() -
     store = MemoryStore(
         tree, faults=lambda operation, _: next(faults, None) if "create" in operation else None
     )
-    marks, others = Marks(store, ManualClock()), Marks(MemoryStore(tree), ManualClock())
+    records, others = (
+        UnderReplicationRecords(store, ManualClock()),
+        UnderReplicationRecords(MemoryStore(tree), ManualClock()),
+    )
     store.fall_behind()
     with pytest.raises(OutcomeUnknown):
-        async with marks.holding(LEDGER, "one"):
+        async with records.holding(LEDGER, "one"):
             pytest.fail("it is not known to be held")
     assert not await others.locked(LEDGER)
 
 
 async def test_another_owners_lock_of_the_same_session_stays() -> None:
     store = MemoryStore()
-    marks = Marks(store, ManualClock())
-    assert await marks.lock(LEDGER, "a bookie's collector")
-    async with marks.holding(LEDGER, "a replicator in the same process") as locked:
+    records = UnderReplicationRecords(store, ManualClock())
+    assert await records.lock(LEDGER, "a bookie's collector")
+    async with records.holding(LEDGER, "a replicator in the same process") as locked:
         assert locked is None
-    await marks.unlock(LEDGER, "a replicator in the same process")
-    assert await marks.locked(LEDGER)
+    await records.unlock(LEDGER, "a replicator in the same process")
+    assert await records.locked(LEDGER)
     await store.close()
-    await marks.unlock(LEDGER, "a bookie's collector")  # went with the session
+    await records.unlock(LEDGER, "a bookie's collector")  # went with the session
 
 
 async def test_lost_replies_do_no_harm() -> None:
@@ -221,22 +228,25 @@ async def test_lost_replies_do_no_harm() -> None:
     store = MemoryStore(
         faults=lambda operation, path: next(faults, None) if operation == "put" else None
     )
-    marks = Marks(store, ManualClock())
-    await marks.mark_lost(LEDGER, [A])
-    await marks.mark_lost(LEDGER, [B])
-    mark = await marks.get(LEDGER)
-    assert mark is not None
-    assert mark.what.lost == {A, B}
+    records = UnderReplicationRecords(store, ManualClock())
+    await records.add_lost(LEDGER, [A])
+    await records.add_lost(LEDGER, [B])
+    record = await records.get(LEDGER)
+    assert record is not None
+    assert record.faults.lost == {A, B}
 
 
 async def test_a_stale_reader_does_not_take_a_removed_mark_for_present() -> None:
     tree = MemoryTree()
     behind = MemoryStore(tree)
-    here, there = Marks(MemoryStore(tree), ManualClock()), Marks(behind, ManualClock())
-    await here.mark_lost(LEDGER, [A])
+    here, there = (
+        UnderReplicationRecords(MemoryStore(tree), ManualClock()),
+        UnderReplicationRecords(behind, ManualClock()),
+    )
+    await here.add_lost(LEDGER, [A])
     behind.fall_behind()
-    mark = await here.get(LEDGER)
-    assert mark is not None
-    await here.clear(mark)
-    assert await there.mark_lost(LEDGER, [A])
+    record = await here.get(LEDGER)
+    assert record is not None
+    await here.clear(record)
+    assert await there.add_lost(LEDGER, [A])
     assert await here.get(LEDGER) is not None

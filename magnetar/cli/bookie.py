@@ -73,8 +73,8 @@ def _print_store(store: StoreFacts) -> None:
     if watermark is not None:
         end = "closed in good order" if watermark.closed else "not closed in good order"
         typer.echo(
-            f"watermark: boot epoch {watermark.boot_epoch}, {watermark.sequence} operations on disk, "
-            f"{end}"
+            f"watermark: boot epoch {watermark.boot_epoch}, "
+            f"{watermark.sequence} operations on disk, {end}"
         )
     if not store.opened:
         return

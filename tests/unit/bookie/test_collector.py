@@ -215,7 +215,7 @@ async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("flags", [0, COPY])
-async def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(
+async def test_an_entry_under_an_id_not_handed_out_aborts_the_round(
     flags: int,
 ) -> None:
     async with open_world() as world:
@@ -335,7 +335,7 @@ async def test_tombstones_are_looked_through_a_page_at_a_time(
 
 
 @pytest.mark.real_loop
-async def test_a_former_store_goes_when_nobody_names_it() -> None:
+async def test_a_former_store_is_removed_when_no_ledger_names_it() -> None:
     async with open_world() as world:
         await world.begin(1)
         await world.keep(8, FORMER, THERE, closed=True)
@@ -387,7 +387,7 @@ async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() ->
 # -- Trouble -------------------------------------------------------------------------------------
 
 
-async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None:
+async def test_a_copy_made_again_by_a_repair_after_the_lock_was_lost_stays() -> None:
     async with open_world(inline=True) as world:
         await world.begin(1)
         await world.keep(1, THERE, closed=True)
@@ -412,7 +412,7 @@ async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -
 
 
 async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
-    """Its session may have ended meanwhile without its knowing, and its copy been made anew."""
+    """Its session may have ended unnoticed, and a repair may have made its copy again."""
 
     async with open_world(inline=True) as world:
         await world.begin(1)
@@ -461,7 +461,7 @@ async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_
 
 
 @pytest.mark.real_loop
-async def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None:
+async def test_ledgers_deleted_before_an_aborted_round_are_noted_as_dead() -> None:
     async with open_world() as world:
         await world.begin(1, 2, 3)
         assert await world.collector.maybe_round()

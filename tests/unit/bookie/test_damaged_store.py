@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_loop
 
 DEAD = "d" * 32  # a former incarnation of which nothing can be read
-NOBODY = "e" * 32
+NEVER_SEEN = "e" * 32
 
 
 def former_store() -> MemoryStorage:
@@ -48,7 +48,7 @@ def former_store() -> MemoryStorage:
 FORMERS: dict[str, Storage | None] = {OTHER: former_store(), DEAD: None}
 
 
-async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
+async def test_a_former_incarnation_returns_its_entries_and_never_answers_no() -> None:
     async with running_bookie(formers=FORMERS) as bookie:
         unknown = BookieCode.DAMAGED_STORE
         for first, last, answer in (
@@ -68,7 +68,7 @@ async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> N
             assert await bookie.read(request) == [none(0, unknown)]
 
 
-async def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced() -> None:
+async def test_a_former_incarnation_serves_a_recovery_without_a_fence() -> None:
     """An entry that is there needs no fence to be true; without it a ledger whose other copies are
     gone could never be closed."""
 
@@ -88,7 +88,7 @@ async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
         for incarnation, code in (
             (OTHER, BookieCode.DAMAGED_STORE),
             (DEAD, BookieCode.WRONG_INCARNATION),
-            (NOBODY, BookieCode.WRONG_INCARNATION),
+            (NEVER_SEEN, BookieCode.WRONG_INCARNATION),
         ):
             assert not code.definite
             for fence in (False, True):

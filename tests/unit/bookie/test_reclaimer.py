@@ -1,4 +1,4 @@
-"""Space is given back, and a compaction that cannot go on does not end the bookie for ever."""
+"""Space is reclaimed, and a compaction that fails does not end the bookie repeatedly."""
 
 from __future__ import annotations
 

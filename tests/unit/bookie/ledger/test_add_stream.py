@@ -124,7 +124,7 @@ async def test_a_lost_stream_is_told_at_once_and_opened_again() -> None:
         assert bookie.opened == 2
 
 
-async def test_nobody_wants_it_nobody_opens_it() -> None:
+async def test_an_unwanted_stream_is_not_opened() -> None:
     async with streaming() as (bookie, stream):
         await settle()
         assert bookie.opened == 0

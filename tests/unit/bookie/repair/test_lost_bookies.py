@@ -1,4 +1,4 @@
-"""Who is given up, when, and when nobody is."""
+"""Which bookies are declared lost, when, and when none is."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def test_t29_one_that_is_missing_is_awaited_and_then_given_up() -> None:
     lost_bookies.on_bookies(cluster(4), all_but(4), (), now=1700)
     assert lost_bookies.presence(member(2)) is Presence.PRESENT
     lost_bookies.on_bookies(cluster(4), all_but(4, 2), (), now=1800)
-    assert lost_bookies.presence(member(2)) is Presence.AWAITED, "patience begins anew"
+    assert lost_bookies.presence(member(2)) is Presence.AWAITED, "the delay starts again"
 
 
-def test_t29_when_many_are_missing_at_once_nobody_is_given_up() -> None:
+def test_t29_when_many_are_missing_at_once_none_is_declared_lost() -> None:
     lost_bookies = LostBookies(delay_s=600, at_once_max=1)
     for now in (0, 10_000):
         lost_bookies.on_bookies(cluster(10), all_but(10, 1, 2), (), now)
         assert lost_bookies.held
         assert lost_bookies.timer_at() is None
         assert lost_bookies.presence(member(1)) is Presence.AWAITED
-    # One is back, and the other may follow: patience begins anew.
+    # One is back, and the other may follow: the delay starts again.
     lost_bookies.on_bookies(cluster(10), all_but(10, 1), (), now=10_001)
     assert not lost_bookies.held
     assert lost_bookies.presence(member(1)) is Presence.AWAITED
     assert lost_bookies.timer_at() == 10_601
     lost_bookies.on_bookies(cluster(10), all_but(10, 1), (), now=10_601)
     assert lost_bookies.presence(member(1)) is Presence.LOST
-    # Who was given up already does not count: the next one may be given up too.
+    # A bookie that is lost already does not count: the next one may be lost too.
     lost_bookies.on_bookies(cluster(10), all_but(10, 1, 2), (), now=10_602)
     assert not lost_bookies.held
     lost_bookies.on_bookies(cluster(10), all_but(10, 1, 2), (), now=11_202)
@@ -104,7 +104,7 @@ def test_a_former_incarnation_is_lost_at_once_and_a_stranger_is_unknown() -> Non
     ),
     st.integers(0, 3),
 )
-def test_nobody_is_given_up_early_or_in_a_crowd(
+def test_no_bookie_is_declared_lost_early_or_when_too_many_are_missing(
     looks: list[tuple[set[int], set[int], float]], at_once_max: int
 ) -> None:
     """A stupid twin: since when each has been missing without a break, and not in a crowd."""

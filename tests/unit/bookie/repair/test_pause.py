@@ -1,4 +1,4 @@
-"""An operator's word stops repair, and what was marked meanwhile is repaired afterwards."""
+"""A pause stops repair; ledgers recorded during the pause are repaired afterwards."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_the_word_stands_with_its_reason_until_it_is_taken_back() -> None:
     assert await paused(store) is None
 
 
-async def test_another_reason_keeps_what_a_later_version_wrote() -> None:
+async def test_another_reason_keeps_unknown_fields() -> None:
     store = MemoryStore()
     await found(store)
     later = encode_repair_pause(RepairPause(5, "disks")) + b"\xc0\x3e\x01"  # field 1,000
@@ -68,7 +68,7 @@ async def test_another_reason_keeps_what_a_later_version_wrote() -> None:
     assert found_there.unknown == b"\xc0\x3e\x01"
 
 
-async def test_what_is_not_known_or_cannot_be_read_is_a_pause() -> None:
+async def test_an_unknown_or_unreadable_pause_counts_as_paused() -> None:
     tree, away = MemoryTree(), [True]
     store = MemoryStore(tree, faults=lambda *_: Fault.REQUEST_LOST if away else None)
     other = MemoryStore(tree)
@@ -86,7 +86,7 @@ async def test_what_is_not_known_or_cannot_be_read_is_a_pause() -> None:
         running.cancel()
 
 
-async def test_nobody_is_given_up_during_a_pause_and_patience_begins_anew() -> None:
+async def test_no_bookie_is_declared_lost_during_a_pause_and_the_delay_restarts() -> None:
     async with cluster(4) as nodes, nodes.process() as ledgers:
         await found(nodes.store)
         await bake_cookies(nodes)

@@ -88,7 +88,7 @@ def check_whole(nodes: Cluster, metadata: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("sizes", [None, STRIPED])
-async def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(
+async def test_the_copies_of_a_dead_bookie_are_restored_on_others(
     sizes: LedgerConfig | None,
 ) -> None:
     async with cluster(5) as nodes, nodes.process(sizes) as ledgers:
@@ -180,7 +180,7 @@ async def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare()
             reborn.kill()
 
 
-async def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> None:
+async def test_t28_an_unreadable_entry_leaves_the_metadata_unchanged() -> None:
     async with cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         members = before.segments[0].members
@@ -245,7 +245,7 @@ async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str)
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
+async def test_a_repair_that_failed_during_membership_changes_is_retried_soon() -> None:
     """Each change of the list is a reason to try. Together they are none to wait for minutes."""
 
     async with cluster(4) as nodes, nodes.process() as ledgers:
@@ -265,7 +265,7 @@ async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> 
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-async def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
+async def test_t31_an_addition_during_a_repair_survives_it() -> None:
     async with cluster(5) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         first, second = (nodes.bookie(member) for member in before.segments[0].members[:2])
@@ -287,7 +287,7 @@ async def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
         check_whole(nodes, after)
 
 
-async def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
+async def test_t26_a_replicator_that_lost_its_lock_names_no_member() -> None:
     async with cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
         spare.may_ack.clear()
@@ -319,7 +319,7 @@ async def test_a_bookie_that_came_back_needs_nothing() -> None:
         assert await metadata_of(nodes, before.ledger) == before
 
 
-async def test_the_mark_of_a_deleted_ledger_goes() -> None:
+async def test_the_record_of_a_deleted_ledger_is_removed() -> None:
     async with cluster(3) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 3)
         await records_of(nodes).add_lost(before.ledger, before.segments[0].members[:1])
@@ -409,7 +409,7 @@ async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_soo
         check_whole(nodes, after)
 
 
-async def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are(
+async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replicator_module, "SAMPLE_MAX", 1)

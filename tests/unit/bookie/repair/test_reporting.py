@@ -17,7 +17,7 @@ A, B = (Member(BookieId(name), f"{number:032x}") for number, name in enumerate("
 LEDGER = LedgerId(5)
 
 
-async def test_notes_become_marks_once_the_store_is_there() -> None:
+async def test_notes_become_records_once_the_store_is_reachable() -> None:
     store, notes = MemoryStore(), BadCopies()
     records = UnderReplicationRecords(store, ManualClock())
     async with asyncio.TaskGroup() as group:

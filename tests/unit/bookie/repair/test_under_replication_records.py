@@ -18,7 +18,7 @@ A, B, C = (Member(BookieId(name), f"{number:032x}") for number, name in enumerat
 LEDGER = LedgerId(12_345)
 
 
-async def test_marks_of_several_processes_add_up() -> None:
+async def test_records_of_several_processes_are_merged() -> None:
     tree, clock = MemoryTree(), ManualClock(1000)
     first, second = (UnderReplicationRecords(MemoryStore(tree), clock) for _ in range(2))
     async with asyncio.TaskGroup() as group:
@@ -38,7 +38,7 @@ async def test_marks_of_several_processes_add_up() -> None:
     assert await second.get(LEDGER) == record
 
 
-async def test_a_mark_that_grew_meanwhile_is_not_removed() -> None:
+async def test_a_record_that_grew_during_the_repair_is_not_removed() -> None:
     records = UnderReplicationRecords(MemoryStore(), ManualClock())
     assert await records.add_lost(LEDGER, [A])
     record = await records.get(LEDGER)
@@ -49,7 +49,7 @@ async def test_a_mark_that_grew_meanwhile_is_not_removed() -> None:
     now = await records.get(LEDGER)
     assert now is not None
     assert now.faults.lost == {A, B}
-    failed = await records.replace(now, now.faults.failed("nobody has it", 7))
+    failed = await records.replace(now, now.faults.failed("no copy found", 7))
     assert failed is not None
     assert not await records.clear(now)
     assert await records.clear(failed)
@@ -57,7 +57,7 @@ async def test_a_mark_that_grew_meanwhile_is_not_removed() -> None:
     assert await records.clear(failed)  # again: it is gone already
 
 
-async def test_the_list_streams_marks_and_empty_folders_go() -> None:
+async def test_the_list_streams_records_and_empty_folders_are_removed() -> None:
     store = MemoryStore()
     records = UnderReplicationRecords(store, ManualClock())
     ledgers = [LedgerId(number) for number in (3, 20_000, 10**12)]
@@ -72,11 +72,11 @@ async def test_the_list_streams_marks_and_empty_folders_go() -> None:
     assert await store.children(paths.UNDER_REPLICATED) == []
 
 
-async def test_marking_while_folders_are_removed() -> None:
+async def test_adding_records_while_folders_are_removed_loses_none() -> None:
     tree = MemoryTree()
     here, there = (UnderReplicationRecords(MemoryStore(tree), ManualClock()) for _ in range(2))
 
-    async def mark(records: UnderReplicationRecords, numbers: range) -> None:
+    async def add(records: UnderReplicationRecords, numbers: range) -> None:
         for number in numbers:
             await records.add_narrow(LedgerId(number))
 
@@ -89,7 +89,7 @@ async def test_marking_while_folders_are_removed() -> None:
 
     for begin in range(0, 40, 4):
         async with asyncio.TaskGroup() as group:
-            group.create_task(mark(here, range(begin, begin + 4)))
+            group.create_task(add(here, range(begin, begin + 4)))
             group.create_task(clear(there))
     await clear(there)
     assert [each async for each in here.list()] == list(range(0, 40, 2))
@@ -166,7 +166,7 @@ async def test_a_lock_stays_no_longer_than_the_store_is_away() -> None:
     assert not await others.locked(LEDGER)
 
 
-async def test_whoever_is_cancelled_while_the_store_is_away_waits_for_no_lock() -> None:
+async def test_a_cancelled_holder_does_not_wait_to_release_its_lock() -> None:
     records, _ = flaky(["delete"])
     inside = asyncio.Event()
 
@@ -182,7 +182,7 @@ async def test_whoever_is_cancelled_while_the_store_is_away_waits_for_no_lock() 
     assert repairing.cancelled()
 
 
-async def test_a_lock_that_nobody_knows_whether_it_was_taken_is_let_go_of() -> None:
+async def test_a_lock_with_an_unknown_outcome_is_released() -> None:
     faults = iter([Fault.REPLY_LOST])
     store = MemoryStore(
         faults=lambda operation, _: next(faults, None) if "create" in operation else None
@@ -194,7 +194,7 @@ async def test_a_lock_that_nobody_knows_whether_it_was_taken_is_let_go_of() -> N
     assert not await records.locked(LEDGER)
 
 
-async def test_a_lock_whose_taking_the_next_server_has_not_seen_is_let_go_of() -> None:
+async def test_a_lock_unknown_to_the_next_server_is_released() -> None:
     faults = iter([Fault.REPLY_LOST])
     tree = MemoryTree()
     store = MemoryStore(
@@ -236,7 +236,7 @@ async def test_lost_replies_do_no_harm() -> None:
     assert record.faults.lost == {A, B}
 
 
-async def test_a_stale_reader_does_not_take_a_removed_mark_for_present() -> None:
+async def test_a_stale_read_of_a_removed_record_adds_it_again() -> None:
     tree = MemoryTree()
     behind = MemoryStore(tree)
     here, there = (

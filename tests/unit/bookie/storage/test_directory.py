@@ -96,13 +96,13 @@ async def test_each_start_is_a_new_epoch_of_the_same_incarnation(
         assert cookie is not None
         assert directory.identity.boot_epoch == cookie.boot_epoch == epoch
         incarnations.add(directory.identity.incarnation)
-        mark = read_watermark(tmp_path / WATERMARK)
-        assert mark is not None
-        assert (mark.boot_epoch, mark.closed) == (epoch, False)
+        noted = read_watermark(tmp_path / WATERMARK)
+        assert noted is not None
+        assert (noted.boot_epoch, noted.closed) == (epoch, False)
         directory.close()
-        mark = read_watermark(tmp_path / WATERMARK)
-        assert mark is not None
-        assert mark.closed
+        noted = read_watermark(tmp_path / WATERMARK)
+        assert noted is not None
+        assert noted.closed
     assert len(incarnations) == 1
 
 
@@ -147,7 +147,7 @@ async def test_a_lost_reply_of_the_metadata_is_cleared_up(tmp_path: Path, fault:
         directory.close()
 
 
-async def test_formatting_goes_on_after_a_crash_at_any_step(
+async def test_formatting_continues_after_a_crash_at_any_step(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "b1"
@@ -200,7 +200,7 @@ REFUSALS: list[tuple[Callable[[Path], object], type[errors.StartRefused], str]] 
 
 
 @pytest.mark.parametrize(("damage", "error", "words"), REFUSALS)
-async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
+async def test_an_invalid_directory_is_refused_and_left_unchanged(
     cluster: Cluster,
     used: Path,
     damage: Callable[[Path], object],

@@ -117,9 +117,9 @@ def test_a_torn_slot_leaves_the_other_one(torn: bytes) -> None:
 def test_a_watermark_may_name_a_manifest(
     epoch: int, sequence: int, closed: bool, manifest: ManifestState, at: int
 ) -> None:
-    mark = Watermark(epoch, sequence, closed, manifest)
-    whole = encode_watermark(mark)
-    assert decode_watermark(slots(whole, b"")) == mark
+    noted = Watermark(epoch, sequence, closed, manifest)
+    whole = encode_watermark(noted)
+    assert decode_watermark(slots(whole, b"")) == noted
     torn = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
     with pytest.raises(FormatDamaged):
         decode_watermark(slots(torn, b""))

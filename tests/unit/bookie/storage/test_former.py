@@ -77,9 +77,7 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     directory.close()
 
 
-async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
-    cluster: Cluster, used: Path
-) -> None:
+async def test_a_former_incarnation_checks_the_master_key(cluster: Cluster, used: Path) -> None:
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
     directory = await cluster.start(used)
@@ -114,7 +112,7 @@ async def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
     directory.close()
 
 
-async def test_an_older_image_goes_on_as_a_new_incarnation(
+async def test_an_older_image_starts_as_a_new_incarnation(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
     former = identity_of(used).incarnation
@@ -130,7 +128,7 @@ async def test_an_older_image_goes_on_as_a_new_incarnation(
 
 
 @pytest.mark.parametrize("left", [[], [STORE], [STORE, WATERMARK]])
-async def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
+async def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
     cluster: Cluster, used: Path, tmp_path: Path, left: list[str]
 ) -> None:
     """Formatting it to the end would make it the bookie that has served since, and empty."""
@@ -215,7 +213,9 @@ async def test_of_two_copies_that_start_at_once_one_does(
     assert sorted(outcomes) in (["copy", "starts"], ["starts", "starts"])
 
 
-async def test_a_wiped_bookie_begins_anew_when_told_to(cluster: Cluster, used: Path) -> None:
+async def test_a_wiped_bookie_is_formatted_with_new_incarnation(
+    cluster: Cluster, used: Path
+) -> None:
     former = identity_of(used).incarnation
     shutil.rmtree(used)
     with pytest.raises(errors.DirectoryEmpty, match="--new-incarnation"):
@@ -295,7 +295,7 @@ async def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
     directory.close()
 
 
-async def test_a_bookie_whose_name_was_taken_learns_it(
+async def test_a_bookie_whose_name_was_taken_is_refused_at_its_next_epoch(
     cluster: Cluster, used: Path, tmp_path: Path
 ) -> None:
     directory = await cluster.start(used)

@@ -90,7 +90,7 @@ def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
     directory.storage.write([*puts, (ledger_key(4), b"no record")])
     directory.close()
     whole = inspect_directory(tmp_path / "live", verify=False)
-    assert whole.whole  # nobody looked
+    assert whole.whole  # checksums were not verified
     facts = inspect_directory(tmp_path / "live", verify=True)
     assert not facts.whole
     [ledger, bad] = facts.store.ledgers
@@ -170,7 +170,7 @@ async def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "used") == before
 
 
-def test_what_is_no_bookies_directory_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_bookies_files_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(errors.DirectoryForeign):
             inspect_directory(path, verify=False)

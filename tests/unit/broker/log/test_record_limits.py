@@ -9,7 +9,7 @@ import pytest
 from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
 from fakes.topic_log import SMALL, TOPIC, World, opened, opened_cursors
-from fakes.topics import opened_topic
+from fakes.topics import opened_topic, publish
 from support import wait_until
 
 from magnetar.broker.cursor.journal import CursorConfig
@@ -85,7 +85,7 @@ async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_write
         handle, session = await it.produce("p")
         _, consumer = await it.subscribe()
         for number in range(last_takes + 1):
-            handle.publish_nowait(number, number, entry_of(str(number)))
+            publish(handle, entry_of(str(number)), first=number)
         await wait_until(lambda: session.reason is not None, what="an end")
         assert session.receipted == list(range(last_takes))
         assert consumer.reason is CloseReason.UNLOADED

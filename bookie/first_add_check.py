@@ -1,11 +1,11 @@
 """First adds: they wait until the metadata confirms that this bookie belongs to their ledger.
 
-Theory. The bookie admits a ledger's first ordinary add only if the ledger exists, is open, and
-names this incarnation of this bookie in its last ensemble (`FirstAddCheck`). The check reads the
-metadata store, which may be slow or unreachable. Other ledgers and other streams must not wait for
-it. So the adds of such a ledger wait here, in the order of their arrival. After the check they are
-offered again together, in one synchronous step. A fence that arrived in between was recorded first,
-so it stops them.
+Theory. The bookie admits a ledger's first ordinary add only after a check (`FirstAddCheck`). The
+ledger must exist, be open, and name this incarnation of this bookie in its last ensemble. The check
+reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
+wait for it. So the adds of such a ledger wait here, in the order of their arrival. After the check
+they are offered again together, in one synchronous step. A fence that arrived in between was
+recorded first, so it stops them.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".

@@ -25,8 +25,8 @@ from benchmarks.figures import Figure, Shape
 from benchmarks.ledgers import Cluster, fill, ledgers_of
 from benchmarks.processes import alone, cpu_s, run
 from magnetar.bookie.repair.config import RepairConfig
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.replicator import Replicator
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.local_cluster import LocalCluster
 from magnetar.metadata.model import LedgerId, Member
 from magnetar.metadata.zookeeper import ZooKeeperStore
@@ -113,20 +113,20 @@ def _goes_on(until: str | None, began_s: float) -> bool:
 
 
 def repair(cluster: Cluster, lost: Member, ledgers: Sequence[LedgerId]) -> Repaired:
-    """Mark them all, and work the marks off."""
+    """Record all as under-replicated, and repair them."""
 
     async def main() -> Repaired:
         metadata = await ZooKeeperStore.connect_url(cluster.metadata_url)
-        marks = Marks(metadata, SystemClock())
+        records = UnderReplicationRecords(metadata, SystemClock())
         config = RepairConfig(copy_bytes_per_s=1 << 40)
         async with ledgers_of(cluster) as here, asyncio.TaskGroup() as group:
             while lost in here.services.directory.listed:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             for ledger in ledgers:
-                await marks.mark_lost(ledger, [lost])
+                await records.add_lost(ledger, [lost])
             replicator = Replicator(
                 metadata,
-                marks,
+                records,
                 here.services,
                 config,
                 SystemClock(),

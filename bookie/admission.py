@@ -1,19 +1,21 @@
-"""What a bookie lets in: adds and fences, decided and written in one synchronous step.
+"""Admission of adds and fences: each is decided and written in one synchronous step.
 
-Theory. A fence must stop every later add, and an add that was let in before must be visible to
-the read that fenced. Both hold because neither `admit` nor `fence` contains an await: each reads
-the ledger's state, decides, and writes to the store (which makes it visible) before anything else
-can run. Durability comes afterwards, for both through the same log and so in the same order.
+Theory. A fence must stop every later add, and the read that fenced must see every add that was
+admitted before. Both hold because neither `admit` nor `fence` contains an await. Each reads the
+ledger's state, decides, and writes to the store before anything else can run. The write makes the
+change visible. Durability follows later; adds and fences pass through the same log, so they become
+durable in the same order.
 
-The first ordinary add of a ledger is not let in before the metadata has said that this bookie is to
-take it: else a writer that is out of date could bring back a ledger that was deleted, or write to a
-bookie that knows nothing of a fence. That takes an await, so it is not done here: such adds are
-handed back (`Admitted.unverified`) and offered again later, when a fence may have come before them.
-Recoverers' and replicators' adds need no such leave, and give none.
+A bookie admits the first ordinary add of a ledger only after the metadata confirmed that this
+bookie belongs to the ledger. Otherwise an outdated writer could bring back a deleted ledger, or
+write to a bookie that did not see a fence. The check needs an await, so this module does not make
+it. `Admitted.unverified` returns such adds to the caller, and the caller offers them again later. A
+fence may be admitted in between. Adds of recoverers and replicators need no check, and they do not
+count as one.
 
-What is kept in memory per ledger is its record and the highest entry id stored. A higher id
-cannot be a duplicate; only for one at or below it is the store asked. The states are a cache of
-the store, bounded by count, oldest out first; one that has left is read again when it is needed.
+For each ledger the memory holds its record and the highest stored entry id. A higher id cannot be a
+duplicate, so the store is read only for ids up to it. The states are a cache of the store with a
+limit on their number. The oldest state is dropped first, and is read again on its next use.
 """
 
 from __future__ import annotations
@@ -55,42 +57,42 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# About 400 bytes each: 40 MB. A ledger beyond costs two lookups when it is next written to.
+# About 400 bytes each: 40 MB. A ledger that is not cached costs two lookups at its next write.
 LEDGERS_CACHED_MAX: Final = 100_000
 
 
 class Intake(Enum):
-    """Which adds are let in. Fences always are."""
+    """Which adds the bookie admits. It always admits fences."""
 
     ALL = "all"
-    REPAIRS = "repairs"  # of recoverers and replicators alone: the disk is nearly full
-    NONE = "none"  # what is left of the disk is for fences and deletions
+    REPAIRS = "repairs"  # only from recoverers and replicators: the disk is nearly full
+    NONE = "none"  # the remaining space is kept for fences and deletions
 
 
 @dataclass(slots=True)
 class LedgerAdmission:
-    """A ledger as the store has it, durable or not."""
+    """A ledger's state in the store, durable or not."""
 
-    record: LedgerRecord | None  # None: the store knows nothing of the ledger
-    highest: int  # no entry with a higher id is stored; -1: none is
-    fence_durable: bool = False  # False: also when nobody remembers
-    deleted: bool = False  # there is a tombstone, and so no record
-    alarmed: bool = False  # a conflict of this ledger was logged: one line, not one per add
+    record: LedgerRecord | None  # None: the store has no record of the ledger
+    highest: int  # the highest stored entry id; -1: no entry is stored
+    fence_durable: bool = False  # False: also when it is unknown
+    deleted: bool = False  # the store has a tombstone, and so no record
+    alarmed: bool = False  # a conflict was logged: one line per ledger, not one per add
 
 
 @dataclass(slots=True)
 class Admitted:
-    """Acks of one frame of adds."""
+    """The acks for one frame of adds."""
 
-    stored: list[bytes]  # to be sent once everything written so far is durable
-    refused: list[bytes]  # to be sent at once, each of one entry
-    unverified: list[Add] = field(default_factory=list)  # neither: the metadata is to be asked
+    stored: list[bytes]  # send once everything written so far is durable
+    refused: list[bytes]  # send at once; one entry each
+    unverified: list[Add] = field(default_factory=list)  # neither: check the metadata first
     entries_stored: int = 0
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """Entries first, first + 1, … of one ledger, all of them let in."""
+    """Consecutive entries of one ledger that were all admitted, from `first` on."""
 
     state: LedgerAdmission
     ledger: int
@@ -110,7 +112,7 @@ _NOTHING: Final = _Stretch(LedgerAdmission(None, -1), -1, -1, -1, -1)
 
 
 def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | None:
-    """Why `add` must not be stored, by what is known here. None: it may."""
+    """Why `add` must not be stored, by the state known here. None: it may be stored."""
     record = state.record
     if record is None:
         if state.deleted:
@@ -127,8 +129,9 @@ def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | No
 def same_entry(stored: bytes, offered: bytes) -> bool:
     """Whether two envelopes of one entry id carry the same entry.
 
-    `confirmed`, and with it the checksum, differs rightfully when a recoverer writes back. Raises
-    EnvelopeDamaged when the stored one is not intact, or is another entry's.
+    `confirmed` and the checksum may differ: a recoverer writes entries back with its own value of
+    `confirmed`. Raises EnvelopeDamaged when the stored envelope is not intact or belongs to another
+    entry.
     """
     if stored == offered:
         return True
@@ -139,7 +142,7 @@ def same_entry(stored: bytes, offered: bytes) -> bool:
 
 
 class Admission:
-    """Owned by the loop: every method is synchronous."""
+    """Belongs to the event loop: every method is synchronous."""
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Admission:
         clock: Clock,
         ledgers_cached_max: int = LEDGERS_CACHED_MAX,
     ) -> None:
-        """`write` and `delete` (`Storage.delete_ledger`) show in `storage` before they return; they
+        """`write` and `delete` (`Storage.delete_ledger`) change `storage` before they return. They
         may raise StorageFailed."""
         self.intake = Intake.ALL
         self._storage = storage
@@ -160,23 +163,24 @@ class Admission:
         self._ledgers_cached_max = ledgers_cached_max
         self._states: dict[int, LedgerAdmission] = {}
         self._removal_watchers: list[Callable[[int], None]] = []
-        self.conflicts = 0  # entries that were offered with other content than is stored
+        self.conflicts = 0  # entries offered with other content than the stored entry
 
     def watch_removals(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with each ledger of which entries that are stored are deleted or replaced."""
+        """Call `tell` with each ledger whose stored entries are deleted or replaced."""
         self._removal_watchers.append(tell)
 
     def state(self, ledger: int) -> LedgerAdmission:
-        """Raises StorageFailed: the ledger's record cannot be read, or makes no sense."""
+        """Raises StorageFailed when the ledger's record cannot be read or decoded."""
         state = self._states.get(ledger)
         return self._load(ledger) if state is None else state
 
     def admit(self, adds: Iterable[Add], *, verified: bool = False) -> Admitted:
-        """Store what may be stored. `verified`: the metadata allows the ordinary ones among them.
-        Raises StorageFailed when writing failed: nothing is known then.
+        """Store the adds that may be stored. `verified`: the metadata allows the ordinary adds
+        among them. Raises StorageFailed when a write failed; the outcome of all adds is then
+        unknown.
 
-        Most adds are ordinary ones, each the next of the ledger of the one before: nothing that
-        would let in the first stops the others, so they are a `_Stretch`, and have one ack.
+        Most adds are ordinary, and each continues the ledger of the previous add. Whatever admits
+        the first of them admits the others, so they form a `_Stretch` and share one ack.
         """
         admitted = Admitted([], [])
         puts: list[Put] = []
@@ -212,7 +216,7 @@ class Admission:
         return admitted
 
     def fence(self, ledger: int, master_key: int) -> BookieCode:
-        """Fence the ledger, also one that nobody has heard of. OK: fenced, durable only later.
+        """Fence the ledger, even if the store has no record of it. OK: fenced, but not durable yet.
 
         UNAUTHORIZED, DELETED: not fenced. Raises StorageFailed.
         """
@@ -229,19 +233,19 @@ class Admission:
         return BookieCode.OK
 
     def delete(self, ledger: int, *, for_good: bool) -> None:
-        """Forget the ledger and all its entries. `for_good`: it is in no metadata any more, and
-        whoever adds to it or asks for it is told so. Raises StorageFailed."""
+        """Delete the ledger's record and all its entries. `for_good`: the metadata no longer has
+        the ledger, so later adds and reads of it are answered DELETED. Raises StorageFailed."""
         stone = encode_tombstone(Tombstone(self._clock.now_ms())) if for_good else None
         self._delete(ledger, stone)
         self._states.pop(ledger, None)
         self._tell_removed(ledger)
 
     def _admit_one(self, add: Add, puts: list[Put], *, verified: bool) -> BookieCode | None:
-        """Append to `puts` what storing the add takes, or say why not. None: the metadata is to be
-        asked first."""
+        """Append to `puts` what the add must write, or return the reason for the refusal. None:
+        check the metadata first."""
         state = self._states.get(add.ledger)
         if state is None:
-            self._write_out(puts)  # the store must show all that is decided already
+            self._write_out(puts)  # the store must show every earlier decision
             try:
                 state = self._load(add.ledger)
             except StorageFailed as error:
@@ -272,7 +276,7 @@ class Admission:
         return BookieCode.OK
 
     def _compare(self, add: Add, state: LedgerAdmission) -> BookieCode | None:
-        """The answer for an add whose id may be taken. None: it is free."""
+        """The answer for an add whose entry id may be stored already. None: the id is free."""
         try:
             stored = self._storage.entry(add.ledger, add.entry)
             if stored is None:
@@ -281,18 +285,21 @@ class Admission:
                 return BookieCode.OK
         except (StorageFailed, EnvelopeDamaged) as error:
             log.error("entry unreadable", ledger=add.ledger, entry=add.entry, error=str(error))
-            # What cannot be read is replaced by what replicators and recoverers read soundly from
-            # other bookies: it is the same entry, since a ledger has one writer and an envelope
-            # names its id. Refused, a ledger with no spare bookie could never be recovered.
+            # Replace an unreadable entry by the copy of a replicator or recoverer, which read a
+            # sound copy from other bookies. It is the same entry: a ledger has one writer, and an
+            # envelope names its id. If the bookie refused, a ledger without a spare bookie could
+            # never be recovered.
             if not add.flags & (COPY | RECOVERY):
                 return BookieCode.IO_ERROR
             self._tell_removed(add.ledger)
             return None
-        # Two writers of one ledger, or corruption: neither must ever happen.
+        # Either two writers wrote to one ledger, or the data is corrupt: a bug in both cases.
         self.conflicts += 1
         if not state.alarmed:
             state.alarmed = True
-            log.error("entry offered again with other content", ledger=add.ledger, entry=add.entry)
+            log.error(
+                "entry offered with other content than stored", ledger=add.ledger, entry=add.entry
+            )
         return BookieCode.CONFLICT
 
     def _tell_removed(self, ledger: int) -> None:
@@ -312,12 +319,12 @@ class Admission:
         return state
 
     def _highest(self, ledger: int) -> int:
-        """Damage at a ledger's end must not keep its repair out: then any id may be taken, and each
-        is looked up."""
+        """Damage at a ledger's end must not prevent its repair. ID_MAX makes the bookie look every
+        id up in the store."""
         try:
             last = self._storage.last_entry(ledger)
         except StorageFailed as error:
-            log.error("a ledger's last entry is unreadable", ledger=ledger, error=str(error))
+            log.error("last entry unreadable", ledger=ledger, error=str(error))
             return ID_MAX
         return -1 if last is None else last[0]
 
@@ -337,7 +344,7 @@ class Admission:
         self._states[ledger] = state
 
     def _recorded(self, state: LedgerAdmission, master_key: int) -> LedgerRecord:
-        """The ledger's record, a new one if there is none. Whoever comes first sets the key."""
+        """The ledger's record, or a new one. The first add or fence sets the master key."""
         if state.record is not None:
             return state.record
         return LedgerRecord(master_key, fenced=False, created_ms=self._clock.now_ms())

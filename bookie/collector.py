@@ -1,24 +1,27 @@
-"""Collects what nobody needs any more: deleted ledgers, copies that were replaced, old tombstones.
+"""Deletes data that is no longer needed: deleted ledgers, replaced copies, old tombstones.
 
-Theory. A bookie is not told of deletions; it compares. What makes deleting safe:
+Theory. A bookie gets no message about a deletion. It compares its ledgers with the metadata. Four
+rules make the deletion safe:
 
-    1. The ledgers stored here are listed *first*, the metadata afterwards. A ledger is in the
-       metadata before its first entry is anywhere, so one that was stored here before and is in the
-       metadata nowhere was deleted.
-    2. A listing only proposes. Each candidate is looked up again, behind a `sync`, right before it
-       goes. Ids are never used twice, so one that is absent stays absent.
-    3. A metadata store that is empty where it must not be, is of another cluster, or has not handed
-       out the id of a ledger that was written here, is the wrong one or an old image: the round
-       ends without having deleted anything. Any error ends it as well. A record of no ledger at
-       all, which a fence for an id out of thin air leaves, is kept, and keeps nothing else.
-    4. Together with the entries goes a tombstone, in one write: a writer that lives on is told that
-       its ledger was deleted, by this bookie at least for as long as tombstones are kept.
+    1. The bookie lists its stored ledgers *first*, and the metadata afterwards. A ledger is in the
+       metadata before any bookie stores its first entry. So a stored ledger that the metadata does
+       not list was deleted.
+    2. A listing only proposes candidates. The bookie looks each candidate up again, behind a
+       `sync`, directly before it deletes the ledger. Ledger ids are never reused, so a deleted
+       ledger stays absent.
+    3. The round ends without a deletion when the metadata store is wrong or an old image: it is
+       empty but must not be, it belongs to another cluster, or it has not handed out the id of a
+       ledger written here. Any error ends the round too. A fence for an invented id leaves a
+       record without a ledger; the bookie keeps that record, and it does not stop the round.
+    4. One write deletes the entries and adds a tombstone. A writer that is still active is told
+       that its ledger was deleted, at least by this bookie while it keeps the tombstone.
 
-A copy is *left over* when its ledger is closed and names this member in no ensemble: another bookie
-took its place. It goes at the second look, `grace_s` after the first, under the lock that whoever
-repairs the ledger would hold; without tombstone, for the bookie may get a copy again.
+A copy is *left over* when its ledger is closed and no ensemble names this member: another bookie
+replaced it. The bookie deletes it at the second look, `grace_s` after the first. It then holds the
+lock that a repair of the ledger takes. It writes no tombstone, because the bookie may get a copy
+again.
 
-Deleting is cheap and gives nothing back; that takes a compaction (`Reclaimer`).
+A deletion is cheap but frees no space; that takes a compaction (`Reclaimer`).
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.admission import Admission
     from magnetar.bookie.reclaimer import Reclaimer
-    from magnetar.bookie.repair.marks import Marks
+    from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
     from magnetar.bookie.storage.commit import GroupCommit
     from magnetar.bookie.storage.format import Identity
     from magnetar.bookie.storage.store import Storage
@@ -66,16 +69,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
-PAGE: Final = 10_000  # of a listing of the store: a few milliseconds on the read thread
-RECORDS_AT_ONCE: Final = 1_000  # looked up on the read thread: some milliseconds
+PAGE: Final = 10_000  # entries of one listing: a few milliseconds on the read thread
+RECORDS_AT_ONCE: Final = 1_000  # looked up in one call on the read thread: some milliseconds
 LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
-# Left-over copies are looked for on a rota, at 200 looks/s 50 s of each round.
+# Left-over copies are looked for in rotation: 50 s of each round at 200 looks/s.
 LOOKS_FOR_COPIES_MAX: Final = 10_000
-# How long a lock is believed in without a word from the metadata: a process that stood still may
-# have lost it, and whoever repairs have made the copy anew. No session is shorter than 4 s.
+# How long a lock is trusted without an answer from the metadata store. A process that was suspended
+# may have lost the lock, and a repair may have made the copy again. The shortest session is 4 s.
 LOCK_BELIEVED_S: Final = 2.0
-LEFT_OVER_MAX: Final = 100_000  # noted at a first look; what is beyond waits for another round
+LEFT_OVER_MAX: Final = 100_000  # noted at a first look; further copies wait for another round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,26 +88,26 @@ class CollectorConfig:
     interval_s: float = 600.0
     grace_s: float = 600.0  # between the two looks at a left-over copy
     tombstones_kept_s: float = 7 * 86_400.0
-    looks_per_s: float = 200.0  # into the metadata; a look is up to three requests
+    looks_per_s: float = 200.0  # metadata lookups; each takes up to three requests
 
 
 @dataclass(slots=True)
 class CollectorCounts:
-    """Since the start."""
+    """Counts since the start of the process."""
 
-    rounds: int = 0  # that came to their end
+    rounds: int = 0  # completed
     aborted: int = 0
-    candidates: int = 0  # ledgers that a listing did not have
-    never_handed_out: int = 0  # records of no ledger at all, in the last round
+    candidates: int = 0  # ledgers that were missing in a listing
+    never_handed_out: int = 0  # records without a ledger, in the last round
     ledgers_deleted: int = 0
     copies_deleted: int = 0
     tombstones_deleted: int = 0
     formers_removed: int = 0
-    finished_s: float = 0.0  # when the last round came to its end, in loop time; 0: none yet
+    finished_s: float = 0.0  # end of the last complete round, in loop time; 0: none yet
 
 
 class Collector:
-    """`run` is called once; everything happens on the loop, but for listings (`read_thread`)."""
+    """Call `run` once. Everything happens on the loop except listings (`read_thread`)."""
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class Collector:
         commit: GroupCommit,
         admission: Admission,
         metadata: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         reclaimer: Reclaimer,
         clock: Clock,
         chance: Random,
@@ -124,8 +127,8 @@ class Collector:
         config: CollectorConfig,
         page: int = PAGE,
     ) -> None:
-        """`formers` are the bookie's former incarnations of which a store is kept; `remove_former`
-        gives one up, on the read thread, and may raise OSError."""
+        """`formers`: the former incarnations of the bookie whose stores are kept. `remove_former`
+        deletes such a store, on the read thread, and may raise OSError."""
         self.counts = CollectorCounts()
         self._identity = identity
         self._member = Member(BookieId(identity.bookie), identity.incarnation)
@@ -134,7 +137,7 @@ class Collector:
         self._admission = admission
         self._metadata = metadata
         self._records = LedgerRecords(metadata, timeout_s=LOOK_TIMEOUT_S)
-        self._marks = marks
+        self._under_replication = under_replication
         self._reclaimer = reclaimer
         self._clock = clock
         self._chance = chance
@@ -144,24 +147,25 @@ class Collector:
         self._config = config
         self._page = page
         self._pace = Pace(config.looks_per_s)
-        self._left_over: dict[int, float] = {}  # since when, in loop time
-        self._looked_at = -1  # the rota's place
+        self._left_over: dict[int, float] = {}  # ledger -> loop time of the first look
+        self._looked_at = -1  # the last ledger of the rotation
 
     async def run(self) -> None:
-        """A round every `interval_s`, until cancelled. Raises StorageFailed when a write failed."""
+        """Run a round every `interval_s`, until cancelled. Raises StorageFailed when a write
+        failed."""
         while True:
             await asyncio.sleep(self._config.interval_s * self._chance.uniform(0.9, 1.1))
             await self.maybe_round()
 
     async def maybe_round(self) -> bool:
-        """False: it was given up, with a reason in the log. Raises StorageFailed when a write
-        failed."""
+        """False: the round was aborted, and the log has the reason. Raises StorageFailed when a
+        write failed."""
         loop = asyncio.get_running_loop()
         try:
             await self._round()
         except (MetadataError, CollectionAborted, TimeoutError) as error:
             self.counts.aborted += 1
-            log.warning("collection given up", reason=str(error) or "the metadata does not answer")
+            log.warning("collection aborted", reason=str(error) or "the metadata does not answer")
             return False
         self.counts.rounds += 1
         self.counts.finished_s = loop.time()
@@ -183,10 +187,10 @@ class Collector:
         await self._reclaimer.reclaim(sorted(deleted), there)
         self._note_reclaimed()
 
-    # -- What is stored, and what should be ------------------------------------------------------
+    # -- Stored ledgers and the metadata ---------------------------------------------------------
 
     async def _stored(self) -> array[int]:
-        """Ascending; 8 bytes each."""
+        """The stored ledgers, ascending; 8 bytes each."""
         found: array[int] = array("q")
         while True:
             after = found[-1] if found else -1
@@ -196,7 +200,7 @@ class Collector:
                 return found
 
     async def _check_metadata(self) -> int:
-        """The least ledger id that was not handed out. Raises CollectionAborted."""
+        """The lowest ledger id that was not handed out yet. Raises CollectionAborted."""
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await self._metadata.sync(paths.CLUSTER)
             cluster = await self._metadata.get(paths.CLUSTER)
@@ -204,12 +208,12 @@ class Collector:
         found = None if cluster is None else decode_cluster(cluster.value)
         if found != self._identity.cluster:
             raise CollectionAborted(
-                f"the metadata is of cluster {found}, the bookie of {self._identity.cluster}"
+                f"the metadata belongs to cluster {found}, this bookie to {self._identity.cluster}"
             )
         return 0 if counter is None else int(decode_ledger_counter(counter.value))
 
     async def _compare(self, stored: array[int]) -> tuple[list[int], array[int]]:
-        """Those of `stored` that the metadata does not list, and those that it lists."""
+        """The ledgers of `stored` that the metadata does not list, and those that it lists."""
         gone: list[int] = []
         there: array[int] = array("q")
         if not stored:
@@ -225,12 +229,12 @@ class Collector:
                     at += 1
         gone.extend(stored[at:])
         if gone and not there and await self._folder_missing():
-            raise CollectionAborted("the metadata knows no ledger, nor ever knew one")
+            raise CollectionAborted("the metadata has no ledgers and never had one")
         return gone, there
 
     async def _handed_out(self, gone: list[int], end: int) -> list[int]:
-        """Those of `gone` below `end`, the least id that was not handed out. Raises
-        CollectionAborted when one of the others was: then it is the metadata that is wrong."""
+        """The ledgers of `gone` below `end`, the lowest id that was not handed out yet. Raises
+        CollectionAborted when one of the others was written here: the metadata is wrong."""
         first = bisect_left(gone, end)
         strangers = gone[first:]
         for begin in range(0, len(strangers), RECORDS_AT_ONCE):
@@ -238,28 +242,28 @@ class Collector:
             written = await self._read(partial(self._first_written, some))
             if written is not None:
                 raise CollectionAborted(
-                    f"ledger {written} is stored here, but the metadata has handed out no id "
-                    f"beyond {end - 1}: it is the wrong one, or an old image"
+                    f"ledger {written} is stored here, but the metadata handed out no id beyond "
+                    f"{end - 1}: it is the wrong store or an old image"
                 )
         self.counts.never_handed_out = len(strangers)
         if strangers:
             log.error(
-                "records of ledgers whose ids were never handed out: somebody fenced them; they "
-                "are kept",
+                "kept records of ledgers whose ids were never handed out; only a fence creates "
+                "such a record",
                 ledgers=strangers[:10],
                 records=len(strangers),
             )
         return gone[:first]
 
     def _first_written(self, ledgers: Sequence[int]) -> int | None:
-        """On the read thread: one that has entries, or of which the metadata said once that this
-        bookie is to take them. None: these are records and nothing else."""
+        """On the read thread: a ledger that has entries or a verified record. None: each has only
+        an unverified record."""
         for ledger in ledgers:
             record = self._storage.ledger_record(ledger)
             try:
                 verified = record is not None and decode_ledger_record(record).verified
             except FormatDamaged:
-                verified = True  # nobody can tell
+                verified = True  # unknown
             if verified or self._storage.entry_ids(ledger, 0, entries_max=1):
                 return ledger
         return None
@@ -268,7 +272,7 @@ class Collector:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             return await self._metadata.get(paths.LEDGERS) is None
 
-    # -- Ledgers that were deleted -----------------------------------------------------------------
+    # -- Deleted ledgers --------- -----------------------------------------------------------------
 
     async def _maybe_delete(self, ledger: int) -> bool:
         await self._wait_turn()
@@ -277,16 +281,16 @@ class Collector:
         except InvalidRecord:
             exists = True
         if exists:
-            log.error("a listing of the metadata lacked a ledger that exists", ledger=ledger)
+            log.error("an existing ledger was missing in the metadata's listing", ledger=ledger)
             return False
         self._admission.delete(ledger, for_good=True)
-        self._reclaimer.note_dead([ledger])  # now: the round may be given up
+        self._reclaimer.note_dead([ledger])  # now, because the round may be aborted later
         self._left_over.pop(ledger, None)
         self.counts.ledgers_deleted += 1
         log.info("ledger deleted", ledger=ledger)
         return True
 
-    # -- Copies that were replaced -----------------------------------------------------------------
+    # -- Replaced copies --------- -----------------------------------------------------------------
 
     async def _left_over_copies(self, there: array[int]) -> list[int]:
         loop = asyncio.get_running_loop()
@@ -311,12 +315,12 @@ class Collector:
         return deleted
 
     async def _maybe_delete_copy(self, ledger: int) -> bool:
-        """The second look. Whoever repairs the ledger may be making this very copy anew, unless the
-        lock is held still when the metadata is read."""
+        """The second look. A repair of the ledger may be making this copy again, unless this bookie
+        still holds the lock when it reads the metadata."""
         loop = asyncio.get_running_loop()
         await self._wait_turn()
         owner = f"bookie {self._member.bookie}"
-        async with self._marks.holding(LedgerId(ledger), owner) as locked:
+        async with self._under_replication.holding(LedgerId(ledger), owner) as locked:
             if locked is None:
                 return False
             async with asyncio.timeout(LOOK_TIMEOUT_S):
@@ -336,11 +340,11 @@ class Collector:
         return True
 
     async def _readable(self, ledger: int) -> LedgerMetadata | None:
-        """None: it was deleted, or cannot be read."""
+        """None: the ledger was deleted, or its metadata cannot be read."""
         try:
             return await self._records.get(LedgerId(ledger))
         except InvalidRecord as error:
-            log.error("metadata unreadable: a copy is kept", ledger=ledger, error=str(error))
+            log.error("ledger metadata unreadable, copy kept", ledger=ledger, error=str(error))
             return None
 
     def _is_left_over(self, metadata: LedgerMetadata | None) -> bool:
@@ -353,7 +357,7 @@ class Collector:
     # -- Tombstones, former incarnations, space ----------------------------------------------------
 
     async def _tombstones(self) -> AsyncIterator[list[tuple[int, Tombstone]]]:
-        """A page at a time."""
+        """Yields one page at a time."""
         after = -1
         while True:
             page = await self._read(
@@ -371,7 +375,8 @@ class Collector:
             after = page[-1][0]
 
     async def _drop_tombstones(self) -> None:
-        """A clock that jumps may make them go too early: the check of first adds remains."""
+        """A clock that jumps forward may drop tombstones too early. The check of first adds still
+        refuses adds to a deleted ledger."""
         oldest_ms = self._clock.now_ms() - self._config.tombstones_kept_s * 1000
         async for page in self._tombstones():
             old = [ledger for ledger, stone in page if stone.deleted_ms < oldest_ms]
@@ -385,14 +390,18 @@ class Collector:
                 try:
                     await self._read(partial(self._remove_former, incarnation))
                 except OSError as error:
-                    log.error("former store not removed", incarnation=incarnation, error=str(error))
+                    log.error(
+                        "store of a former incarnation not removed",
+                        incarnation=incarnation,
+                        error=str(error),
+                    )
                 else:
                     self.counts.formers_removed += 1
-                    log.info("former store removed", incarnation=incarnation)
+                    log.info("store of a former incarnation removed", incarnation=incarnation)
 
     async def drained(self, member: Member) -> bool:
-        """Whether no ledger names the member any more, as of now. Reads all ledgers' metadata;
-        raises what the store raises."""
+        """Whether no ledger names the member now. Reads the metadata of all ledgers; raises the
+        errors of the metadata store."""
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await self._metadata.sync(paths.LEDGERS)
         async for ledger in ledger_ids(self._metadata, paths.LEDGERS):
@@ -404,19 +413,21 @@ class Collector:
                     return False
             except InvalidRecord as error:
                 log.error(
-                    "metadata unreadable: it may name a member", ledger=ledger, error=str(error)
+                    "ledger metadata unreadable, it may name the member",
+                    ledger=ledger,
+                    error=str(error),
                 )
                 return False
         return True
 
     async def _reclaim_unreclaimed(self) -> None:
-        """What an earlier run deleted."""
+        """Add the ledgers that an earlier run of the process deleted."""
         if self.counts.rounds == 0:
             async for page in self._tombstones():
                 self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)
 
     def _note_reclaimed(self) -> None:
-        """So that nothing is rewritten for it again after the next start."""
+        """Record that the space was reclaimed, so that the next start does not compact it again."""
         for ledger in self._reclaimer.take_reclaimed():
             try:
                 stone = self._storage.tombstone(ledger)

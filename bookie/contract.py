@@ -1,9 +1,9 @@
-"""The calls of the bookie contract as values: what protos/bookie.proto says, for both ends.
+"""The calls of the bookie contract as values, for both ends: see protos/bookie.proto.
 
-The Write stream and the answers of a read are bytes: magnetar.protos.envelope. Incarnations are 32
-hex digits. A call that names a former incarnation of the bookie is answered LIMBO, but for reads of
-entries that are still there; one that names any other is answered WRONG_INCARNATION. Both are
-unknown.
+The Write stream and the answers to reads are bytes: see magnetar.protos.envelope. Incarnations are
+32 hex digits. For a former incarnation the bookie answers DAMAGED_STORE, except to reads of entries
+that are still there. For any other incarnation it answers WRONG_INCARNATION. Both answers mean
+"unknown".
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class ReadRequest:
     last: int
     bytes_max: int | None = None  # None: the bookie's own limit
     entries_max: int | None = None  # None: the bookie's own limit
-    # No answer before the ledger is fenced, durably. (A former incarnation says yes only.)
+    # Answer only after the fence is durable. (A former incarnation returns entries without a
+    # fence.)
     fence: bool = False
-    # Only the first `run` entries of each `stride`, counted from `first`. 0 and 0: all.
+    # Only the first `run` entries of each `stride`, counted from `first`. Both 0: all entries.
     run: int = 0
     stride: int = 0
 
@@ -52,11 +53,11 @@ class LastConfirmedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastConfirmed:
-    """With a code other than OK the numbers mean nothing: -1, -1, 0. Nor do they in an OK to a
-    fence where the last entry cannot be read."""
+    """With a code other than OK the numbers are -1, -1, 0 and mean nothing. The same holds for an
+    OK to a fence when the last entry cannot be read."""
 
     code: BookieCode
-    confirmed: int = -1  # which the last stored entry's envelope names; -1: none
+    confirmed: int = -1  # from the envelope of the last stored entry; -1: none
     last_entry: int = -1  # the last stored entry; -1: none
     length: int = 0  # payload bytes of entries 0..last_entry, from its envelope
 
@@ -65,7 +66,7 @@ class LastConfirmed:
 class LedgerPage:
     code: BookieCode
     ledgers: tuple[int, ...] = ()  # ascending
-    more: bool = False  # ask again after the last one
+    more: bool = False  # continue after the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class EntryRun:
 @dataclass(frozen=True, slots=True)
 class EntryPage:
     code: BookieCode
-    runs: tuple[EntryRun, ...] = ()  # ascending, neither overlapping nor touching within a page
-    more: bool = False  # ask again from one past the last run
+    runs: tuple[EntryRun, ...] = ()  # ascending; within a page they neither overlap nor touch
+    more: bool = False  # continue one entry past the last run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""What a bookie answers for a former incarnation of itself, whose store was found damaged.
+"""Answers for a former incarnation of a bookie whose store was found damaged.
 
-The class of such answers is *limbo*. An entry that is there, and whose checksum holds, is given:
-it is what was acknowledged. Everything else is unknown: that an entry or a ledger is not there says
-nothing about whether it was; a fence could not be made to hold; adds go to the present incarnation.
-A former incarnation of which nothing can be read is answered like one that never was:
-WRONG_INCARNATION, unknown as well.
+The bookie returns an entry that is there and whose checksum holds: it is what was acknowledged.
+Everything else is unknown, and the answer is DAMAGED_STORE. A missing entry or ledger may have
+existed; a fence would not hold; adds belong to the present incarnation. A former incarnation with
+an unreadable store is answered like an incarnation that never existed: WRONG_INCARNATION, which
+also means "unknown".
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class DamagedStore:
-    """The former incarnations. Its reads block."""
+    """The stores of the former incarnations. Its reads block."""
 
     def __init__(self, stores: Mapping[str, Storage | None]) -> None:
-        """By incarnation. None: nothing can be read of it."""
+        """`stores`: by incarnation. None: the store cannot be read."""
         self._stores = stores
 
     def code(self, incarnation: str) -> BookieCode:
-        """The answer to everything but a read, for any incarnation that is not the present one."""
+        """The answer to every call except a read, for any incarnation except the present one."""
         readable = self._stores.get(incarnation) is not None
-        return BookieCode.LIMBO if readable else BookieCode.WRONG_INCARNATION
+        return BookieCode.DAMAGED_STORE if readable else BookieCode.WRONG_INCARNATION
 
     def run(
         self,
@@ -44,8 +44,8 @@ class DamagedStore:
         bytes_max: int,
         entries_max: int,
     ) -> list[bytes]:
-        """Envelopes of the entries from `first` on that are there and whole, up to the first one
-        that is not; limits as of `Storage.run`."""
+        """Envelopes of the intact entries from `first` on, up to the first missing or damaged one.
+        The limits are those of `Storage.run`."""
         storage = self._stores.get(incarnation)
         if storage is None or not _may_read(storage, ledger, master_key):
             return []
@@ -63,8 +63,8 @@ class DamagedStore:
 
 
 def _may_read(storage: Storage, ledger: int, master_key: int) -> bool:
-    """Whether nothing speaks against it: a ledger's record that is lost cannot keep its entries
-    from whoever restores them."""
+    """Whether the master key fits, as far as it is known. A lost ledger record must not prevent
+    reads for a repair."""
     try:
         value = storage.ledger_record(ledger)
         return value is None or decode_ledger_record(value).master_key == master_key

@@ -1,14 +1,14 @@
-"""How full the disk is, and what a bookie does about it.
+"""Watches how full the disk is, and limits the adds that the bookie admits.
 
-Theory. At `full` the bookie takes no ordinary adds any more and says so in its registration, and
-writers go elsewhere. It goes on with what makes the cluster whole and frees space: fences, adds of
-recoverers and replicators, deletions. It takes all adds again once usage is down to `resume`.
+Theory. At `full` the bookie refuses ordinary adds and reports this in its registration, so writers
+choose other bookies. It still accepts what repairs the cluster or frees space: fences, adds of
+recoverers and replicators, deletions. It accepts all adds again once usage falls to `resume`.
 
-What is left at `full` is shared with others, so a reserve of its own lies in the data directory as
-a file of zeros. When no more than the reserve is left, repairs are refused too, and the file is
-removed: its space is for the records of fences and deletions, for the compactions that give back
-what is deleted, and for opening the store after an end, which writes anew what the log holds. It is
-made again when the bookie takes adds again.
+Other processes may use the space above `full`. So the bookie holds a reserve in the data directory:
+a file of zeros. When only the reserve is left, the bookie refuses repairs too and removes the file.
+The freed space serves three purposes: the records of fences and deletions, the compactions that
+reclaim deleted data, and opening the store after a crash, which rewrites what the log holds. The
+bookie creates the reserve again when it accepts adds again.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Of the disk: on a small one the reserve must not be what fills it.
+# Share of the disk, so that the reserve does not fill a small disk.
 RESERVE_SHARE_MAX: Final = 0.01
 
 
 class Usage(NamedTuple):
     total: int
-    free: int  # for this user
+    free: int  # available to this user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskLimits:
-    """Shares of the disk that are used. 0 < resume <= full <= 1, and 0 < warn <= full."""
+    """Shares of the disk in use. 0 < resume <= full <= 1, and 0 < warn <= full."""
 
     full: float = 0.95
     warn: float = 0.90
     resume: float = 0.90
-    # A look costs microseconds; at 270 MB/s a bookie writes in 10 s what would be 5 % of 54 GB.
+    # A look costs microseconds. At 270 MB/s a bookie writes 2.7 GB in 10 s: 5 % of a 54 GB disk.
     interval_s: float = 1.0
-    reserve_bytes: int = 16 << 20  # the records of 200,000 fences, log and tables
+    reserve_bytes: int = 16 << 20  # the records of 200,000 fences, the log and the tables
 
     def __post_init__(self) -> None:
         assert 0 < self.resume <= self.full <= 1, (self.resume, self.full)
@@ -61,7 +61,7 @@ class DiskLimits:
 
 
 def judge(before: Intake, usage: Usage, limits: DiskLimits, *, reserve_held: bool) -> Intake:
-    """What may be let in now. A reserve that is not held is still to be made, of what is free."""
+    """Which adds to admit now. A reserve that is not held is still to be made."""
     reserve = limits.reserve_of(usage.total)
     if usage.free - (0 if reserve_held else reserve) < reserve:
         return Intake.NONE
@@ -73,7 +73,7 @@ def judge(before: Intake, usage: Usage, limits: DiskLimits, *, reserve_held: boo
 
 
 class Reserve:
-    """The file. Its methods block for as long as the file system takes."""
+    """The reserve file. Its methods block as long as the file system takes."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
@@ -84,7 +84,7 @@ class Reserve:
         return self._path.exists()
 
     def make(self, size: int) -> None:
-        """Does nothing when it is there, or cannot be made."""
+        """Create the file. Does nothing when it exists or cannot be created."""
         if self.held or size <= 0:
             return
         try:
@@ -108,7 +108,7 @@ def usage_of(directory: Path) -> Usage:
 
 
 def release_if_short(directory: Path, limits: DiskLimits) -> None:
-    """Before the store is opened, which needs room."""
+    """Release the reserve before the store is opened, because opening needs space."""
     if not directory.exists():
         return
     try:
@@ -120,7 +120,7 @@ def release_if_short(directory: Path, limits: DiskLimits) -> None:
 
 
 class DiskMonitor:
-    """`set_intake` is told on the loop, also of what has not changed."""
+    """Calls `set_intake` on the loop after each look, even without a change."""
 
     def __init__(
         self,
@@ -131,8 +131,8 @@ class DiskMonitor:
         set_intake: Callable[[Intake], None],
         limits: DiskLimits,
     ) -> None:
-        """`usage` may raise OSError, and is called on `thread` as whatever touches the disk."""
-        self.usage = Usage(0, 0)  # as seen last; 0: not yet
+        """`usage` is called on `thread`, as all disk calls are. It may raise OSError."""
+        self.usage = Usage(0, 0)  # as last seen; 0: not yet
         self._usage = usage
         self._reserve = reserve
         self._thread = thread
@@ -148,7 +148,7 @@ class DiskMonitor:
             await self.check()
 
     async def check(self) -> None:
-        """Look now. A disk that cannot be asked changes nothing."""
+        """Look now. If the disk's usage is unknown, nothing changes."""
         try:
             found = await self._thread.do(self._look)
         except OSError as error:
@@ -157,7 +157,7 @@ class DiskMonitor:
         self.usage, intake = found
         self._maybe_warn()
         if intake is not self._intake:
-            log.warning("disk", taken_now=intake.value, free_bytes=self.usage.free)
+            log.warning("disk intake changed", intake=intake.value, free_bytes=self.usage.free)
         self._intake = intake
         self._set_intake(intake)
 

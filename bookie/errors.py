@@ -1,5 +1,4 @@
-"""The operating errors of a bookie. `definite` says whether the failed thing certainly did not
-happen."""
+"""The operating errors of a bookie. `definite`: the failed operation certainly had no effect."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ class BookieError(Exception):
 
 
 class StorageFailed(BookieError):
-    """The store could not do `operation`. Never a proof that something is not there.
+    """The store failed at `operation`. The failure never proves that something is absent.
 
-    From a write or a sync it ends the process: after a failed sync nobody knows what is on disk.
+    After a failed write or sync the process ends, because the state of the disk is unknown.
     """
 
     definite = False
@@ -28,17 +27,17 @@ class StorageFailed(BookieError):
 
 
 class ReadsOverloaded(BookieError):
-    """Too many reads are waiting already."""
+    """Too many reads wait already."""
 
     definite = False
 
     def __init__(self, waiting_max: int) -> None:
-        super().__init__(f"{waiting_max} reads are waiting already")
+        super().__init__(f"{waiting_max} reads wait already")
         self.waiting_max = waiting_max
 
 
 class CollectionAborted(BookieError):
-    """A round of the collector ended early, because what it is told cannot be trusted."""
+    """A round of the collector ended early, because the metadata or the store cannot be trusted."""
 
     definite = True
 
@@ -58,28 +57,28 @@ class StartRefused(BookieError):
 
 
 class DirectoryUnusable(StartRefused):
-    """It cannot be written: read-only, full, no permission, not a directory."""
+    """The directory cannot be written: read-only, full, no permission, not a directory."""
 
 
 class OpenTooSlow(StartRefused):
-    """The store did not open in time, and nothing says that it is damaged."""
+    """The store did not open in time, and nothing indicates damage."""
 
 
 class DirectoryLocked(StartRefused):
-    """Another process uses it."""
+    """Another process uses the directory."""
 
 
 class DirectoryForeign(StartRefused):
-    """Its content is not, or not all, a bookie's."""
+    """The directory contains files that are not a bookie's."""
 
 
 class DirectoryEmpty(StartRefused):
-    """It is empty, but the cluster knows a bookie of this name: the disk was wiped or not
-    mounted."""
+    """The directory is empty, but the cluster has a bookie of this name: the disk was wiped or is
+    not mounted."""
 
 
 class IdentityDamaged(StartRefused):
-    """The identity file cannot be believed."""
+    """The identity file is damaged."""
 
 
 class WrongBookie(StartRefused):
@@ -91,15 +90,15 @@ class WrongCluster(StartRefused):
 
 
 class WrongIncarnation(StartRefused):
-    """The cluster knows this bookie with another disk."""
+    """The cluster has this bookie's name with another disk."""
 
 
 class CookieMissing(StartRefused):
-    """The directory has been in use, but the cluster does not know the bookie."""
+    """The directory was used before, but the cluster has no record of the bookie."""
 
 
 class DirectoryRolledBack(StartRefused):
-    """The cluster has seen a later state of this directory: an older image was restored."""
+    """The cluster saw a later state of this directory: an older image was restored."""
 
 
 class DirectoryCloned(StartRefused):
@@ -107,19 +106,19 @@ class DirectoryCloned(StartRefused):
 
 
 class MetadataRolledBack(StartRefused):
-    """The directory has seen a later state of the cluster's metadata."""
+    """The directory saw a later state of the cluster's metadata."""
 
 
 class TooManyFormers(StartRefused):
-    """The store is damaged, and the stores of so many former incarnations are still needed that the
-    disk is to blame."""
+    """The store is damaged, and too many stores of former incarnations are still needed: the disk
+    is probably faulty."""
 
 
 class DamagedStore(BookieError):
-    """The store does not open, makes whoever opens it compute without end, or has lost what was on
-    disk already.
+    """The store does not open, makes RocksDB compute without end, or lost data that was on disk.
 
-    What is missing from it is unknown, never "no": it is kept for a former incarnation.
+    What is missing from it is unknown, never "no". The bookie keeps the store for a former
+    incarnation.
     """
 
     definite = False

@@ -1,13 +1,14 @@
-"""Adds that wait until the metadata has said that this bookie is to take their ledger.
+"""First adds: they wait until the metadata confirms that this bookie belongs to their ledger.
 
-Theory. A ledger's first ordinary add is let in only if the ledger exists, is open, and names this
-incarnation of this bookie in its last ensemble (`FirstAddCheck`). That takes a look into the
-metadata store, which may be slow or away, and neither other ledgers nor other streams may wait for
-it: so the adds of such a ledger wait here, in the order in which they came, and are offered again
-together, in one synchronous step. A fence that has come meanwhile was recorded before them, and
-they find it.
+Theory. The bookie admits a ledger's first ordinary add only after a check (`FirstAddCheck`). The
+ledger must exist, be open, and name this incarnation of this bookie in its last ensemble. The check
+reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
+wait for it. So the adds of such a ledger wait here, in the order of their arrival. After the check
+they are offered again together, in one synchronous step. A fence that arrived in between was
+recorded first, so it stops them.
 
-What is waiting is bounded; an add beyond the bound is answered OVERLOADED, as unknown as it is.
+The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
+"unknown".
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# What 128 full frames hold; a ledger's first adds are under way for one trip to the metadata.
+# The content of 128 full frames. A ledger's first adds wait for one round trip to the metadata.
 WAITING_BYTES_MAX: Final = 32 << 20
-# What each takes besides its envelope (measured: 297). So there are 100,000 of them at most, whose
-# acks, of 21 bytes each if all are refused, go into one frame.
+# Memory of each add besides its envelope (measured: 297). So at most 100,000 adds wait. If all are
+# refused, their acks of 21 bytes each fit into one frame.
 ADD_OVERHEAD_BYTES: Final = 300
-# After a restart of a large broker all its topics begin a ledger: one each.
+# After a restart of a large broker, each of its topics begins a ledger.
 WAITING_LEDGERS_MAX: Final = 20_000
 # At 2 ms each this is 16,000 new ledgers a second.
 LOOKS_MAX: Final = 32
-# Less than the 5 s after which a writer gives an add up, so that it learns why.
+# Less than the 5 s after which a writer gives up an add, so that the writer gets the reason.
 LOOK_TIMEOUT_S: Final = 3.0
 
 
@@ -54,7 +55,7 @@ class _Waiting:
 
 
 class FirstAdds:
-    """Owned by the loop. `run` must be running for anything to be decided."""
+    """Belongs to the loop. Nothing is decided unless `run` is running."""
 
     def __init__(
         self,
@@ -64,19 +65,19 @@ class FirstAdds:
         waiting_bytes_max: int = WAITING_BYTES_MAX,
         waiting_ledgers_max: int = WAITING_LEDGERS_MAX,
     ) -> None:
-        """`check` says OK, or why a ledger's ordinary adds are refused; it raises nothing. `settle`
-        is told of it for adds of one ledger and one stream, in their order."""
+        """`check` returns OK, or the reason to refuse a ledger's ordinary adds; it raises nothing.
+        `settle` gets the code with the adds of one ledger and one stream, in their order."""
         self._check = check
         self._settle = settle
         self._waiting_bytes_max = waiting_bytes_max
         self._waiting_ledgers_max = waiting_ledgers_max
         self._waiting: dict[int, _Waiting] = {}
-        self._unseen: deque[int] = deque()  # ledgers nobody looks after yet
+        self._unseen: deque[int] = deque()  # ledgers whose check has not begun
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
 
     def take(self, adds: Sequence[Add], outbox: Outbox) -> list[Add]:
-        """Let them wait; returns those for which there is no room."""
+        """Let the adds wait; returns those that exceed a limit."""
         beyond: list[Add] = []
         for add in adds:
             size = len(add.envelope) + ADD_OVERHEAD_BYTES
@@ -96,7 +97,7 @@ class FirstAdds:
         return beyond
 
     async def run(self) -> None:
-        """Decide, until cancelled."""
+        """Run the checks, until cancelled."""
         free = asyncio.Semaphore(LOOKS_MAX)
         async with asyncio.TaskGroup() as group:
             while True:
@@ -119,7 +120,7 @@ class FirstAdds:
 
 
 class FirstAddCheck:
-    """What the metadata says of a ledger's ordinary adds to `member`."""
+    """Checks the metadata for a ledger's ordinary adds to `member`."""
 
     def __init__(
         self, store: MetadataStore, member: Member, *, timeout_s: float = LOOK_TIMEOUT_S
@@ -130,8 +131,8 @@ class FirstAddCheck:
         self._timeout_s = timeout_s
 
     async def __call__(self, ledger: int) -> BookieCode:
-        """OK; FENCED or NO_SUCH_LEDGER: not any more. OVERLOADED, IO_ERROR: nobody knows, or the
-        writer has another bookie in this one's place."""
+        """OK: admit. FENCED, NO_SUCH_LEDGER: refuse for good. OVERLOADED, IO_ERROR: unknown, or the
+        writer replaced this bookie by another."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._look(LedgerId(ledger))
@@ -141,8 +142,9 @@ class FirstAddCheck:
             return BookieCode.IO_ERROR if damaged else BookieCode.OVERLOADED
 
     async def _look(self, ledger: LedgerId) -> BookieCode:
-        """Behind a sync, whatever the answer. A stale yes would be harmless only for as long as
-        those who were fenced remember it, and a bookie that collects a left-over copy forgets."""
+        """Reads behind a sync, whatever the answer. A stale OK would be harmless only while the
+        fenced bookies keep the fence, and a bookie that deletes a left-over copy loses its fence.
+        """
         await self._store.sync(paths.ledger(ledger))
         code = self._judge(await self._records.get(ledger))
         if code is not BookieCode.OK:
@@ -156,6 +158,6 @@ class FirstAddCheck:
             return BookieCode.FENCED
         if self._member in metadata.last_segment.members:
             return BookieCode.OK
-        # The writer replaced this bookie while the add was on its way, and may take it back later:
-        # nothing that would end the ledger may be said.
+        # The writer replaced this bookie while the add was on its way, and may choose it again
+        # later. So the answer must not end the ledger.
         return BookieCode.OVERLOADED

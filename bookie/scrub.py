@@ -1,14 +1,13 @@
-"""Reads slowly through everything that is stored and verifies it, so that damage is found while the
-other copies are still there.
+"""Reads and verifies all stored entries slowly, to find damage while other copies still exist.
 
-An entry that is unreadable, or is not what it should be, is reported and left alone: a repair
-replaces it. A file that is gone makes bad ones by the thousand, next to each other: they are
-reported as one range. Where not even the ledgers can be listed, a table is rotten that holds their
-records: nobody could repair those one at a time, nor say what else is in it, so the bookie ends as
-it does when a compaction meets such a table (storage/rot.py).
+The scrub reports an entry that is unreadable or wrong, and leaves it in place; a repair replaces
+it. A missing file damages thousands of neighbouring entries, which the scrub reports as one range.
+If the ledgers cannot be listed, the table with their records is damaged. A repair of single ledgers
+is then impossible, and the other content of the table is unknown. So the bookie ends, as it does
+when a compaction meets such a table (storage/rot.py).
 
-One round follows the other, at most one each `interval_s`; a round begins at a ledger drawn by
-chance, so that a bookie that restarts often does not look at the same ones for ever.
+Rounds follow each other, at most one per `interval_s`. Each round begins at a random ledger, so
+that a bookie that restarts often does not check the same ledgers each time.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
-RUN_BYTES: Final = 256 << 10  # read in one go: about a millisecond on the read thread
+RUN_BYTES: Final = 256 << 10  # per read: about a millisecond on the read thread
 ENTRIES: Final = 1_000  # likewise
 LEDGERS_PAGE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubConfig:
-    # 1 TB in a day and a half, for about a hundredth of a core and of a disk.
+    # 1 TB in a day and a half, for about 1 % of a core and of a disk.
     bytes_per_s: float = 8 << 20
     interval_s: float = 86_400.0
 
 
 @dataclass(slots=True)
 class ScrubCounts:
-    """Since the start."""
+    """Counts since the start of the process."""
 
     entries: int = 0
     bytes: int = 0
-    bad: int = 0  # found, again or for the first time
+    bad: int = 0  # found for the first time or again
     rounds: int = 0
-    finished_s: float = 0.0  # the last round's end, in loop time; 0: none yet
+    finished_s: float = 0.0  # end of the last round, in loop time; 0: none yet
 
 
 class Scrub:
@@ -71,24 +70,24 @@ class Scrub:
         read_thread: Worker,
         config: ScrubConfig,
     ) -> None:
-        """`report` is told of bad copies (ledger, first and last entry); what the metadata store
-        raises from there is logged: the next round finds the entries again. `on_sound` is called
-        after each round that could read everything and found nothing bad. `on_rot` ends the
-        process: a table is rotten, and not even the ledgers can be listed."""
+        """`report` gets the bad copies: ledger, first and last entry. Its metadata errors are
+        logged, because the next round finds the entries again. `on_sound` is called after each
+        round that read everything and found nothing bad. `on_rot` ends the process: a table is
+        damaged, and the ledgers cannot be listed."""
         self.counts = ScrubCounts()
         self._storage = storage
         self._report = report
         self._on_sound = on_sound
         self._on_rot = on_rot
-        self._sound = True  # as far as this round has come
-        self._bad: tuple[int, int] | None = None  # first and last of those not reported yet
+        self._sound = True  # in this round so far
+        self._bad: tuple[int, int] | None = None  # first and last entry not reported yet
         self._chance = chance
         self._read_thread = read_thread
         self._config = config
         self._pace = Pace(config.bytes_per_s)
 
     async def run(self) -> None:
-        """Rounds, until cancelled."""
+        """Run rounds, until cancelled."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._chance.uniform(0, min(3600.0, self._config.interval_s)))
         while True:
@@ -97,7 +96,7 @@ class Scrub:
             await asyncio.sleep(max(1.0, begun_s + self._config.interval_s - loop.time()))
 
     async def round(self) -> None:
-        """Look at everything once."""
+        """Verify everything once."""
         self._sound = True
         begin = await self._begin()
         await self._ledgers(begin, None)
@@ -108,17 +107,17 @@ class Scrub:
             self._on_sound()
 
     async def _begin(self) -> int:
-        """Somewhere among the ledgers' ids, without listing them all."""
+        """A random ledger id in the stored span, found without a listing of all ledgers."""
         span = await self._list(self._span)
         return -1 if span is None else self._chance.randint(span[0] - 1, span[1] - 1)
 
     def _span(self) -> tuple[int, int] | None:
-        """On the read thread: the least and the greatest ledger. None: there is none."""
+        """On the read thread: the lowest and the highest ledger. None: there is none."""
         found = self._storage.ledgers(-1, ledgers_max=1)
         if not found:
             return None
         least = greatest = found[0]
-        beyond = ID_MAX + 1  # no ledger is as great
+        beyond = ID_MAX + 1  # higher than any ledger
         while greatest + 1 < beyond:
             middle = (greatest + beyond) // 2
             found = self._storage.ledgers(middle - 1, ledgers_max=1)
@@ -126,7 +125,7 @@ class Scrub:
         return least, greatest
 
     async def _ledgers(self, after: int, until: int | None) -> None:
-        """Those greater than `after`, up to `until` (None: all)."""
+        """Verify the ledgers above `after`, up to `until` (None: all)."""
         while True:
             page = await self._list(partial(self._storage.ledgers, after, ledgers_max=LEDGERS_PAGE))
             for ledger in page or ():
@@ -138,14 +137,14 @@ class Scrub:
             after = page[-1]
 
     async def _ledger(self, ledger: int) -> None:
-        """Runs of entries, one after the other; only a gap costs a look for where it ends."""
+        """Verify runs of entries. Only a gap costs a search for the next entry."""
         at: int | None = 0
         while at is not None:
             at = await self._next_entry(ledger, await self._run(ledger, at))
         await self._tell(ledger)
 
     async def _run(self, ledger: int, first: int) -> int:
-        """The entries from `first` on up to a gap; returns the first that is not there."""
+        """Verify the entries from `first` up to a gap; returns the first missing entry."""
         at = first
         while True:
             size, count, bad = await self._on_thread(partial(self._verified, ledger, at, ENTRIES))
@@ -159,12 +158,12 @@ class Scrub:
             await asyncio.sleep(self._pace.delay_s(size, asyncio.get_running_loop().time()))
 
     async def _next_entry(self, ledger: int, absent: int) -> int | None:
-        """The first entry from `absent` on. None: there is none, or nobody can tell."""
+        """The first entry from `absent` on. None: there is none, or the search failed."""
         return await self._read(partial(self._seek, ledger, absent))
 
     def _seek(self, ledger: int, absent: int) -> int | None:
-        """On the read thread. A search fails when what it finds cannot be read; asking for one
-        entry after the other tells which that is."""
+        """On the read thread. A search fails when the entry that it finds is unreadable. Reading
+        one entry after another then shows which one."""
         try:
             found = self._storage.entry_ids(ledger, absent, entries_max=1)
         except StorageFailed:
@@ -178,20 +177,20 @@ class Scrub:
         return found[0] if found else None
 
     def _verified(self, ledger: int, first: int, entries: int) -> tuple[int, int, list[int]]:
-        """On the read thread: how many bytes and entries were looked at, and which are bad."""
+        """On the read thread: the verified bytes and entries, and the bad entries."""
         try:
             found = self._storage.run(
                 ledger, first, first + entries - 1, bytes_max=RUN_BYTES, entries_max=entries
             )
         except StorageFailed:
-            if entries > 1:  # somewhere in it
+            if entries > 1:  # the bad entry is somewhere in the run
                 return self._verified(ledger, first, entries // 2)
             return self._alone(ledger, first)
         bad = [first + at for at, each in enumerate(found) if not _sound(each, ledger, first + at)]
         return sum(map(len, found)), len(found), bad
 
     def _alone(self, ledger: int, entry: int) -> tuple[int, int, list[int]]:
-        """What a search finds cannot be read: is it this entry, or one behind a gap?"""
+        """A run failed at its first entry: either this entry is unreadable, or one behind a gap."""
         try:
             value = self._storage.entry(ledger, entry)
         except StorageFailed:
@@ -220,7 +219,7 @@ class Scrub:
             log.warning("damage not reported", ledger=ledger, first=first, error=str(error))
 
     async def _list(self, read: Callable[[], T]) -> T | None:
-        """Of ledgers. None: they cannot be read, which is logged."""
+        """For lists of ledgers. None: they cannot be read; the failure is logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:
@@ -230,7 +229,7 @@ class Scrub:
             return None
 
     async def _read(self, read: Callable[[], T]) -> T | None:
-        """None: that cannot be read, which is logged."""
+        """None: the read failed; the failure is logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:

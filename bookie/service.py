@@ -139,7 +139,7 @@ class BookieService:
         self._admission = admission
         self._first_adds = FirstAdds(check_first_add, self._settle)
         self._read_thread = read_thread
-        self._limbo = DamagedStore(formers)
+        self._damaged_store = DamagedStore(formers)
         self._read_only_watchers: list[Callable[[bool], None]] = []
         self._reads_waiting = 0
         self._streams: dict[FrameStream, Outbox] = {}
@@ -271,17 +271,17 @@ class BookieService:
         code = await self._open(request)
         if not request.well_formed:
             code = BookieCode.BAD_REQUEST
-        limbo = code is BookieCode.LIMBO
-        if code is not BookieCode.OK and not limbo:
+        former = code is BookieCode.DAMAGED_STORE
+        if code is not BookieCode.OK and not former:
             yield encode_read_answer(max(request.first, -1), code)
             return
         source = (
-            partial(self._run_of_former, request) if limbo else partial(self._run, request.ledger)
+            partial(self._run_of_former, request) if former else partial(self._run, request.ledger)
         )
         # A yes needs no fence, and a former incarnation never says no.
-        fence = request.fence and not limbo
+        fence = request.fence and not former
         # A recovery must see what the disk holds.
-        cached = None if limbo or fence else request.ledger
+        cached = None if former or fence else request.ledger
         async with aclosing(
             self._read_striped(request, source)
             if request.stride
@@ -394,7 +394,7 @@ class BookieService:
         self, request: ReadRequest, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
         """As `_run`, from the store of a former incarnation."""
-        found = self._limbo.run(
+        found = self._damaged_store.run(
             request.incarnation,
             request.ledger,
             request.master_key,
@@ -403,7 +403,7 @@ class BookieService:
             bytes_max=bytes_max,
             entries_max=entries_max,
         )
-        return found, BookieCode.LIMBO
+        return found, BookieCode.DAMAGED_STORE
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         """Return the last stored entry and its "confirmed". With `fence`, the answer is OK even if
@@ -522,7 +522,7 @@ class BookieService:
         if self.state is not State.SERVING:
             return BookieCode.STOPPING
         if incarnation != self.identity.incarnation:
-            return self._limbo.code(incarnation)
+            return self._damaged_store.code(incarnation)
         return None
 
     def _on_read_thread(self, read: Callable[[], T]) -> asyncio.Future[T]:

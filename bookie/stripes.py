@@ -1,8 +1,8 @@
-"""What a read of stripes gives: some entries, then a gap, again and again.
+"""Reads of stripes: some entries, then a gap, repeatedly.
 
 A bookie of a ledger with E > Qw holds `run` neighbouring entries of each `stride`. A read that asks
-for just these goes on across the gaps, where an ordinary one would end at the first of them; what
-is missing of what was asked for ends both alike.
+only for these continues across the gaps; an ordinary read ends at the first gap. A missing entry
+that was asked for ends both.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Pieces = list[tuple[int, list[bytes]]]
 def read_stripes(
     read_run: ReadRun, request: ReadRequest, at: int, *, bytes_max: int, entries_max: int
 ) -> tuple[Pieces, int, BookieCode | None]:
-    """From `at` on: what is there, the entry at which it ends, and why (None: at a limit, or after
-    the last one).
+    """The stored entries from `at` on, the entry at which the read ends, and the reason. None: the
+    read ended at a limit, or after the last entry.
 
-    `read_run(first, last, bytes_max=, entries_max=)` gives a run without gaps as far as it goes,
-    and what is to be said if that is too short.
+    `read_run(first, last, bytes_max=, entries_max=)` returns a run without gaps, and the code for
+    the case that the run is too short.
     """
     pieces: Pieces = []
     while at <= request.last and bytes_max > 0 and entries_max > 0:

@@ -1,5 +1,4 @@
-"""What a bookie does of its own accord: it watches its disk, collects what nobody needs any more,
-and looks through what it has for damage."""
+"""A bookie's background work: watch the disk, delete unneeded data, scrub the entries."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from magnetar.bookie.collector import Collector, CollectorConfig
 from magnetar.bookie.disk import DiskLimits, DiskMonitor, Reserve, usage_of
 from magnetar.bookie.reclaimer import Reclaimer
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.bookie.scrub import Scrub, ScrubConfig
 from magnetar.bookie.storage.layout import RECLAIMING
 from magnetar.metadata.model import BookieId, LedgerId, Member
@@ -59,7 +58,7 @@ class Upkeep:
         """`die` ends the process."""
         identity = directory.identity
         self._member = Member(BookieId(identity.bookie), identity.incarnation)
-        self._marks = Marks(metadata, clock)
+        self._under_replication = UnderReplicationRecords(metadata, clock)
         self.disk = DiskMonitor(
             usage=partial(usage_of, directory.path),
             reserve=Reserve(directory.path),
@@ -76,7 +75,7 @@ class Upkeep:
             commit=commit,
             admission=admission,
             metadata=metadata,
-            marks=self._marks,
+            under_replication=self._under_replication,
             reclaimer=self.reclaimer,
             clock=clock,
             chance=chance,
@@ -87,7 +86,7 @@ class Upkeep:
         )
         self.scrub = Scrub(
             directory.storage,
-            report=self._mark_bad,
+            report=self._record_bad,
             on_sound=self.reclaimer.resume,
             on_rot=die,
             chance=chance,
@@ -96,51 +95,51 @@ class Upkeep:
         )
 
     async def run(self) -> None:
-        """Until cancelled. Raises StorageFailed when a write failed."""
+        """Run until cancelled. Raises StorageFailed when a write failed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.disk.run())
             group.create_task(self.collector.run())
             group.create_task(self.scrub.run())
 
-    async def _mark_bad(self, ledger: int, first: int, last: int) -> None:
-        await self._marks.mark_bad(LedgerId(ledger), self._member, first, last)
+    async def _record_bad(self, ledger: int, first: int, last: int) -> None:
+        await self._under_replication.add_bad(LedgerId(ledger), self._member, first, last)
 
     def export(self, registry: CollectorRegistry) -> None:
         collected, scrubbed = self.collector.counts, self.scrub.counts
         for name, text, read in (
-            ("collections", "Rounds of the collector that ended.", lambda: collected.rounds),
-            ("collections_aborted", "Rounds that were given up.", lambda: collected.aborted),
-            ("candidates", "Ledgers that a listing lacked.", lambda: collected.candidates),
+            ("collections", "Complete rounds of the collector.", lambda: collected.rounds),
+            ("collections_aborted", "Aborted rounds of the collector.", lambda: collected.aborted),
+            ("candidates", "Ledgers missing in a listing.", lambda: collected.candidates),
             ("ledgers_deleted", "Ledgers deleted.", lambda: collected.ledgers_deleted),
             ("copies_deleted", "Left-over copies deleted.", lambda: collected.copies_deleted),
-            ("compaction_seconds", "Spent giving back space.", lambda: self.reclaimer.busy_s),
-            ("scrub_entries", "Entries that were looked at.", lambda: scrubbed.entries),
-            ("scrub_bytes", "Bytes that were looked at.", lambda: scrubbed.bytes),
-            ("scrub_bad", "Damaged entries that were found.", lambda: scrubbed.bad),
+            ("compaction_seconds", "Time spent compacting.", lambda: self.reclaimer.busy_s),
+            ("scrub_entries", "Entries verified.", lambda: scrubbed.entries),
+            ("scrub_bytes", "Bytes verified.", lambda: scrubbed.bytes),
+            ("scrub_bad", "Damaged entries found.", lambda: scrubbed.bad),
             ("scrubs", "Complete rounds of the scrub.", lambda: scrubbed.rounds),
         ):
             counter(registry, f"magnetar_bookie_{name}_total", text, read)
         gauge(
             registry,
             "magnetar_bookie_ledgers_unreclaimed",
-            "Deleted ledgers whose space was not given back yet.",
+            "Deleted ledgers whose space is not reclaimed yet.",
             lambda: self.reclaimer.dead,
         )
         gauge(
             registry,
             "magnetar_bookie_records_never_handed_out",
-            "Records of ledgers whose ids were never handed out, in the last round.",
+            "Records without a ledger, in the last round of the collector.",
             lambda: collected.never_handed_out,
         )
         gauge(
             registry,
             "magnetar_bookie_disk_used_ratio",
-            "Share of the disk that is used.",
+            "Share of the disk in use.",
             lambda: 1 - self.disk.usage.free / (self.disk.usage.total or 1),
         )
         gauge(
             registry,
             "magnetar_bookie_collected_monotonic_seconds",
-            "When the last complete round of the collector ended; 0: none yet.",
+            "End of the last complete round of the collector; 0: none yet.",
             lambda: collected.finished_s,
         )

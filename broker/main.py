@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.reporting import report_bad_copies
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
@@ -144,7 +144,9 @@ class BrokerProcess:
                     group.create_task(measure_process(self._registry)),
                     group.create_task(self._register()),
                     group.create_task(
-                        report_bad_copies(ledgers.bad_copies, Marks(self._store, SystemClock()))
+                        report_bad_copies(
+                            ledgers.bad_copies, UnderReplicationRecords(self._store, SystemClock())
+                        )
                     ),
                 ]
                 await self._serve(broker, service, pulsar_socket, stop)

@@ -84,7 +84,7 @@ class BookieCode(IntEnum):
     WRONG_INCARNATION = 100
     OVERLOADED = 101
     IO_ERROR = 102
-    LIMBO = 103
+    DAMAGED_STORE = 103
     STARTING = 104
     STOPPING = 105
     TIMEOUT = 106

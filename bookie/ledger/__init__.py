@@ -1,1 +1,1 @@
-"""Replicated ledgers, seen from the side that writes, reads and recovers them: PROTOCOL.md."""
+"""Replicated ledgers from the side that writes, reads and recovers them: see PROTOCOL.md."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-PENDING_BYTES_CALM: Final = 1 << 20
+RESUME_BELOW_BYTES: Final = 1 << 20
 """A bookie keeps up while its outbox has less than this: four frames."""
 
 GONE_PAUSE_S: Final = 60.0
@@ -78,9 +78,9 @@ class AddStream:
         self._gone = False  # another incarnation answered at its address
 
     @property
-    def calm(self) -> bool:
+    def keeps_up(self) -> bool:
         """Whether the stream is open and the bookie keeps up with it."""
-        return self._outbox is not None and self._outbox.pending_bytes < PENDING_BYTES_CALM
+        return self._outbox is not None and self._outbox.pending_bytes < RESUME_BELOW_BYTES
 
     def attach(self, ledger: int, sink: AddSink) -> None:
         """Hand the acks of this ledger to `sink` until `detach`."""
@@ -150,7 +150,7 @@ class AddStream:
 
     async def _serve(self, stream: FrameStream) -> None:
         """Use the stream until it ends."""
-        outbox = Outbox(stream.send, pending_bytes_max=PENDING_BYTES_CALM)
+        outbox = Outbox(stream.send, pending_bytes_max=RESUME_BELOW_BYTES)
         self._stream = stream
         receiving = True
 

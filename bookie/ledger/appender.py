@@ -325,7 +325,7 @@ class LedgerAppender:
             # A draining or unlisted member keeps its own seat.
             registration = services.directory.listed.get(member)
             is_full = registration is not None and registration.read_only
-            if self._streams[seat].calm and not is_full and now - since >= REJOIN_S:
+            if self._streams[seat].keeps_up and not is_full and now - since >= REJOIN_S:
                 log.info("bookie tried again", ledger=self.ledger, bookie=member.bookie)
                 self._carry_out(writer.on_rejoin(seat, now))
         if listed and now - self._spares_sought_at >= SPARES_S:
@@ -516,7 +516,7 @@ class LedgerAppender:
                 self._streams[seat],
                 entries,
                 self._services.bad_copies,
-                patience_s=self._services.config.add_timeout_s,
+                timeout_s=self._services.config.add_timeout_s,
             )
         self._settle_account()
 

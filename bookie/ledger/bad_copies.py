@@ -1,15 +1,17 @@
-"""BadCopies: what readers found missing or damaged, until somebody marks it for repair.
+"""BadCopies: missing or damaged copies that readers found, until the process records them for
+repair.
 
-No I/O, no clock, no tasks. A reader that is refused a confirmed entry goes on with another replica;
-the bad copy would stay, and the entry be one loss nearer to its end. So it is noted here, and the
-process takes the notes out from time to time (`drain`) and marks the ledgers in the metadata store.
+No I/O, no clock, no tasks. When a replica fails to return a confirmed entry, the reader asks
+another replica. The bad copy would stay, and the entry would have one copy less. So the reader
+notes the bad copy here. The process takes the notes regularly (`drain`) and adds them to the
+ledgers' under-replication records.
 
-Notes of one ledger and one member are merged into few ranges, so that a member that lost a ledger
-costs one note and not one for each entry. A note is a hint: whoever repairs looks for himself what
-the member lacks, and whether it still is a member.
+Notes for one ledger and one member are merged into a few ranges, so a member that lost a ledger
+costs one note and not one per entry. A note is a hint. The replicator itself checks which entries
+the member lacks, and whether it is still a member.
 
-A queue of bounded length loses its oldest notes when nobody drains it; they are counted. What is
-lost is found again by the next read, or by the comparison of all replicas.
+The number of notes is limited. When nothing drains them, the oldest notes are dropped and counted.
+The next read, or the comparison of all replicas, finds the bad copies again.
 """
 
 from __future__ import annotations
@@ -27,28 +29,28 @@ NOTES_MAX: Final = 4_096
 """Pairs of ledger and member: about 500 bytes each, 2 MiB."""
 
 RANGES_MAX: Final = 8
-"""Of one pair; beyond, all of them become one range that covers them."""
+"""Ranges of one pair. Beyond the limit they become one range that covers them all."""
 
 _DAMAGED: Final = frozenset({BookieCode.CORRUPT, BookieCode.IO_ERROR})
 _ABSENT: Final = frozenset({BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER})
 
 
 def is_bad_copy(code: BookieCode, *, sealed: bool) -> bool:
-    """Whether a member that answers a read of a confirmed entry so has a bad copy of it. `sealed`:
-    its segment takes no more entries. In the open one a member may lack what is confirmed, because
-    it was away; its writer knows that, and tells when it gives the member up."""
+    """Whether this answer to a read of a confirmed entry means a bad copy. `sealed`: the segment
+    takes no more entries. In the open segment a member may lack confirmed entries because it was
+    away. Its writer knows this, and notes the entries when it replaces the member."""
     return code in _DAMAGED or (sealed and code in _ABSENT)
 
 
 class BadCopies:
     def __init__(self, *, notes_max: int = NOTES_MAX) -> None:
         assert notes_max > 0
-        self.dropped = 0  # notes that were lost
+        self.dropped = 0  # notes lost at the limit
         self._notes_max = notes_max
         self._notes: dict[tuple[LedgerId, Member], list[tuple[int, int]]] = {}  # oldest first
 
     def on_bad_copy(self, ledger: LedgerId, entry: EntryId, member: Member) -> None:
-        """The member should have a sound copy of the entry and has not."""
+        """The member should have a sound copy of the entry, but has none."""
         self.note(ledger, member, entry, entry)
 
     def note(self, ledger: LedgerId, member: Member, first: int, last: int) -> None:
@@ -65,7 +67,7 @@ class BadCopies:
         self._notes[key] = merged if len(merged) <= RANGES_MAX else [(merged[0][0], merged[-1][1])]
 
     def drain(self) -> list[tuple[LedgerId, BadCopy]]:
-        """Take out everything, oldest first. Whoever cannot mark it hands it in again (`note`)."""
+        """Take all notes, oldest first. A caller that cannot record them returns them (`note`)."""
         notes, self._notes = self._notes, {}
         return [
             (ledger, BadCopy(member, EntryId(first), EntryId(last)))
@@ -74,7 +76,7 @@ class BadCopies:
         ]
 
     def __len__(self) -> int:
-        """Pairs of ledger and member that something is noted of."""
+        """Number of pairs of ledger and member with notes."""
         return len(self._notes)
 
     def check(self) -> None:

@@ -1,9 +1,9 @@
-"""BookieRegistry: which bookies there are, as the metadata store lists them.
+"""BookieRegistry: the cluster's bookies, as the metadata store lists them.
 
-The list is a hint. A bookie that has just died stays listed until its session expires, and one
-whose session was lost may be serving; whoever uses a bookie learns the truth from the bookie. When
-the store is away, the last list stands. An operator may mark a bookie as draining: it serves, and
-is not chosen for anything new.
+The list is a hint. A bookie that just died stays listed until its session expires. A bookie that
+lost its session may still be serving. Only the bookie itself knows its state. While the metadata
+store is unreachable, the last list stays valid. An operator may set a bookie to draining: it still
+serves, but gets no new ledgers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-RETRY_S: Final = (
-    0.5  # after a failed read of the list; the store calls back by itself when it is up
-)
+# After a failed read of the list. The store also calls back when it is reachable again.
+RETRY_S: Final = 0.5
 
 _FOLDERS: Final = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_DRAINING)
 
 
 class BookieRegistry:
-    """`run` must be running. Callbacks of `watch` run on the loop, after the list has changed."""
+    """`run` must be running. The callbacks of `watch` run on the loop, after each change of the
+    list."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._listed: dict[Member, BookieRegistration] = {}  # sorted by name
-        self._draining: dict[BookieId, bool] = {}  # with whether it is being decommissioned
-        self._last_seen: dict[BookieId, BookieRegistration] = {}  # whoever was ever listed
+        # value: whether the bookie is being decommissioned
+        self._draining: dict[BookieId, bool] = {}
+        self._last_seen: dict[BookieId, BookieRegistration] = {}  # each bookie that was ever listed
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._callbacks: dict[object, Callable[[], None]] = {}
@@ -46,34 +47,34 @@ class BookieRegistry:
 
     @property
     def writable(self) -> tuple[BookieRegistration, ...]:
-        """The bookies that may be given something new: listed, neither read-only nor draining;
-        sorted by name."""
-        return tuple(each for who, each in self._listed.items() if self.is_writable(who))
+        """The bookies that may get new ledgers, sorted by name: listed, neither read-only nor
+        draining."""
+        return tuple(each for member, each in self._listed.items() if self.is_writable(member))
 
     @property
     def listed(self) -> Mapping[Member, BookieRegistration]:
-        """All that serve."""
+        """All bookies that serve."""
         return self._listed
 
     @property
     def decommissioned(self) -> frozenset[BookieId]:
-        """Those whose ledgers are to be moved away, by an operator's mark."""
+        """The bookies that an operator decommissions: their ledgers are moved away."""
         return frozenset(bookie for bookie, leaves in self._draining.items() if leaves)
 
     def is_writable(self, member: Member) -> bool:
-        """Whether it may be given something new."""
+        """Whether the member may get new ledgers."""
         registration = self._listed.get(member)
         full = registration is None or registration.read_only
         return not full and member.bookie not in self._draining
 
     def find(self, member: Member) -> BookieRegistration | None:
-        """Where to reach the member, if anywhere: as listed; or where its bookie was listed last,
-        maybe under another incarnation. A bookie that lost its session still answers reads, and one
-        that began anew may still have the store of the former incarnation. None: never seen."""
+        """The address of the member: its registration, or the last one of its bookie, perhaps under
+        another incarnation. A bookie that lost its session still answers reads. A bookie with a new
+        incarnation may still serve the store of the former one. None: never listed."""
         return self._listed.get(member) or self._last_seen.get(member.bookie)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each change of the list. Returns the function that ends it."""
+        """Call back after each change of the list. Returns the function that ends the watch."""
         key = object()
         self._callbacks[key] = callback
 
@@ -99,7 +100,7 @@ class BookieRegistry:
                     listed = await self._read()
                     draining = await self._read_draining()
                 except (Unavailable, OutcomeUnknown) as error:
-                    log.warning("list of bookies not read", error=str(error))
+                    log.warning("bookie list not read", error=str(error))
                     await asyncio.sleep(RETRY_S)
                     self._changed.set()
                 else:
@@ -114,11 +115,11 @@ class BookieRegistry:
         for path in await self._followed(paths.BOOKIES_AVAILABLE):
             stored = await self._store.get(path)
             if stored is None:
-                continue  # it went meanwhile
+                continue  # it was removed after the listing
             try:
                 registration = decode_bookie_registration(stored.value)
             except InvalidRecord as error:
-                log.error("bookie's registration unreadable", path=path, error=str(error))
+                log.error("bookie registration unreadable", path=path, error=str(error))
             else:
                 listed[registration.member] = registration
         return listed
@@ -132,13 +133,13 @@ class BookieRegistry:
             try:
                 drain = decode_bookie_drain(stored.value)
             except InvalidRecord as error:
-                log.error("drain mark unreadable", path=path, error=str(error))
+                log.error("drain record unreadable", path=path, error=str(error))
             else:
                 draining[drain.bookie] = drain.decommission
         return draining
 
     async def _followed(self, folder: str) -> list[str]:
-        """The nodes of the folder, each watched, and none watched that is gone."""
+        """The nodes of the folder. Watches each of them, and ends the watches of removed nodes."""
         nodes = [f"{folder}/{name}" for name in await self._store.children(folder)]
         watched = {path for path in self._unwatch if path.startswith(folder + "/")}
         for gone in watched - set(nodes):
@@ -157,7 +158,9 @@ class BookieRegistry:
         self._ready.set()
         if changed:
             log.info(
-                "bookies", listed=[each.bookie for each in listed.values()], draining=list(draining)
+                "bookie list changed",
+                listed=[each.bookie for each in listed.values()],
+                draining=list(draining),
             )
             for callback in list(self._callbacks.values()):
                 callback()

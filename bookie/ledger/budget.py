@@ -1,8 +1,8 @@
-"""ByteBudget: how much memory all ledgers of a process may keep for entries in flight.
+"""ByteBudget: the memory that all ledgers of a process may use for entries in flight.
 
-Each ledger reports what it keeps (`account`), in all and for bookies that answer later than the
-others. Beyond `retained_bytes_max` whoever appends waits; beyond `lag_bytes_max` for one bookie,
-that bookie counts as failed in the ledgers that notice.
+Each ledger reports its use (`account`): in total, and for bookies that answer later than the
+others. Above `retained_bytes_max` the appenders wait. Above `lag_bytes_max` for one bookie, the
+ledgers that notice it treat that bookie as failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Account:
-    """What one ledger has reported last."""
+    """The last report of one ledger."""
 
     retained: int = 0
     lag: int = 0
@@ -38,13 +38,13 @@ class ByteBudget:
         return self.retained >= self._retained_bytes_max
 
     def lags(self, stream: AddStream) -> bool:
-        """Whether too much is kept for this bookie alone."""
+        """Whether the entries kept only for this bookie exceed the limit."""
         return self._lag.get(stream, 0) > self._lag_bytes_max
 
     def account(
         self, account: Account, *, retained: int, lag: int, laggards: Sequence[AddStream]
     ) -> None:
-        """One ledger keeps `retained` bytes now, `lag` of them only for `laggards`."""
+        """Record that one ledger keeps `retained` bytes, `lag` of them only for `laggards`."""
         if account.lag:
             for stream in account.laggards:
                 self._lag[stream] -= account.lag

@@ -1,4 +1,4 @@
-"""How a process keeps its ledgers: one frozen value, validated whole."""
+"""The ledger settings of a process: one frozen value, validated as a whole."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ _MAY_BE_0 = frozenset({"ensemble_change_delay_s"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
-    """Raises ValueError, naming the field.
+    """Raises ValueError, which names the field.
 
-    Memory for entries in flight: `unconfirmed_bytes_max` of each ledger until enough bookies
-    answered, `lag_bytes_max` of each bookie that answers later than the others, and
-    `retained_bytes_max` of the process in all. Whoever appends waits in `wait_room`.
+    Memory for entries in flight has three limits. `unconfirmed_bytes_max` holds for each ledger
+    until enough bookies answered. `lag_bytes_max` holds for each bookie that answers later than the
+    others. `retained_bytes_max` holds for the whole process. At a limit, callers wait in
+    `wait_room`.
     """
 
     ensemble_size: int = 3
     write_quorum: int = 3
     ack_quorum: int = 2
-    # A new ledger is content with so few bookies when no more answer. None: the ack quorum.
+    # The fewest copies of a new ledger when few bookies answer. None: the ack quorum.
     min_write_quorum: int | None = None
-    # 16 MiB is a tenth of a second at 160 MB/s: more than any bookie takes, several round trips.
+    # 16 MiB is a tenth of a second at 160 MB/s: more than one bookie takes, several round trips.
     unconfirmed_bytes_max: int = 16 * MIB
-    # A bookie that lags by more counts as failed: half a second of what the others have stored.
+    # A bookie that lags by more counts as failed: half a second of the others' writes.
     lag_bytes_max: int = 64 * MIB
     retained_bytes_max: int = 256 * MIB
     add_timeout_s: float = 5.0  # a sync of an overloaded disk takes a second or two
-    quorum_timeout_s: float = 30.0  # a restarting bookie is back sooner
+    quorum_timeout_s: float = 30.0  # a restarting bookie returns sooner
     read_timeout_s: float = 5.0
-    # A second replica is asked beside a silent one: ten times what a read of a cold range takes,
-    # and far less than a consumer would call a pause.
+    # After this time without an answer a second replica is asked too. Ten times the duration of a
+    # read of a cold range, and far shorter than a pause that a consumer notices.
     speculative_read_s: float = 0.5
-    zone: str = ""  # where this process is: replicas of its zone are read first; "": all are equal
+    zone: str = ""  # of this process: reads prefer replicas in the zone; "": no preference
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
-    # How long the seat of a bookie whose connection was lost is kept for it, while the others
-    # suffice for confirming. 0: a spare takes it at once. A restart takes a bookie a second or two;
-    # what is confirmed meanwhile it lacks until it is repaired, so the default is the safer one.
+    # How long a bookie that lost its connection keeps its seat, while the others suffice to
+    # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. Until its repair
+    # the bookie lacks the entries confirmed during its absence, so the default is the safer value.
     ensemble_change_delay_s: float = 0.0
-    # For about as long a bookie that failed once is chosen after the others (`health.py`): longer
-    # than a hiccup of disk or network, too short to wear out the others.
+    # For about this time a bookie that failed once is chosen after the others (`health.py`). It is
+    # longer than a short fault of disk or network, and too short to overload the others.
     health_half_life_s: float = 10.0
-    # Of one ledger; whoever needs more has another problem, and each costs a round to the store.
+    # Per ledger. Each change costs a round trip to the metadata store. More changes than this have
+    # another cause than failed bookies.
     ensemble_changes_max: int = 32
 
     def __post_init__(self) -> None:

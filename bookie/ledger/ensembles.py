@@ -1,7 +1,7 @@
-"""Ensembles: who is to hold entries, out of the bookies that are listed *and* answer.
+"""Ensembles: chooses the bookies of an ensemble from those that are listed *and* answer.
 
-The list of bookies is a hint, so every bookie is connected to before it is chosen: a ledger is
-never created on, nor an ensemble changed to, a bookie that only the list believes to be alive.
+The list of bookies is a hint. So the process connects to each bookie before it chooses it. A ledger
+is never created on a bookie that is only listed, and no ensemble changes to one.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ class Ensembles:
         self._random = random
 
     def has_spare(self, ensemble: Sequence[Member]) -> bool:
-        """Whether a bookie that takes new ledgers, and is not failing, could take over from a
-        failed member."""
+        """Whether a writable bookie that is not failing could replace a failed member."""
         return any(member not in ensemble for member in self._reliable())
 
     def full_ensemble_possible(self) -> bool:
-        """Whether as many bookies as a whole ensemble needs take new ledgers and are not
-        failing."""
+        """Whether enough bookies for a whole ensemble are writable and not failing."""
         return len(self._reliable()) >= self._config.ensemble_size
 
     async def found(self) -> tuple[Quorum, tuple[Member, ...]]:
@@ -78,7 +76,7 @@ class Ensembles:
     async def spares(
         self, quorum: Quorum, ensemble: Sequence[Member], failed: Iterable[int]
     ) -> dict[int, Member]:
-        """New members for the failed seats, as many as there are."""
+        """New members for as many of the failed seats as possible."""
         seats = set(failed)
         dead: set[Member] = set()
         while True:
@@ -96,7 +94,7 @@ class Ensembles:
     def _reliable(self) -> list[Member]:
         now = self._now()
         listed = [each.member for each in self._directory.writable]
-        return [who for who in listed if self._health.grade(who, now) < Grade.FAILING]
+        return [each for each in listed if self._health.grade(each, now) < Grade.FAILING]
 
     def _candidates(self, excluded: set[Member]) -> list[Candidate]:
         now = self._now()
@@ -111,7 +109,7 @@ class Ensembles:
         return "" if registration is None else registration.zone
 
     async def _refused(self, members: Iterable[Member]) -> set[Member]:
-        """Connect to all of them at once; who cannot be reached."""
+        """Connect to all of them concurrently; returns the members that cannot be reached."""
         streams = [self._pool.adds(member) for member in members]
         async with asyncio.TaskGroup() as group:
             attempts = {
@@ -124,7 +122,7 @@ class Ensembles:
             note(member, self._now())
         refused = {member for member, attempt in attempts.items() if not attempt.result()}
         if refused:
-            log.warning("bookies not reached", bookies=[member.bookie for member in refused])
+            log.warning("bookies unreachable", bookies=[member.bookie for member in refused])
         return refused
 
     def _now(self) -> float:

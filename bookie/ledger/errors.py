@@ -1,7 +1,7 @@
-"""What can go wrong with a ledger, each with its data and with whether the outcome is known.
+"""The operating errors of ledgers, with their data and whether the outcome is known.
 
-`definite` is True when the call that raised certainly changed nothing. The adds that were in flight
-when a ledger failed are *unknown* whatever the error: each may turn up after recovery, or not.
+`definite` is True when the failed call certainly changed nothing. The adds in flight when a ledger
+failed are *unknown* with any error: recovery may or may not keep each of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class LedgerError(Exception):
-    """Base of every operating error of this package."""
+    """The base of all operating errors of this package."""
 
     definite = True
 
 
 class LedgerNotFound(LedgerError):
-    """No such ledger in the metadata store: deleted, or never made."""
+    """The metadata store has no such ledger: it was deleted or never created."""
 
     def __init__(self, ledger: int) -> None:
         super().__init__(f"ledger {ledger} does not exist")
@@ -29,20 +29,21 @@ class LedgerNotFound(LedgerError):
 
 
 class LedgerFenced(LedgerError):
-    """Somebody else has taken the ledger over, or removed it: this writer is done."""
+    """Another process took over or deleted the ledger; this writer must stop."""
 
     definite = False
 
     def __init__(self, ledger: int, why: str) -> None:
-        super().__init__(f"ledger {ledger} belongs to somebody else now: {why}")
+        super().__init__(f"ledger {ledger} was taken over by another process: {why}")
         self.ledger = ledger
         self.why = why
 
 
 class LedgerRefused(LedgerError):
-    """A bookie refused an add as malformed, or the metadata store refused ours: a bug of one side.
+    """A bookie refused an add as malformed, or the metadata store refused the ledger's record: a
+    bug in either side.
 
-    The writer stops: asking other bookies the same would only wear out the ensemble.
+    The writer stops. The same request to other bookies would only exhaust the ensemble.
     """
 
     definite = False
@@ -54,7 +55,7 @@ class LedgerRefused(LedgerError):
 
 
 class LedgerClosed(LedgerError):
-    """The writer itself has closed or abandoned the ledger; nothing was appended."""
+    """The writer itself closed or abandoned the ledger; nothing was appended."""
 
     def __init__(self, ledger: int) -> None:
         super().__init__(f"ledger {ledger} is closed")
@@ -62,7 +63,7 @@ class LedgerClosed(LedgerError):
 
 
 class QuorumTimeout(LedgerError):
-    """Too few bookies stored an entry in time. The ledger takes no more; it can be closed."""
+    """Too few bookies stored an entry in time. The ledger takes no more, but can be closed."""
 
     definite = False
 
@@ -76,10 +77,10 @@ class QuorumTimeout(LedgerError):
 
 
 class EntryTooLarge(LedgerError):
-    """Refused before an entry id was taken; the ledger is as it was."""
+    """Refused before an entry id was taken; the ledger is unchanged."""
 
     def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"an entry of {size} bytes, at most {limit} are allowed")
+        super().__init__(f"entry of {size} bytes exceeds the limit of {limit} bytes")
         self.size = size
         self.limit = limit
 
@@ -94,8 +95,8 @@ class NotEnoughBookies(LedgerError):
 
 
 class RecoveryIncomplete(LedgerError):
-    """The ledger could not be closed yet: too few bookies gave a clear answer. It stays fenced as
-    far as it got; recover it again later."""
+    """The ledger could not be closed yet, because too few bookies gave a definite answer. It stays
+    fenced where it was fenced; recover it again later."""
 
     definite = False
 
@@ -106,9 +107,10 @@ class RecoveryIncomplete(LedgerError):
 
 
 class EntryUnreadable(LedgerError):
-    """No replica of a confirmed entry could be read, by bookie: why. It may well exist; `missing`
-    when every replica said for certain that it does not have it: then the entry is lost. `deleted`
-    when its ledger was deleted meanwhile: then nobody is to blame."""
+    """No replica of a confirmed entry could be read; `answers` holds each bookie's reason. The
+    entry may still exist. `missing`: every replica answered definitely that it does not have the
+    entry, so the entry is lost. `deleted`: the ledger was deleted during the read, so nothing is
+    lost."""
 
     definite = False
 
@@ -124,7 +126,7 @@ class EntryUnreadable(LedgerError):
         reasons = ", ".join(f"{bookie}: {code.name}" for bookie, code in answers.items())
         if deleted:
             reasons = f"the ledger was deleted; {reasons}"
-        super().__init__(f"entry {ledger}:{entry} cannot be read ({reasons or 'nobody asked'})")
+        super().__init__(f"entry {ledger}:{entry} cannot be read ({reasons or 'no bookie asked'})")
         self.ledger = ledger
         self.entry = entry
         self.answers = dict(answers)
@@ -133,7 +135,7 @@ class EntryUnreadable(LedgerError):
 
 
 class BookieUnavailable(LedgerError):
-    """A call to a bookie ended without its answer. `code` is one of the indefinite ones."""
+    """A call to a bookie ended without an answer. `code` is an indefinite one."""
 
     definite = False
 

@@ -115,7 +115,7 @@ class LedgerReader:
         last = min(last, self._segment_end(metadata, first))
         last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)
         members = metadata.segment_of(EntryId(first)).members
-        well = seats(n for n, who in enumerate(members) if self._standing(who) is Standing.WELL)
+        well = seats(n for n, each in enumerate(members) if self._standing(each) is Standing.WELL)
         parts = quorum.cover(first, well)
         if last - first < quorum.write_quorum or parts is None:
             return []  # one window is enough, or there is no alternative
@@ -158,13 +158,13 @@ class LedgerReader:
             for begin in range(request.first, request.last + 1, request.stride)
             for entry in range(begin, min(begin + request.run, request.last + 1))
         )
-        loop, patience_s = asyncio.get_running_loop(), self._services.config.speculative_read_s
+        loop, delay_s = asyncio.get_running_loop(), self._services.config.speculative_read_s
         frames: list[Buffer] = []
         try:
-            async with asyncio.timeout(patience_s) as patience:
+            async with asyncio.timeout(delay_s) as timer:
                 async for frame in self._services.pool.peer(member).read(request):
                     frames.append(frame)
-                    patience.reschedule(loop.time() + patience_s)
+                    timer.reschedule(loop.time() + delay_s)
         except (TimeoutError, BookieUnavailable, StreamClosed):
             self._services.health.on_slow(member, loop.time())
         try:

@@ -1,9 +1,10 @@
-"""LateAcks: what a bookie still owes a ledger that its writer, or a recovery, has ended.
+"""LateAcks: collects a bookie's outstanding acks for a ledger that its writer or a recovery has
+ended.
 
-An ack quorum is enough to end a ledger; the other bookies have its last entries on their way then.
-One that loses its connection just now, or that asked the metadata too late whether it is to take
-them, stores them never. Nobody else would know before all replicas are compared; so its acks are
-listened to for as long as those of any add, and what has not come by then is noted for repair.
+An ack quorum is enough to end a ledger; the other bookies may still be receiving its last entries.
+A bookie never stores them if its connection breaks now, or if its first-add check came too late.
+Without these acks, only a comparison of all replicas would find the gap. So the process waits for
+the acks as long as for those of any add, and notes the missing ones for repair.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LateAcks:
-    """An AddSink, attached until it is over."""
+    """An AddSink that stays attached until all acks arrived or failed, or the time is over."""
 
     def __init__(
         self,
@@ -30,14 +31,14 @@ class LateAcks:
         owed: Iterable[int],
         bad_copies: BadCopies,
         *,
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         """`owed`: entries of the ledger that were sent over the stream and are not acknowledged."""
         self._ledger = ledger
         self._stream = stream
         self._owed = set(owed)
         self._bad_copies = bad_copies
-        self._timer = asyncio.get_running_loop().call_later(patience_s, self._end)
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end)
         stream.attach(ledger, self)
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
@@ -50,7 +51,7 @@ class LateAcks:
             self._end()
 
     def on_stream(self, stream: AddStream) -> None:
-        self._end()  # what was in flight may be lost
+        self._end()  # entries in flight may be lost
 
     def _end(self) -> None:
         self._timer.cancel()

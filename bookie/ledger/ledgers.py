@@ -1,4 +1,4 @@
-"""Ledgers: what a broker has of the ledger package. Create, recover, read, delete."""
+"""Ledgers: the ledger package's interface for brokers. Create, recover, read and delete ledgers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ log = get_logger(__name__)
 STOPPING: Final = "this process is stopping"
 
 TICK_S: Final = 0.1
-"""How late a timeout may be noticed; one tick serves all ledgers that have something pending."""
+"""How late a timeout may be noticed. One tick serves all ledgers with pending work."""
 
 STOOD_STILL_S: Final = 0.5
-"""A tick that is so late says more of this process than of bookies: their acks lie here, unread."""
+"""A tick that is this late is caused by this process, not by bookies: their acks wait unread here.
+"""
 
 
 class Ledgers:
-    """One per process; `run` must be running, and runs `bookies` and `peers` as well."""
+    """One per process. `run` must be running; it also runs `bookies` and `peers`."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Ledgers:
         self._ids = ids
         self._clock = clock
         self._random = random
-        self.bad_copies = BadCopies()  # what readers met; to be drained into marks for repair
+        self.bad_copies = BadCopies()  # found by readers; drain them into under-replication records
         health = BookieHealth(half_life_s=config.health_half_life_s)
         self.services = Services(
             config=config,
@@ -78,12 +79,13 @@ class Ledgers:
             spawn=self._spawn,
         )
         self._group: asyncio.TaskGroup | None = None  # None: not running
-        self._busy: dict[LedgerAppender, None] = {}  # who wants ticks, in the order of asking
-        self._boots: dict[Member, int] = {}  # the boot epoch under which it was listed last
+        # appenders that need ticks, in the order of their requests
+        self._busy: dict[LedgerAppender, None] = {}
+        self._boots: dict[Member, int] = {}  # the boot epoch of the last registration
         self._recovering: dict[LedgerId, asyncio.Future[LedgerMetadata]] = {}
 
     async def run(self) -> None:
-        """Keep connections, notice timeouts, change ensembles, until cancelled."""
+        """Keep connections, notice timeouts and change ensembles, until cancelled."""
         unwatch = self._directory.watch(self._on_bookies_changed)
         try:
             async with asyncio.TaskGroup() as group:
@@ -101,18 +103,18 @@ class Ledgers:
             self._recovering.clear()
 
     async def wait_ready(self) -> None:
-        """Return when the list of bookies was read once; `create` and `recover` wait by themselves.
+        """Return when the list of bookies was read once; `create` and `recover` call it themselves.
         Raises Unavailable when that takes too long."""
         try:
             async with asyncio.timeout(self._config.metadata_timeout_s):
                 await self._directory.wait_ready()
         except TimeoutError:
-            raise Unavailable("the list of bookies could not be read") from None
+            raise Unavailable("the bookie list could not be read") from None
 
     async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> LedgerAppender:
-        """A new, empty ledger whose id exceeds `newer_than`, on bookies that answer; with fewer of
-        them, and marked so, when there are not enough. Raises NotEnoughBookies, and what the
-        metadata store raises."""
+        """Create an empty ledger with an id above `newer_than`, on bookies that answer. With too
+        few bookies it gets fewer copies, and its metadata says so. Raises NotEnoughBookies and the
+        errors of the metadata store."""
         loop = asyncio.get_running_loop()
         await self.wait_ready()
         deadline = loop.time() + self._config.metadata_timeout_s
@@ -141,16 +143,17 @@ class Ledgers:
         return LedgerAppender(metadata, self.services, on_busy=self._on_busy)
 
     def full_ensemble_possible(self) -> bool:
-        """Whether a ledger created now would probably be on a whole ensemble, as far as the list of
-        bookies and the last failed adds tell. For whoever asks when to roll a degraded one."""
+        """Whether a ledger created now would probably get a whole ensemble, judged by the list of
+        bookies and the last failed adds. Used to decide when to roll a degraded ledger."""
         return self.services.ensembles.full_ensemble_possible()
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
-        """Take the ledger away from whoever writes it, close it, and return its metadata, CLOSED;
-        at once if it is closed already. Whoever asks for the same ledger meanwhile gets the same
-        answer; a caller that is cancelled does not stop it.
+        """Take the ledger over from its writer, close it, and return its metadata, CLOSED. Returns
+        at once if the ledger is closed already. Concurrent callers for the same ledger share one
+        recovery. A cancelled caller does not stop it.
 
-        Raises LedgerNotFound; RecoveryIncomplete and what the metadata store raises: again later.
+        Raises LedgerNotFound; raises RecoveryIncomplete and the errors of the metadata store, after
+        which the caller may try again.
         """
         await self.wait_ready()
         if self._group is None:
@@ -164,17 +167,17 @@ class Ledgers:
         return await asyncio.shield(running)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """None: there is no such ledger. Raises what the metadata store raises."""
+        """None: there is no such ledger. Raises the errors of the metadata store."""
         return await self.services.records.get(ledger)
 
     def reader(self, metadata: LedgerMetadata) -> LedgerReader:
-        """For a ledger that is CLOSED."""
+        """A reader of a CLOSED ledger."""
         assert metadata.state is LedgerState.CLOSED, metadata.state
         return LedgerReader(metadata, self.services)
 
     async def delete(self, ledger: LedgerId) -> None:
-        """Forget the ledger; bookies collect its entries later. Done when it is absent, whoever
-        deleted it. Raises what the metadata store raises."""
+        """Delete the ledger's metadata; bookies delete its entries later. Succeeds when the ledger
+        is absent already. Raises the errors of the metadata store."""
         await self.services.records.delete(ledger)
 
     async def _recover(self, ledger: LedgerId, answer: asyncio.Future[LedgerMetadata]) -> None:
@@ -195,10 +198,10 @@ class Ledgers:
             due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
             now = loop.time()
-            # What bookies have said is read first; but not for ever.
+            # Process the bookies' waiting answers first, but skip only one tick.
             stood_still = not stood_still and now - due >= STOOD_STILL_S
             if stood_still:
-                log.warning("this process stood still", s=round(now - due, 1))
+                log.warning("process was suspended", seconds=round(now - due, 1))
                 continue
             for appender in list(self._busy):
                 if not appender.tick(now):
@@ -217,7 +220,7 @@ class Ledgers:
             appender.on_bookies_changed()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task that lives no longer than `run`; nothing is begun when that has ended."""
+        """Start a task that ends with `run`. Does nothing when `run` has ended."""
         if self._group is None:
             work.close()
         else:
@@ -225,12 +228,12 @@ class Ledgers:
 
 
 def _answer_stopping(ledger: LedgerId, answer: asyncio.Future[LedgerMetadata]) -> None:
-    """Unless it is answered: whoever waits was not cancelled, so it is told, not cancelled."""
+    """Fail an unanswered recovery. Its callers were not cancelled, so they get an error."""
     if not answer.done():
         answer.set_exception(RecoveryIncomplete(ledger, STOPPING))
 
 
 def _look_at(answer: asyncio.Future[LedgerMetadata]) -> None:
-    """Nobody may be waiting any more: then its error is nobody's, and not worth a warning."""
+    """Retrieve the error, so that asyncio does not warn when no caller waits for it any more."""
     if not answer.cancelled():
         answer.exception()

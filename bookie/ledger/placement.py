@@ -1,15 +1,16 @@
-"""Which bookies sit in an ensemble: pure, and the same for the same `random`.
+"""Chooses the bookies of an ensemble and their seats: pure, and the same for the same `random`.
 
-First *who* may be chosen: the healthy ones; where these are too few, the best of the others as
-well (`health.Grade`: a preference, never a ban). Then *where* they sit: the copies of an entry lie
-on the Qw seats of its write set, so each such window is to reach into as many zones as there are. A
-zone that holds a whole window is the worst: when it is lost, so are all copies of some entries.
+First it chooses *which* bookies: the healthy ones and, if these are too few, the best of the others
+(`health.Grade` is a preference, never a ban). Then it chooses *where* they sit. The copies of an
+entry lie on the Qw seats of its write set, so each such window should cover as many zones as
+possible. A zone that holds a whole window is the worst case: its loss loses all copies of some
+entries.
 
-Seats are filled one after the other, each with the bookie whose zone occurs least among the seats
-that share a window with it, and then bookies are exchanged for as long as that spreads the windows
-better. Several such attempts are made, from different beginnings, and the best is taken. Equals are
-drawn by lot, which spreads ledgers over bookies. No bookie sits twice, whatever its incarnation
-(W7): it would acknowledge for two.
+The seats are filled one after another. Each gets the bookie whose zone is rarest among the seats
+that share a window with it. Then bookies are exchanged as long as this spreads the windows better.
+Several attempts begin differently, and the best is taken. Ties are broken at random, which spreads
+ledgers over bookies. No bookie sits twice, whatever its incarnation (W7), because it would
+acknowledge for two seats.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 ATTEMPTS_MAX: Final = 8
-"""Only for E > Qw with zones of unequal size is the first not always as good as any."""
+"""The first attempt is the best one, except for E > Qw with zones of unequal size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A bookie and the failure domain it is in; all without a zone ("") count as one zone."""
+    """A bookie and its failure domain. All bookies without a zone ("") count as one zone."""
 
     member: Member
     zone: str = ""
@@ -56,10 +57,10 @@ def choose_replacements(
     quorum: Quorum,
     random: Random,
 ) -> tuple[Member, ...] | None:
-    """The ensemble with as many of the failed seats re-filled as there are bookies for.
+    """The ensemble with as many of the failed seats refilled as there are bookies.
 
-    A wiped bookie may take the seat of its own former incarnation, and no other. Where candidates
-    run out the failed seats keep their members; None: nothing could be replaced.
+    A wiped bookie may take only the seat of its own former incarnation. When the candidates run
+    out, the remaining failed seats keep their members. None: nothing could be replaced.
     """
     vacant = set(failed)
     seated = {candidate.member.bookie: candidate.member for candidate in ensemble}
@@ -85,7 +86,7 @@ def fill_seats(
     quorum: Quorum,
     random: Random,
 ) -> list[Candidate | None]:
-    """The empty seats filled, in order, as far as the candidates go."""
+    """The empty seats filled, in order, as far as the candidates suffice."""
     taken = {candidate.member.bookie for candidate in seated if candidate is not None}
     vacant = [seat for seat, occupant in enumerate(seated) if occupant is None]
     free = preferred(
@@ -96,7 +97,7 @@ def fill_seats(
     vacant = vacant[: len(free)]
     filled = _fill_greedily(seated, vacant, free, quorum)
     if quorum.write_quorum == quorum.ensemble_size or _one_zone(seated, free):
-        return filled  # nothing can be better: all seats share every window, or all a zone
+        return filled  # optimal already: all seats share every window, or all bookies one zone
     best = _spread(filled, vacant, free, quorum)
     for _ in range(ATTEMPTS_MAX - 1):
         if crowding_of(best, quorum) == 0:
@@ -108,8 +109,8 @@ def fill_seats(
 
 
 def preferred(candidates: Sequence[Candidate], needed: int, random: Random) -> list[Candidate]:
-    """One of each bookie: all that are healthy; and, as far as these are fewer than `needed`, the
-    best of the others, among equals by lot."""
+    """One candidate per bookie: all healthy ones and, if these are fewer than `needed`, the best of
+    the others. Ties are broken at random."""
     order = list(candidates)
     random.shuffle(order)
     order.sort(key=lambda candidate: candidate.grade)
@@ -120,8 +121,8 @@ def preferred(candidates: Sequence[Candidate], needed: int, random: Random) -> l
 
 
 def crowding_of(seated: Sequence[Candidate | None], quorum: Quorum) -> int:
-    """How unevenly copies are spread: for each window, the square of how many of its bookies share
-    a zone with another one before them. 0: every copy of every entry is in a zone of its own."""
+    """How unevenly copies are spread. For each window: the square of the number of bookies that
+    share a zone with an earlier one. 0: every copy of every entry is in a zone of its own."""
     crowding = 0
     for window in quorum.windows:
         zones = [each.zone for seat in seat_numbers(window) if (each := seated[seat]) is not None]
@@ -130,8 +131,8 @@ def crowding_of(seated: Sequence[Candidate | None], quorum: Quorum) -> int:
 
 
 def degraded_quorum(quorum: Quorum, writable: int, *, write_quorum_min: int) -> Quorum | None:
-    """The sizes of a new ledger when `writable` bookies answer: those wanted, or else as many
-    seats and copies as there are bookies. None: fewer than `write_quorum_min`."""
+    """The sizes of a new ledger when `writable` bookies answer: `quorum`, or as many seats and
+    copies as there are bookies. None: fewer than `write_quorum_min`."""
     if writable < write_quorum_min:
         return None
     return Quorum(
@@ -147,7 +148,7 @@ def _fill_greedily(
     free: Sequence[Candidate],
     quorum: Quorum,
 ) -> list[Candidate | None]:
-    """Each vacant seat gets the one whose zone is the rarest around it, the first among equals."""
+    """Give each vacant seat the candidate whose zone is rarest around it; the first of equals."""
     seats, left = list(seated), list(free)
     for seat in vacant:
         sharing = _sharing(seat, quorum)
@@ -164,8 +165,8 @@ def _spread(
     free: Sequence[Candidate],
     quorum: Quorum,
 ) -> list[Candidate | None]:
-    """Exchange who was just seated, with each other or for one who was not, while that helps. Ends,
-    since each exchange makes the crowding smaller."""
+    """Exchange newly seated bookies with each other or for unseated ones, while that helps. Ends
+    because each exchange lowers the crowding."""
     crowding = crowding_of(seats, quorum)
     improved = crowding > 0
     while improved:
@@ -196,6 +197,6 @@ def _one_zone(seated: Sequence[Candidate | None], free: Sequence[Candidate]) -> 
 
 
 def _sharing(seat: int, quorum: Quorum) -> set[int]:
-    """The other seats that some entry lies on together with this one."""
+    """The other seats that share an entry's write set with this seat."""
     reach = range(1 - quorum.write_quorum, quorum.write_quorum)
     return {(seat + step) % quorum.ensemble_size for step in reach} - {seat}

@@ -1,19 +1,19 @@
-"""Quorum arithmetic: who holds an entry, how many answers prove what.
+"""Quorum arithmetic: which bookies hold an entry, and how many answers prove a fact.
 
-A ledger's ensemble has `ensemble_size` (E) *seats*, numbered from 0; metadata says which bookie
-sits on which. An entry is striped over the `write_quorum` (Qw) seats that follow each other from
-seat `entry % E`, around the table: its *write set*. It may be confirmed once `ack_quorum` (Qa) of
-them hold it durably.
+A ledger's ensemble has `ensemble_size` (E) *seats*, numbered from 0; the metadata names the bookie
+of each seat. An entry is written to the `write_quorum` (Qw) consecutive seats from seat `entry % E`
+on, modulo E: its *write set*. It may be confirmed once `ack_quorum` (Qa) of them hold it durably.
 
-From that follow two proofs, both by counting who could still be the odd ones:
+Two proofs follow. Both count the seats that could still be exceptions:
 
-- *Absence*: an entry was never confirmed if Qw - Qa + 1 seats of its write set say that they do not
-  have it: the others are fewer than Qa.
-- *Coverage*: nobody else can confirm anything any more once in each window of Qw neighbouring seats
-  (each is some entry's write set) at least Qw - Qa + 1 are fenced: the others are fewer than Qa.
+- *Absence*: an entry was never confirmed if Qw - Qa + 1 seats of its write set answer that they
+  do not have it. The other seats are fewer than Qa.
+- *Coverage*: no other writer can confirm an entry once in each window of Qw neighbouring seats at
+  least Qw - Qa + 1 seats are fenced. Each window is some entry's write set. The other seats are
+  fewer than Qa.
 
-Sets of seats are integers with one bit per seat: they are copied, compared and counted in the path
-of every entry.
+Sets of seats are integers with one bit per seat, because every entry copies, compares and counts
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ENSEMBLE_SIZE_MAX = 32
-"""No use is known for wide ensembles: E beyond Qw only spreads one ledger's load."""
+"""Wide ensembles have no known use: E beyond Qw only spreads one ledger's load."""
 
 Seats = int
 """A set of seats: bit i stands for seat i."""
@@ -40,7 +40,7 @@ def seats(numbers: Iterable[int]) -> Seats:
     return mask
 
 
-@cache  # sets of seats are few: each ledger has one ensemble size and few failures
+@cache  # few sets occur: each ledger has one ensemble size and few failures
 def seat_numbers(mask: Seats) -> tuple[int, ...]:
     """The seats of a set, ascending."""
     return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)
@@ -48,7 +48,7 @@ def seat_numbers(mask: Seats) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The three sizes of a ledger, for its life: 1 <= Qa <= Qw <= E. Raises ValueError."""
+    """The three sizes of a ledger, fixed for its life: 1 <= Qa <= Qw <= E. Raises ValueError."""
 
     ensemble_size: int
     write_quorum: int
@@ -73,7 +73,7 @@ class Quorum:
 
     @property
     def absence_quorum(self) -> int:
-        """How many explicit negatives from one write set prove that the entry was not confirmed."""
+        """Number of explicit negatives from one write set that prove an entry was not confirmed."""
         return self.write_quorum - self.ack_quorum + 1
 
     def write_set(self, entry: int) -> Seats:
@@ -81,7 +81,7 @@ class Quorum:
         return self.windows[entry % self.ensemble_size]
 
     def write_order(self, entry: int) -> tuple[int, ...]:
-        """The write set as seat numbers, beginning with the entry's own seat."""
+        """The write set as seat numbers, beginning with the entry's first seat."""
         first = entry % self.ensemble_size
         return tuple((first + step) % self.ensemble_size for step in range(self.write_quorum))
 
@@ -94,7 +94,7 @@ class Quorum:
         return (negatives & self.write_set(entry)).bit_count() >= self.absence_quorum
 
     def covered(self, fenced: Seats) -> bool:
-        """Whether no entry can be confirmed without the help of one of these seats."""
+        """Whether no entry can be confirmed without one of these seats."""
         return all((window & fenced).bit_count() >= self.absence_quorum for window in self.windows)
 
     def writable(self, gone: Seats) -> bool:
@@ -102,9 +102,9 @@ class Quorum:
         return all((window & ~gone).bit_count() >= self.ack_quorum for window in self.windows)
 
     def cover(self, first: int, usable: Seats) -> list[tuple[int, int, int]] | None:
-        """Whom to ask for all entries from `first` on: (offset, length, seat), such that the seat
-        holds `length` entries from `first + offset` on, and again after each `ensemble_size`, and
-        each entry is asked of one. None: some entry is held by none of the usable seats."""
+        """The seats to read for all entries from `first` on: (offset, length, seat). The seat holds
+        `length` entries from `first + offset` on, and again after each `ensemble_size`. Each entry
+        is asked of one seat. None: some entry is on none of the usable seats."""
         parts: list[tuple[int, int, int]] = []
         offset = 0
         while offset < self.ensemble_size:
@@ -112,7 +112,7 @@ class Quorum:
             holders = [seat for seat in self.write_order(entry) if usable >> seat & 1]
             if not holders:
                 return None
-            run = self.run_of(holders[-1], entry)  # the last one has just begun its run
+            run = self.run_of(holders[-1], entry)  # the last holder has the longest rest of its run
             length = min(run.stop - run.start, self.ensemble_size - offset)
             parts.append((offset, length, holders[-1]))
             offset += length
@@ -121,11 +121,11 @@ class Quorum:
     def run_of(self, seat: int, entry: int) -> range:
         """The first run of consecutive entries from `entry` on that this seat holds.
 
-        With E = Qw every seat holds everything: the run has no end (it is cut at 2^62).
+        With E = Qw every seat holds every entry, so the run has no end (it is cut at 2^62).
         """
         if self.write_quorum == self.ensemble_size:
             return range(entry, 1 << 62)
-        # Entry e lies on seats e, e+1, … e+Qw-1 (mod E): this seat is `lag` steps after its first.
+        # Entry e lies on seats e, e+1, … e+Qw-1 (mod E); this seat is `lag` steps after the first.
         lag = (seat - entry) % self.ensemble_size
         if lag < self.write_quorum:
             return range(entry, entry + lag + 1)

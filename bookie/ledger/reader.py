@@ -1,23 +1,23 @@
-"""Reading confirmed entries, as arithmetic: which replica to ask next, when to give up.
+"""Reads of confirmed entries, as arithmetic: which replica to ask next, and when to give up.
 
-No I/O, no clock, no tasks. A range is asked of one replica at a time. Whatever is wrong with its
-answer (an error, no such entry, a damaged envelope, another entry's envelope), the next replica is
-asked; so it is, beside the first, when an answer takes too long. When all have been asked in vain
-the metadata may be out of date, as replicas are moved: it is read again, once, and those who were
-not asked before are. A sound envelope from one replica is enough, because the entry is confirmed.
+No I/O, no clock, no tasks. A range is asked of one replica at a time. After any wrong answer the
+next replica is asked: an error, no such entry, a damaged envelope, another entry's envelope. When
+an answer takes too long, the next replica is asked in addition. When all replicas failed, the
+metadata may be outdated, because replicas are moved. So it is read again, once, and the new
+replicas are asked. A sound envelope from one replica is enough, because the entry is confirmed.
 
-Whom to ask first (`standing`, then distance): those that serve and are well; those that are slow or
-failed lately; those whose disk is full, which have better things to do; those that are not listed,
-and so probably away.
+The replicas are ordered by `standing`, then by distance: healthy ones; slow or recently failed
+ones; those with a full disk, which should save their capacity; and unlisted ones, which are
+probably down.
 
 A ledger whose write quorum is smaller than its ensemble is *striped*: no bookie holds two
-neighbouring write sets whole. A range of it is asked for in windows (`windows`), each of which one
-bookie holds, several at a time.
+neighbouring write sets completely. A range of it is read in windows (`windows`), several at a time,
+each from one bookie that holds it.
 
 Invariants (see `check`):
 
 1. Each replica is asked at most once.
-2. While no answer was sound, somebody is being asked, or Refresh or GiveUp was the last action.
+2. While no answer was sound, a replica is being asked, or the last action was Refresh or GiveUp.
 3. Nothing is delivered twice, and nothing after GiveUp.
 """
 
@@ -49,39 +49,39 @@ NEGATIVE = frozenset({BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER})
 
 
 WINDOWS_MAX: Final = 16
-"""Of a striped ledger, asked for at the same time: as many streams."""
+"""Windows of a striped ledger that are read at the same time, one stream each."""
 
 
 class Standing(IntEnum):
-    """How much is to be expected of a replica, best first."""
+    """The expected quality of a replica, best first."""
 
     WELL = 0
-    DOUBTFUL = 1  # slow, or failed lately
+    DOUBTFUL = 1  # slow, or failed recently
     READ_ONLY = 2
     UNKNOWN = 3  # not listed
 
 
 class LedgerEntry(NamedTuple):
-    """A confirmed entry, sound. Who copies it needs no more than that."""
+    """A confirmed, sound entry. A copy of the entry needs only this value."""
 
     entry: EntryId
-    envelope: bytes  # the entry as bookies store it, with memory of its own
+    envelope: bytes  # the entry as bookies store it, in memory of its own
 
     @property
     def payload(self) -> memoryview:
-        """A view over the entry's own bytes, not over a frame."""
+        """A view of the entry's own bytes, not of a frame."""
         return memoryview(self.envelope)[ENVELOPE.size :]
 
     @property
     def length(self) -> int:
-        """Payload bytes of the ledger's entries up to this one."""
+        """Payload bytes of the ledger's entries up to and including this one."""
         length: int = ENVELOPE.unpack_from(self.envelope)[4]
         return length
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask this replica for the range; then `on_entries` or `on_refused`."""
+    """Ask this replica for the range; then call `on_entries` or `on_refused`."""
 
     member: Member
 
@@ -96,12 +96,12 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """Read the ledger's metadata again; then `on_refreshed`."""
+    """Read the ledger's metadata again; then call `on_refreshed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No replica could be read: what each said."""
+    """No replica could be read; `answers` holds each reason."""
 
     answers: dict[Member, BookieCode]
 
@@ -110,25 +110,26 @@ Action = Ask | Deliver | Refresh | GiveUp
 
 
 class RangeRead:
-    """One range, wholly held by each of `replicas`, which are in the order of preference.
+    """The read of one range that each of `replicas` holds completely. They are in the order of
+    preference.
 
     `now` is in seconds of any clock that does not go backwards.
     """
 
     def __init__(self, replicas: Sequence[Member], *, speculate_after_s: float) -> None:
-        self.answers: dict[Member, BookieCode] = {}  # of those who were of no use
+        self.answers: dict[Member, BookieCode] = {}  # of the replicas that failed
         self.asking: dict[Member, None] = {}  # in the order of asking
         self.done = False
         self._waiting = list(replicas)
-        self._patience_s = speculate_after_s
-        self._speculate_at: float | None = None  # None: nobody is left, or nobody is being asked
+        self._speculate_after_s = speculate_after_s
+        self._speculate_at: float | None = None  # None: no replica is left, or none is being asked
         self._refreshed = False
 
     def begin(self, now: float) -> list[Action]:
         return self._ask_next(now)
 
     def on_entries(self, member: Member, entries: Sequence[LedgerEntry]) -> list[Action]:
-        """The replica gave at least the first entry, soundly."""
+        """The replica returned at least the first entry, and it is sound."""
         assert entries
         self.asking.pop(member, None)
         if self.done:
@@ -137,25 +138,25 @@ class RangeRead:
         return [Deliver(entries, member)]
 
     def on_refused(self, member: Member, code: BookieCode, now: float) -> list[Action]:
-        """The replica is of no use for the first entry of the range."""
+        """The replica cannot provide the first entry of the range."""
         self.asking.pop(member, None)
         self.answers[member] = code
         return [] if self.done else self._ask_next(now)
 
     def on_tick(self, now: float) -> list[Action]:
-        """`timer_at` has come: ask one more beside those who take so long; twice as patiently."""
+        """`timer_at` has passed: ask one more replica in addition, and double the waiting time."""
         if self.done or self._speculate_at is None or now < self._speculate_at:
             return []
-        self._patience_s *= 2
+        self._speculate_after_s *= 2
         return self._ask_next(now) if self._waiting else []
 
     def on_refreshed(self, replicas: Sequence[Member], now: float) -> list[Action]:
-        """Who holds the range according to metadata that was read just now; () if that failed."""
+        """`replicas`: the holders of the range by freshly read metadata; () if that read failed."""
         self._waiting = [member for member in replicas if member not in self.answers]
         return self._ask_next(now)
 
     def timer_at(self) -> float | None:
-        """When to call `on_tick`. None: not before something else happens."""
+        """When to call `on_tick`. None: only another event matters."""
         return None if self.done or not self._waiting else self._speculate_at
 
     def check(self) -> None:
@@ -166,7 +167,7 @@ class RangeRead:
         if self._waiting:
             member = self._waiting.pop(0)
             self.asking[member] = None
-            self._speculate_at = now + self._patience_s
+            self._speculate_at = now + self._speculate_after_s
             return [Ask(member)]
         if self.asking:
             return []
@@ -189,10 +190,10 @@ def standing(registration: BookieRegistration | None, grade: Grade) -> Standing:
 def windows(
     first: int, last: int, *, size: int, entry_bytes: float, bytes_max: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """What to ask for at the same time of a striped range: (first, last) of neighbouring windows of
-    `size` entries, for as many entries of about `entry_bytes` as make `bytes_max`; and how many
-    bytes to ask for in each. Twice their share, so that entries of unequal sizes do not cut a
-    window short, which makes those behind it useless."""
+    """The windows of a striped range to read at the same time, and the bytes to ask for in each.
+    The windows are (first, last) pairs of `size` entries; together they make about `bytes_max` at
+    about `entry_bytes` per entry. Each asks for twice its share of the bytes: if a window were cut
+    short, the windows behind it would be useless."""
     count = min(max(round(bytes_max / (entry_bytes * size)), 1), WINDOWS_MAX)
     starts = range(first, min(last + 1, first + count * size), size)
     found = [(start, min(start + size - 1, last)) for start in starts]
@@ -204,8 +205,7 @@ def sound_prefix(
     ledger: int, first: int, frames: Iterable[Buffer]
 ) -> tuple[list[LedgerEntry], BookieCode]:
     """The verified run of entries from `first` on, and the code that ended it (OK: the answers
-    ended). Checksums, ledger and entry ids are checked: anything else is CORRUPT. Raises
-    FrameDamaged."""
+    ended). A wrong checksum, ledger or entry id counts as CORRUPT. Raises FrameDamaged."""
     entries: list[LedgerEntry] = []
     new = tuple.__new__  # `LedgerEntry(...)` costs twice as much
     for frame in frames:
@@ -220,8 +220,8 @@ def sound_prefix(
 def sound_stripes(
     ledger: int, wanted: Iterable[int], frames: Iterable[Buffer]
 ) -> tuple[dict[int, LedgerEntry], tuple[int, BookieCode] | None]:
-    """The verified entries among those wanted, in order, up to the first that is not given soundly;
-    and which one that is, with its code (None: the answers ended). Raises FrameDamaged."""
+    """The verified entries among the wanted ones, in order, up to the first failure; and the failed
+    entry with its code (None: the answers ended). Raises FrameDamaged."""
     entries: dict[int, LedgerEntry] = {}
     answers = (answer for frame in frames for answer in decode_read_answers(frame))
     for entry, answer in zip(wanted, answers, strict=False):
@@ -238,8 +238,8 @@ def sound_stripes(
 
 
 def outranking(answers: Iterable[BookieCode]) -> BookieCode:
-    """The one answer that sums up why an entry cannot be read: "perhaps" outranks "no", so that
-    an entry which may exist is never reported as absent."""
+    """The one answer that sums up why an entry cannot be read. "Unknown" outranks "no", so that an
+    entry that may exist is never reported as absent."""
     answers = list(answers)
     unknown = [code for code in answers if code not in NEGATIVE]
     return (unknown or answers or [BookieCode.CONNECTION_LOST])[0]

@@ -1,10 +1,10 @@
 """The metadata records of ledgers, changed by compare-and-set only.
 
-Each step is a loop that reads again and compares (`magnetar.metadata.store.update`), so a lost
-reply, a lost race and a repeated call do no harm: a step recognises that it is done already.
+Each step is a loop that reads, compares and writes again (`magnetar.metadata.store.update`). A lost
+reply, a lost race or a repeated call does no harm: a step notices that it is done already.
 
-    create       absent                                   -> OPEN     (its creator's token tells
-                                                                       whose it is)
+    create       absent                                   -> OPEN     (the creator's token
+                                                                       identifies the owner)
     ensemble     OPEN, last segment as the writer knows   -> OPEN
     claim        OPEN or IN_RECOVERY                      -> IN_RECOVERY
     close        OPEN (its writer)                        -> CLOSED
@@ -13,7 +13,7 @@ reply, a lost race and a repeated call do no harm: a step recognises that it is 
     widen        CLOSED, each bookie holds each entry     -> CLOSED, with one more copy
     delete       anything                                 -> absent
 
-Writers close OPEN ledgers only: one that somebody recovers is theirs no longer.
+A writer closes only OPEN ledgers: a ledger in recovery belongs to its recoverers.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ if TYPE_CHECKING:
 
 
 class LedgerRecords:
-    """Raises what the store raises, besides what each call names. `timeout_s` bounds each call."""
+    """Raises the errors of the metadata store and those that each call names. `timeout_s` limits
+    each call."""
 
     def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
 
     async def get(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """None: there is no such ledger, as of now (a read of the past cannot say so)."""
+        """None: there is no such ledger now. A read that may be stale is repeated behind a sync."""
         path = paths.ledger(ledger)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -65,7 +66,8 @@ class LedgerRecords:
         return None if stored is None else decode_ledger(stored.value)
 
     async def create(self, metadata: LedgerMetadata) -> None:
-        """Ids are never handed out twice: another creator's ledger under this one is a bug."""
+        """Store the metadata of a new ledger. Ids are never reused, so another creator's ledger
+        with this id is a bug."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -83,11 +85,12 @@ class LedgerRecords:
         *,
         wanted: Callable[[], bool],
     ) -> LedgerMetadata:
-        """Make `members` hold what comes from `first` on.
+        """Make `members` hold the entries from `first` on.
 
-        While the outcome is unknown nothing may be confirmed, so it goes on until that is settled,
-        or until `wanted()` is false (then OutcomeUnknown). LedgerFenced: somebody else changed the
-        ledger. Unavailable, Contended: nothing was changed, nor will it be.
+        Nothing may be confirmed while the outcome is unknown. So this call repeats until the
+        outcome is known, or until `wanted()` is false (then OutcomeUnknown). LedgerFenced: another
+        process changed the ledger. Unavailable, Contended: nothing was changed, and nothing will
+        be.
         """
         segment = known.with_ensemble(EntryId(first), members).last_segment
         tried = False
@@ -101,9 +104,10 @@ class LedgerRecords:
             if tried and stored.last_segment == segment:
                 return KEEP
             if stored.last_segment != known.last_segment:
-                raise LedgerFenced(known.ledger, "somebody else changed its ensemble")
+                raise LedgerFenced(known.ledger, "another process changed its ensemble")
             tried = True
-            # Sealed segments are taken from the store: replicas of theirs may have been moved.
+            # Take the sealed segments from the store, because a repair may have moved their
+            # replicas.
             return stored.with_ensemble(EntryId(first), members)
 
         unknown = fresh = False
@@ -113,7 +117,8 @@ class LedgerRecords:
             except LedgerFenced:
                 if fresh or not wanted():
                     raise
-                fresh = await self._sync(known.ledger)  # a follower that lags shows our own past
+                # a lagging ZooKeeper follower may show our own past
+                fresh = await self._sync(known.ledger)
             except OutcomeUnknown:
                 unknown = True
                 if not wanted():
@@ -125,8 +130,8 @@ class LedgerRecords:
                     raise OutcomeUnknown(paths.ledger(known.ledger)) from None
 
     async def claim(self, ledger: LedgerId) -> LedgerMetadata:
-        """For a recoverer: from now on the writer can change neither ensemble nor end. Returns what
-        is stored: IN_RECOVERY, or CLOSED already. Raises LedgerNotFound."""
+        """For a recoverer: from now on the writer can change neither the ensemble nor the end.
+        Returns the stored metadata: IN_RECOVERY, or CLOSED already. Raises LedgerNotFound."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -143,7 +148,8 @@ class LedgerRecords:
         return self._there(await self._update(ledger, change), ledger)
 
     async def close(self, known: LedgerMetadata, last: int, length: int) -> LedgerMetadata:
-        """For the writer. Raises LedgerFenced unless it is, or becomes, closed at just this end."""
+        """For the writer. Raises LedgerFenced unless the ledger is, or becomes, closed at exactly
+        this end."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -161,9 +167,9 @@ class LedgerRecords:
     async def close_recovered(
         self, ledger: LedgerId, merge: Callable[[LedgerMetadata], LedgerMetadata]
     ) -> LedgerMetadata:
-        """For a recoverer: `merge` what it found into what is stored, still IN_RECOVERY. Returns
-        what is stored then: another recoverer's end counts if it was first (R7). Raises
-        LedgerNotFound."""
+        """For a recoverer: `merge` the result into the stored metadata, which must be IN_RECOVERY.
+        Returns the metadata stored afterwards: if another recoverer closed the ledger first, its
+        end counts (R7). Raises LedgerNotFound."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -182,10 +188,10 @@ class LedgerRecords:
         *,
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
-        """For a repair: `new`, which has all that `old` should have of the sealed segment that
-        begins at `first`, takes its seat there. None: nothing was changed, because the ledger, the
-        segment or the old member is there no longer, `new` sits in it already, or `wanted()` became
-        false."""
+        """For a repair: `new` takes the seat of `old` in the sealed segment that begins at `first`.
+        It has every entry that `old` should have there. None: nothing was changed, because the
+        ledger, the segment or the old member is gone, `new` sits there already, or `wanted()`
+        became false."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None or not wanted():
@@ -220,10 +226,10 @@ class LedgerRecords:
         write_quorum: int,
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
-        """For a repair, of a CLOSED ledger whose bookies each hold all of its entries: `added`, a
-        bookie for each segment that holds all of that segment, makes one more copy of everything.
-        It was made narrow if its copies are fewer than `write_quorum` still. None: nothing was
-        changed, because the ledger has changed or is gone, or `wanted()` became false."""
+        """For a repair of a CLOSED ledger whose bookies each hold all of its entries: add one more
+        copy. `added` names a bookie for each segment that holds all of that segment. The ledger
+        stays marked under-replicated while it has fewer copies than `write_quorum`. None: nothing
+        was changed, because the ledger changed or is gone, or `wanted()` became false."""
         assert known.state is LedgerState.CLOSED, known.state
         assert known.ensemble_size == known.write_quorum, "a striped ledger cannot be widened"
         segments = tuple(
@@ -246,11 +252,11 @@ class LedgerRecords:
         return stored if stored == wide else None
 
     async def delete(self, ledger: LedgerId) -> None:
-        """Done when it is absent, whoever deleted it."""
+        """Delete the record. Succeeds when it is absent already."""
         await self._update(ledger, lambda _: DELETE)
 
     async def _sync(self, ledger: LedgerId) -> bool:
-        """Whether what is read from now on is not older than now."""
+        """Whether later reads show the present state or a newer one."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._store.sync(paths.ledger(ledger))

@@ -1,21 +1,25 @@
-"""Closing a ledger whose writer is gone, as arithmetic: whom to ask, what the answers prove.
+"""Recovery: closes a ledger whose writer is gone, as arithmetic: whom to ask, what answers prove.
 
-No I/O, no clock, no tasks: feed events in, carry out the actions that come back, in order.
+No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order.
 
-Theory. The metadata store says IN_RECOVERY already, so the former writer can change neither the
-ensemble nor the end. Its last ensemble, as stored at that moment, is frozen and is the one that is
-asked. (1) *Fence* it, until no Qa members of any write set can be unfenced: from then on nobody can
-confirm anything. The answers name the highest entry known to be confirmed; everything before the
-last segment was, too. (2) From the entry after that on, *read*, fencing with each read as well. One
-valid copy: the entry is written back to a whole write set and counts once Qa hold it. Explicit
-negatives from so many that the others are fewer than Qa: it was never confirmed, the ledger ends
-before it. Neither: *abort*; nothing is lost by trying again later, but a wrong end loses data. (3)
-*Close* at that end, with the length that the last entry itself carries.
+Theory. The metadata says IN_RECOVERY already, so the former writer can change neither the ensemble
+nor the end. The last ensemble stored at that moment is frozen, and the recovery asks its seats.
 
-What makes it repeatable, also by several at once: an entry is written back as the very bytes that
-were found, so all its copies are equal for ever, and the "confirmed" inside never says more than
-the writer knew; members that fail meanwhile are replaced in a private copy of the last segment,
-which nobody sees before the close.
+(1) *Fence* it, until no Qa members of any write set can be unfenced. From then on no other writer
+can confirm an entry. The answers name the highest entry known to be confirmed. All entries before
+the last segment were confirmed too.
+
+(2) *Read* from the next entry on; each read also fences. One valid copy is enough: the entry is
+written back to a whole write set, and counts once Qa members hold it. If so many members answer
+"no" that the others are fewer than Qa, the entry was never confirmed, and the ledger ends before
+it. In any other case *abort*. A later attempt loses nothing, but a wrong end loses data.
+
+(3) *Close* at that end, with the length that the last entry itself carries.
+
+A recovery can be repeated, and several can run at once. An entry is written back byte for byte, so
+all its copies stay equal, and its "confirmed" never exceeds the writer's knowledge. Members that
+fail during the recovery are replaced in a private copy of the last segment, which is invisible
+before the close.
 
 Invariants (see `check`):
 
@@ -23,7 +27,7 @@ Invariants (see `check`):
 2. Conclusions are drawn in order: an entry is written back, or the end decided, only when all
    entries before it are known.
 3. The end is never below `start`, and `start` never below the last segment's first entry - 1.
-4. The close is asked for once, when every entry up to the end has its ack quorum.
+4. The close is requested once, when every entry up to the end has its ack quorum.
 """
 
 from __future__ import annotations
@@ -62,31 +66,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 READ_AHEAD_ENTRIES: Final = 2_048
-"""How far beyond the last conclusion a seat is asked. A writer leaves at most what it had in
-flight: 16 MiB, 16,000 entries of 1 KB, eight rounds."""
+"""How far beyond the last conclusion a seat is read. A writer leaves at most its entries in flight:
+16 MiB, which are 16,000 entries of 1 KB or eight rounds."""
 
 WRITE_BACK_BYTES_MAX: Final = 16 << 20
-"""In flight to bookies, beyond which nothing more is read; recoveries of a whole broker's topics
-run side by side, some hundred of them would still fit into memory."""
+"""Bytes in flight to bookies; at the limit nothing more is read. After a broker's crash the
+recoveries of its topics run concurrently; a hundred of them would still fit into memory."""
 
 FOUND_BYTES_MAX: Final = 16 << 20
-"""Found beyond an entry that nobody has given yet (striped: the others of its write set are asked,
-while these go on); with more, nothing but that entry is asked for."""
+"""Bytes found beyond an entry that no seat has provided yet. In a striped ledger some seats
+continue while others of its write set are asked. At the limit only that entry is read."""
 
 _FENCED: Final = NEGATIVE | {BookieCode.OK}
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Ask this seat of the frozen ensemble, fencing it, for the last confirmed entry it knows."""
+    """Fence this seat of the frozen ensemble, and ask it for the last confirmed entry that it
+    knows."""
 
     seat: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Read these entries from this seat of the frozen ensemble, fencing it: `on_answers`, then
-    `on_read_end`. One at a time for each seat."""
+    """Read these entries from this seat of the frozen ensemble, and fence it: `on_answers`, then
+    `on_read_end`. One read per seat at a time."""
 
     seat: int
     first: int
@@ -95,14 +100,14 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadLength:
-    """Read this entry, which is confirmed, from any replica, for its length: `on_length`."""
+    """Read this confirmed entry from any replica, for its length: `on_length`."""
 
     entry: int
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Record the end: last entry (-1: empty), payload bytes of all entries, and `segments` from
+    """Record the end: last entry (-1: empty), payload bytes of all entries, and the `segments` from
     the frozen last one on."""
 
     last: int
@@ -118,24 +123,24 @@ class Abort:
 
 
 Action = Fence | ReadRange | ReadLength | SendAdd | FindSpares | Close | Abort
-"""SendAdd and FindSpares mean seats of `LedgerRecovery.ensemble`."""
+"""The seats in SendAdd and FindSpares are seats of `LedgerRecovery.ensemble`."""
 
 
 class RecoveryState(Enum):
     FENCING = "fencing"
     READING = "reading"  # and writing back
-    MEASURING = "measuring"  # the end is known and its length is not
-    DECIDED = "decided"  # Close was given out
+    MEASURING = "measuring"  # the end is known, but not its length
+    DECIDED = "decided"  # Close was returned
     ABORTED = "aborted"
 
 
 @dataclass(slots=True)
 class _SeatReads:
-    """What one seat of the frozen ensemble has been asked."""
+    """The reads of one seat of the frozen ensemble."""
 
-    due: int  # the first entry that it has not answered for
-    asked: int | None = None  # first entry of the read that is under way; None: none is
-    refused: int = -1  # the last entry that it did not give
+    due: int  # the first entry without an answer
+    asked: int | None = None  # first entry of the running read; None: none is running
+    refused: int = -1  # the last entry that it did not provide
 
 
 class LedgerRecovery:
@@ -146,7 +151,7 @@ class LedgerRecovery:
         self.state = RecoveryState.FENCING
         self.metadata = metadata
         self.quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        self.asked = metadata.last_segment.members  # frozen: who is fenced and read
+        self.asked = metadata.last_segment.members  # frozen: the members to fence and read
         self.start = metadata.last_segment.first_entry - 1  # known to be confirmed
         self.next = self.start + 1  # the first entry without a conclusion
         self.end: int | None = None  # None: not decided yet
@@ -158,9 +163,9 @@ class LedgerRecovery:
         self._found_bytes = 0  # of those envelopes
         self._negatives: dict[int, Seats] = {}
         self._answers: dict[int, Seats] = {}  # of any kind
-        self._trouble: dict[Member, BookieCode] = {}  # the last answer that was of no use
+        self._trouble: dict[Member, BookieCode] = {}  # the last failed answer
         self._length: int | None = None  # of the last entry written back; None: there is none
-        self._segments = [metadata.last_segment]  # the private continuation of the stored ones
+        self._segments = [metadata.last_segment]  # the private continuation of the stored segments
         self._missed: list[Missed] = []
         self._writer: LedgerWriter | None = None  # None: still fencing
 
@@ -172,8 +177,8 @@ class LedgerRecovery:
     def on_fence_answer(
         self, seat: int, code: BookieCode, confirmed: int, now: float
     ) -> list[Action]:
-        """`confirmed` counts if the code is OK. Anything but OK and the two negatives is unknown:
-        it does not count as fenced."""
+        """`confirmed` counts if the code is OK. Any code except OK and the two negatives is
+        unknown, and does not count as fenced."""
         if self.state is not RecoveryState.FENCING:
             return []
         self._fence_answers |= 1 << seat
@@ -190,7 +195,7 @@ class LedgerRecovery:
         return []
 
     def on_answers(self, seat: int, answers: Iterable[ReadAnswer], now: float) -> list[Action]:
-        """Part of what the seat answers to its ReadRange."""
+        """A part of the seat's answer to its ReadRange."""
         if self.state is not RecoveryState.READING:
             return []
         for answer in answers:
@@ -198,23 +203,23 @@ class LedgerRecovery:
         return self._go_on(now)
 
     def on_read_end(self, seat: int, code: BookieCode, now: float) -> list[Action]:
-        """The seat's read is over: OK, or why it broke off."""
+        """The seat's read ended: OK, or the reason why it broke off."""
         if self.state is not RecoveryState.READING:
             return []
         reads = self._reads[seat]
         if code is BookieCode.OK and reads.due == reads.asked:
-            code = BookieCode.CORRUPT  # an answer has one entry at least
+            code = BookieCode.CORRUPT  # an answer has at least one entry
         reads.asked = None
         if code is not BookieCode.OK:
             self._note(seat, ReadAnswer(reads.due, code, b""))
         return self._go_on(now)
 
     def on_length(self, length: int | None) -> list[Action]:
-        """The length that the entry of ReadLength carries; None: no replica could be read."""
+        """The length from the entry of ReadLength. None: no replica could be read."""
         if self.state is not RecoveryState.MEASURING:
             return []
         if length is None:
-            return self._abort(f"no replica of entry {self.end}, the last one, can be read")
+            return self._abort(f"no replica of the last entry {self.end} can be read")
         self._length = length
         return self._close()
 
@@ -241,7 +246,7 @@ class LedgerRecovery:
 
     @property
     def ensemble(self) -> tuple[Member, ...]:
-        """Who is written to."""
+        """The members that entries are written back to."""
         return self.asked if self._writer is None else self._writer.ensemble
 
     @property
@@ -251,27 +256,28 @@ class LedgerRecovery:
 
     @property
     def recovered(self) -> int:
-        """How many entries were written back."""
+        """Number of entries that were written back."""
         return 0 if self._writer is None else self.next - self.start - 1
 
     @property
     def missed(self) -> list[Missed]:
-        """Which of the entries that were written back members of the closed ledger may lack."""
+        """The written-back entries that members of the closed ledger may lack."""
         return self._missed + ([] if self._writer is None else self._writer.missed)
 
     @property
     def owed(self) -> dict[Member, list[int]]:
-        """Which of the entries that were written back members may yet store."""
+        """The written-back entries that members may still store."""
         owed = {} if self._writer is None else self._writer.owed
         return {self.ensemble[seat]: entries for seat, entries in owed.items()}
 
     def parts(self, entry: int) -> tuple[bytes, bytes] | None:
-        """What to send for SendAdd; None: let go."""
+        """The bytes to send for SendAdd. None: released."""
         return None if self._writer is None else self._writer.parts(entry)
 
     def close_metadata(self, stored: LedgerMetadata, close: Close) -> LedgerMetadata:
-        """What to store instead of `stored`, which is IN_RECOVERY still: sealed segments as they
-        are now (replicas may have been moved meanwhile), the private ones from the last one on."""
+        """The metadata to store instead of `stored`, which is still IN_RECOVERY. Sealed segments
+        are taken from it, because a repair may have moved their replicas. From the last segment on
+        the private ones are taken."""
         assert stored.state is LedgerState.IN_RECOVERY
         assert stored.last_segment == self.metadata.last_segment, "the last segment was changed"
         return replace(
@@ -326,12 +332,12 @@ class LedgerRecovery:
         return self._go_on(now)
 
     def _note(self, seat: int, answer: ReadAnswer) -> None:
-        """One answer, about the entry that is due from this seat."""
+        """Record one answer about the entry that is due from this seat."""
         reads = self._reads[seat]
         entry = reads.due
         reads.due = entry + 1
         if entry < self.next:
-            return  # concluded meanwhile
+            return  # already concluded
         code, length = self._verify(entry, answer)
         self._answers[entry] = self._answers.get(entry, 0) | 1 << seat
         if code is BookieCode.OK:
@@ -346,8 +352,8 @@ class LedgerRecovery:
             self._trouble[self.asked[seat]] = code
 
     def _verify(self, entry: int, answer: ReadAnswer) -> tuple[BookieCode, int]:
-        """The code, or CORRUPT for anything but a sound envelope of just this entry; and the
-        envelope's length."""
+        """The answer's code, or CORRUPT for anything except a sound envelope of exactly this entry;
+        and the envelope's length."""
         if answer.entry == entry and answer.code is not BookieCode.OK:
             return answer.code, 0
         try:
@@ -359,7 +365,7 @@ class LedgerRecovery:
         return BookieCode.OK, envelope.length
 
     def _go_on(self, now: float, actions: Sequence[WriterAction] = ()) -> list[Action]:
-        """Whatever follows from what is known now, after the writer has asked for `actions`."""
+        """Everything that follows from the present state, after the writer returned `actions`."""
         if not self._is_reading():
             return []
         assert self._writer is not None
@@ -369,7 +375,7 @@ class LedgerRecovery:
                 case Fail(code):
                     return self._abort(f"entries cannot be written back: {code.name}")
                 case Confirm():
-                    pass  # `_maybe_close` looks at the writer
+                    pass  # `_maybe_close` checks the writer
                 case RecordEnsemble(first, members):
                     if self._segments[-1].first_entry == first:
                         self._segments.pop()
@@ -383,12 +389,12 @@ class LedgerRecovery:
         if self._is_reading():
             result += self._writer.maybe_find()
             if self._writer.stuck:
-                return self._abort("too few bookies take what has to be written back")
+                return self._abort("too few bookies accept the entries to write back")
         result += self._maybe_close() or self._ask()
         return result
 
     def _conclude(self, now: float) -> list[Action]:
-        """Conclusions in order, as far as the answers go."""
+        """Draw conclusions in order, as far as the answers allow."""
         sends: list[Action] = []
         while self.end is None:
             entry = self.next
@@ -411,7 +417,7 @@ class LedgerRecovery:
         return sends
 
     def _write_back(self, entry: int, envelope: bytes, length: int, now: float) -> list[Action]:
-        """The very bytes that were found, to the whole write set of the working ensemble."""
+        """Write the found bytes unchanged to the whole write set of the working ensemble."""
         assert self._writer is not None
         size = len(envelope) - ENVELOPE.size
         head = ADD.pack(RECOVERY, len(envelope), self.metadata.master_key)
@@ -421,7 +427,7 @@ class LedgerRecovery:
         return [SendAdd(entry, seat) for seat in targets]
 
     def _ask(self) -> list[Action]:
-        """A read for each seat that has none under way and may know more."""
+        """A read for each idle seat that may know more entries."""
         assert self._writer is not None
         asks: list[Action] = []
         if self.end is not None or not self._is_reading():
@@ -431,7 +437,8 @@ class LedgerRecovery:
         ahead = READ_AHEAD_ENTRIES if self._found_bytes < FOUND_BYTES_MAX else 1
         for seat, reads in enumerate(self._reads):
             if reads.asked is not None or reads.refused >= self.next:
-                continue  # whoever lacks an entry is asked on when others have given it
+                # A seat that lacks an entry is asked again when another seat has provided it.
+                continue
             run = self.quorum.run_of(seat, max(reads.due, self.next))
             limit = self.next + ahead
             if run.start < limit:

@@ -1,4 +1,4 @@
-"""Recovering one ledger: the shell around `recovery.LedgerRecovery`."""
+"""Recovery of one ledger: the shell around `recovery.LedgerRecovery`."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 READ_BYTES_MAX: Final = 1 << 20
-"""Of one read of one bookie: a thousand entries of 1 KB; far from the read timeout."""
+"""Bytes of one read of one bookie: a thousand entries of 1 KB, well within the read timeout."""
 
 TICK_S: Final = 0.25
 
 
 async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata:
-    """Fence, recover and close. Returns the metadata, CLOSED; at once if it is closed already.
+    """Fence, recover and close. Returns the metadata, CLOSED; at once if the ledger is closed
+    already.
 
-    May run several times, also side by side in different processes; all get the same end. Raises
-    LedgerNotFound; RecoveryIncomplete, and what the metadata store raises: try again later.
+    May run several times, also concurrently in different processes; all get the same end. Raises
+    LedgerNotFound; raises RecoveryIncomplete and the errors of the metadata store, after which the
+    caller may try again.
     """
     metadata = await services.records.claim(ledger)
     if metadata.state is LedgerState.CLOSED:
@@ -54,7 +56,7 @@ async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata
     try:
         end = await recoverer.run()
         if isinstance(end, Abort):
-            log.warning("recovery incomplete", ledger=ledger, why=end.why)
+            log.warning("ledger recovery incomplete", ledger=ledger, why=end.why)
             raise RecoveryIncomplete(ledger, end.why)
         closed = await services.records.close_recovered(
             ledger, lambda stored: machine.close_metadata(stored, end)
@@ -85,12 +87,12 @@ class _Recoverer:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Close | Abort] = self._loop.create_future()
         self._group = asyncio.TaskGroup()
-        self._tasks: list[asyncio.Task[None]] | None = []  # None: no more are started
-        self._streams: dict[Member, AddStream] = {}  # attached to
-        self._held: dict[AddStream, list[int]] = {}  # entries that wait for the stream to be there
+        self._tasks: list[asyncio.Task[None]] | None = []  # None: no more tasks are started
+        self._streams: dict[Member, AddStream] = {}  # attached streams
+        self._held: dict[AddStream, list[int]] = {}  # entries that wait for the stream's connection
 
     async def run(self) -> Close | Abort:
-        """Bookies are listened to also afterwards, until `leave`."""
+        """Run the attempt. The bookies' answers are still received afterwards, until `leave`."""
         async with self._group:  # none of its tasks fails
             try:
                 self._start(self._tick())
@@ -107,7 +109,7 @@ class _Recoverer:
             stream.detach(self._metadata.ledger)
 
     def await_late_acks(self) -> None:
-        """To who has been sent its last entries, and has not stored them yet."""
+        """For members that were sent the last entries but have not acknowledged them yet."""
         for member, entries in self.machine.owed.items():
             stream = self._streams[member]
             if stream not in self._held:
@@ -116,15 +118,15 @@ class _Recoverer:
                     stream,
                     entries,
                     self._services.bad_copies,
-                    patience_s=self._services.config.add_timeout_s,
+                    timeout_s=self._services.config.add_timeout_s,
                 )
 
     def unsent(self) -> list[Missed]:
-        """What was to be written back to members who could not be reached before it was over: an
-        ack quorum has it."""
+        """The entries to write back to members that were unreachable until the end. An ack quorum
+        has these entries."""
         return [Missed(each.member, part[0], part[-1]) for each, part in self._held.items()]
 
-    # -- what bookies say (AddSink) --------------------------------------------------------------
+    # -- the bookies' answers (AddSink) ----------------------------------------------------------
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
         if stream.member in self.machine.ensemble:
@@ -201,7 +203,7 @@ class _Recoverer:
             first=first,
             last=last,
             bytes_max=READ_BYTES_MAX,
-            fence=True,  # R4: or else an add may land after "no such entry" was said
+            fence=True,  # R4: otherwise an add could arrive after the answer "no such entry"
         )
         code = BookieCode.OK
         try:
@@ -266,7 +268,8 @@ class _Recoverer:
             self._start(self._send_held(stream))
 
     async def _send_held(self, stream: AddStream) -> None:
-        """The stream is not there yet: it was asked for when the recovery began."""
+        """Send the held entries once the stream is connected. The recovery began the connection at
+        its start."""
         await stream.connect(self._services.config.connect_timeout_s)
         entries, put = self._held.pop(stream), stream.put
         if put is None:

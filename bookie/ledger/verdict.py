@@ -1,4 +1,4 @@
-"""What a bookie's refusal of an add is taken for: a table, complete over all codes."""
+"""The meaning of a bookie's refusal of an add: a table, complete over all codes."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ if TYPE_CHECKING:
 
 
 class AddVerdict(Enum):
-    LEDGER_LOST = "somebody else owns or removed the ledger: fail everything pending"
-    LEDGER_REFUSED = "no bookie will take this: fail everything pending"
-    BOOKIE_FAILED = "this bookie is of no use for this ledger: replace it"
+    LEDGER_LOST = "another process owns or deleted the ledger: fail all pending adds"
+    LEDGER_REFUSED = "no bookie will accept this: fail all pending adds"
+    BOOKIE_FAILED = "this bookie cannot serve this ledger: replace it"
 
 
 ADD_VERDICTS: Final[Mapping[BookieCode, AddVerdict]] = MappingProxyType(
     {
         BookieCode.FENCED: AddVerdict.LEDGER_LOST,
         BookieCode.UNAUTHORIZED: AddVerdict.LEDGER_LOST,
-        BookieCode.CONFLICT: AddVerdict.LEDGER_LOST,  # another writer used our id
+        BookieCode.CONFLICT: AddVerdict.LEDGER_LOST,  # another writer used our entry id
         BookieCode.DELETED: AddVerdict.LEDGER_LOST,
-        BookieCode.NO_SUCH_LEDGER: AddVerdict.LEDGER_LOST,  # bookies verify with the store first
+        # a bookie asks the metadata store before it says so
+        BookieCode.NO_SUCH_LEDGER: AddVerdict.LEDGER_LOST,
         BookieCode.BAD_REQUEST: AddVerdict.LEDGER_REFUSED,
         BookieCode.TOO_LARGE: AddVerdict.LEDGER_REFUSED,
-        BookieCode.NO_SUCH_ENTRY: AddVerdict.LEDGER_REFUSED,  # no answer to an add
+        BookieCode.NO_SUCH_ENTRY: AddVerdict.LEDGER_REFUSED,  # not a valid answer to an add
         BookieCode.READ_ONLY: AddVerdict.BOOKIE_FAILED,
         BookieCode.WRONG_INCARNATION: AddVerdict.BOOKIE_FAILED,
         BookieCode.OVERLOADED: AddVerdict.BOOKIE_FAILED,
         BookieCode.IO_ERROR: AddVerdict.BOOKIE_FAILED,
-        BookieCode.LIMBO: AddVerdict.BOOKIE_FAILED,
+        BookieCode.DAMAGED_STORE: AddVerdict.BOOKIE_FAILED,
         BookieCode.STARTING: AddVerdict.BOOKIE_FAILED,
         BookieCode.STOPPING: AddVerdict.BOOKIE_FAILED,
         BookieCode.TIMEOUT: AddVerdict.BOOKIE_FAILED,
         BookieCode.CONNECTION_LOST: AddVerdict.BOOKIE_FAILED,
-        BookieCode.CORRUPT: AddVerdict.BOOKIE_FAILED,  # damaged on the way there
+        BookieCode.CORRUPT: AddVerdict.BOOKIE_FAILED,  # damaged on the way to the bookie
     }
 )

@@ -1,33 +1,36 @@
-"""Appending to one ledger, as arithmetic: whom to send to, what is durable, whom to replace.
+"""Appends to one ledger, as arithmetic: whom to send to, what is durable, whom to replace.
 
-No I/O, no clock, no tasks: feed events in, carry out the actions that come back, in order. Recovery
+No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order. Recovery
 uses the same machine for its write-backs.
 
-Theory. Each seat of the ensemble gets each entry whose write set includes it. An entry that is
-pending knows which seats *acked* it and which are still *awaited*. It is confirmed, strictly in
-order, when enough seats acked it; it is let go when nobody is awaited any more. A seat that answers
-with an error, or too late, is *failed*: not awaited, not sent to, and a spare is looked for
-(`FindSpares`). When one is found the new ensemble is recorded in the metadata store
-(`RecordEnsemble`), and until that is decided nothing is confirmed: the recorded segment begins
-right after the last confirmed entry, and an entry confirmed meanwhile by the old members would be
-looked for among the new ones. Without a spare the ledger goes on without the failed seats, for as
-long as enough others answer, and takes a seat back when it can be written to again. A ledger that
-nothing is appended to does not look for spares: a broker has thousands of those, and most members
-that fail are back in a moment. Where that is to be so for ledgers in use as well, a change can be
-delayed (`change_delay_s`): the seat of a lost stream is kept for its member for a while, unless
+Theory. Each seat of the ensemble gets each entry whose write set includes it. A pending entry knows
+the seats that *acked* it and those still *awaited*. It is confirmed, strictly in order, when enough
+seats acked it. It is released when no seat is awaited any more. A seat that answers with an error,
+or too late, is *failed*: it is not awaited and not sent to, and the writer asks for a spare
+(`FindSpares`).
+
+When a spare is found, the new ensemble is recorded in the metadata store (`RecordEnsemble`). Until
+that is decided nothing is confirmed. The recorded segment begins directly after the last confirmed
+entry. If the old members confirmed an entry during the change, readers would look for it on the new
+members.
+
+Without a spare the ledger continues without the failed seats, as long as enough others answer. A
+seat returns when it can be written to again. An idle ledger does not look for spares: a broker has
+thousands of idle ledgers, and most failed members return soon. `change_delay_s` delays a change for
+active ledgers too. The seat of a lost stream is then kept for its member for that time, unless
 nothing can be confirmed without it.
 
-What was confirmed without a member that stays listed for it, that member lacks: the ledger says so
-(`Missed`) when the seat is taken back, given to another, or the ledger ends; others repair it.
+A member may lack entries that were confirmed without it while it stays listed for them. The ledger
+reports them (`Missed`) when the seat returns, when it is given to another member, or when the
+ledger ends. A replicator repairs them.
 
 Invariants (see `check`):
 
 1. Entries are confirmed in order and without gaps, and only in state OPEN.
-2. An entry is confirmed only when `ack_quorum` seats of its write set acked it, all of them acks of
-   the members that durable metadata lists for it (rule W4).
-3. Every pending entry above `confirmed` was acked by, or is awaited from, or was refused by, each
-   seat of its write set. A seat's acks count for the member that sits there now, and for no earlier
-   one (W3, W5).
+2. An entry is confirmed only when `ack_quorum` seats of its write set acked it. All of these acks
+   come from the members that durable metadata lists for it (rule W4).
+3. Every pending entry above `confirmed` was acked by, is awaited from, or was refused by each seat
+   of its write set. A seat's acks count only for the member that sits there now (W3, W5).
 4. Entries up to `confirmed` are never sent again (W10).
 """
 
@@ -47,16 +50,16 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 ENTRY_OVERHEAD_BYTES: Final = 512
-"""What a pending entry costs besides its payload: two bytes objects (36 + 17 bytes of headers, 33
-each for Python), the record of it (96), its place in the dict (~100), references in outboxes."""
+"""Memory of a pending entry besides its payload: two bytes objects (36 + 17 bytes of headers, 33
+each for Python), its record (96), its place in the dict (~100), references in outboxes."""
 
 CHANGES_IN_VAIN_MAX: Final = 4
-"""Ensemble changes in a row without a confirmation between. Entries that four fresh ensembles died
-of, or refused, would be the end of others too (T35); the ledger then waits for its members, and
+"""Ensemble changes in a row without a confirmation in between. If four new ensembles failed or
+refused, the entry itself is probably the cause (T35). The ledger then waits for its members, and
 fails at the quorum timeout."""
 
 Parts = tuple[bytes, bytes]
-"""An encoded add: one of what `magnetar.protos.envelope.encode_adds` returns."""
+"""An encoded add: one element of the result of `magnetar.protos.envelope.encode_adds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +72,24 @@ class SendAdd:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Every entry up to and including this one is durable. W4 is to be asserted against the
-    metadata that the shell holds."""
+    """Every entry up to and including this one is durable. The shell asserts W4 against its
+    metadata."""
 
     through: int
 
 
 @dataclass(frozen=True, slots=True)
 class FindSpares:
-    """Look for bookies that can be written to, for these seats; then `on_spares_found`."""
+    """Look for writable bookies for these seats; then call `on_spares_found`."""
 
     seats: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordEnsemble:
-    """Record in metadata that `members` hold the entries from `first` on. When that is durable, and
-    only then (W1), `on_recorded`; when it certainly did not happen, `on_not_recorded`."""
+    """Record in the metadata that `members` hold the entries from `first` on. Call `on_recorded`
+    only when the record is durable (W1), and `on_not_recorded` only when it certainly was not
+    written."""
 
     first: int
     members: tuple[Member, ...]
@@ -93,8 +97,8 @@ class RecordEnsemble:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The member was away: it may lack some of these entries, which are confirmed and for which
-    metadata lists it. For repair."""
+    """The member was away. It may lack some of these confirmed entries, although the metadata lists
+    it for them. For repair."""
 
     member: Member
     first: int
@@ -103,7 +107,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The ledger takes no more entries and confirms none. TIMEOUT: the quorum's."""
+    """The ledger takes no more entries and confirms none. TIMEOUT: the quorum timeout."""
 
     code: BookieCode
 
@@ -113,22 +117,22 @@ Action = SendAdd | Confirm | FindSpares | RecordEnsemble | Missed | Fail
 
 class WriterState(Enum):
     OPEN = "open"
-    CHANGING = "changing"  # a RecordEnsemble is being carried out: nothing is confirmed
+    CHANGING = "changing"  # a RecordEnsemble is running: nothing is confirmed
     FAILED = "failed"
     SEALED = "sealed"  # being closed: its end is decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    add_timeout_s: float  # a bookie that does not answer an add for this long has failed
-    quorum_timeout_s: float  # an entry that is not confirmed by then fails the ledger
-    changes_max: int  # ensemble changes of one ledger; beyond, failed seats stay (W8)
-    change_delay_s: float = 0.0  # how long a seat whose stream was lost is kept for its member
+    add_timeout_s: float  # a bookie without an answer to an add for this long has failed
+    quorum_timeout_s: float  # an entry not confirmed within this time fails the ledger
+    changes_max: int  # ensemble changes of one ledger; beyond it failed seats stay (W8)
+    change_delay_s: float = 0.0  # how long the seat of a lost stream is kept for its member
 
 
 @dataclass(slots=True)
 class _Pending:
-    end: int  # payload bytes of all entries up to this one
+    end: int  # payload bytes of all entries up to and including this one
     parts: Parts
     appended_at: float
     awaited: Seats
@@ -136,7 +140,7 @@ class _Pending:
 
 
 class LedgerWriter:
-    """One ledger that is being written, from entry `confirmed + 1` on.
+    """One ledger being written, from entry `confirmed + 1` on.
 
     `now` is in seconds of any clock that does not go backwards.
     """
@@ -155,24 +159,24 @@ class LedgerWriter:
         assert segment_first <= confirmed + 1
         self.quorum = quorum
         self.ensemble = tuple(ensemble)
-        self.segment_first = segment_first  # of the segment in which `ensemble` is recorded
+        self.segment_first = segment_first  # of the segment that records `ensemble`
         self.state = WriterState.OPEN
         self.confirmed = confirmed
         self.appended = confirmed
         self.length = 0  # payload bytes appended here
-        self.confirmed_length = 0  # payload bytes of the confirmed ones among them
+        self.confirmed_length = 0  # payload bytes of the confirmed entries among them
         self.failed: Seats = 0
         self.changes = 0
         self._limits = limits
         self._pending: dict[int, _Pending] = {}  # released + 1 .. appended, in this order
         self._released = confirmed
         self._released_length = 0
-        self._failed_since = confirmed  # the last entry before the first of `failed` did
-        self._wanted: Seats = 0  # for which spares are being looked for, or recorded
+        self._failed_since = confirmed  # the last appended entry when the first of `failed` failed
+        self._wanted: Seats = 0  # seats for which spares are being sought or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
         self._kept_since: dict[int, float | None] = {}  # by seat; None: until the next tick
         self._missed_from: dict[int, int] = {}  # by failed seat: the first entry it may lack
-        self._owed: dict[int, list[int]] = {}  # as `owed` was at the end
+        self._owed: dict[int, list[int]] = {}  # the value of `owed` at the end
         self._changes_in_vain = 0
         self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING
         self._seated_at = [now] * quorum.ensemble_size
@@ -181,9 +185,10 @@ class LedgerWriter:
     # -- events ----------------------------------------------------------------------------------
 
     def append(self, size: int, parts: Parts, now: float) -> tuple[int, ...]:
-        """The next entry, `appended + 1`, of `size` payload bytes. Returns the seats to send it to.
+        """Append the next entry, `appended + 1`, of `size` payload bytes. Returns the seats to send
+        it to.
 
-        May be called while members are being replaced. The caller bounds what is in flight.
+        May be called while members are being replaced. The caller limits the bytes in flight.
         """
         assert self.state is WriterState.OPEN or self.state is WriterState.CHANGING
         entry = self.appended + 1
@@ -194,8 +199,8 @@ class LedgerWriter:
         return numbers
 
     def on_acks(self, seat: int, entries: Iterable[int]) -> list[Action]:
-        """The member on this seat holds these entries durably. Late and repeated acks are fine, and
-        those of a seat that counts as failed are as true as others."""
+        """The member on this seat holds these entries durably. Late and repeated acks are allowed.
+        The acks of a failed seat count too."""
         bit = 1 << seat
         others = ~bit
         pending = self._pending
@@ -217,7 +222,7 @@ class LedgerWriter:
         return self.fail(code)
 
     def fail(self, code: BookieCode) -> list[Action]:
-        """The ledger is lost, or cannot be written: what is pending has an unknown outcome."""
+        """The ledger is lost or cannot be written: the outcome of pending entries is unknown."""
         if not self.writing:
             return []
         self.state = WriterState.FAILED
@@ -225,8 +230,8 @@ class LedgerWriter:
         return [Fail(code)]
 
     def on_lagging(self, laggards: Seats) -> list[Action]:
-        """Too much is kept for these seats alone: they count as failed, as far as every entry can
-        still be confirmed without them."""
+        """Too many bytes are kept only for these seats. They fail, as far as every entry can still
+        be confirmed without them."""
         gone = self.failed
         for number in seat_numbers(laggards & ~gone):
             if self.quorum.writable(gone | 1 << number):
@@ -234,7 +239,7 @@ class LedgerWriter:
         return self._fail_seats(gone)
 
     def on_tick(self, now: float) -> list[Action]:
-        """To be called every now and then; a timeout is noticed at the first tick after it."""
+        """Call this regularly. A timeout is noticed at the first tick after it."""
         head = self._pending.get(self.confirmed + 1)
         if head is not None and now - head.appended_at >= self._limits.quorum_timeout_s:
             return self.fail(BookieCode.TIMEOUT)
@@ -250,14 +255,15 @@ class LedgerWriter:
         return [*self._fail_seats(late), *self._end_delays(now)]
 
     def on_spares_found(self, spares: Mapping[int, Member]) -> list[Action]:
-        """The answer to FindSpares: new members by seat, as many as there are.
+        """The answer to FindSpares: new members by seat, as many as were found.
 
         From here to `on_recorded` or `on_not_recorded` nothing is confirmed (W2).
         """
         if not self.writing:
             return []
         assert self.state is WriterState.OPEN
-        useful = self.failed & self._wanted & seats(spares)  # (a seat may be back meanwhile)
+        # a seat may have returned during the search
+        useful = self.failed & self._wanted & seats(spares)
         self.declined |= self.failed & self._wanted & ~useful
         self._wanted = useful
         if not useful:
@@ -273,8 +279,8 @@ class LedgerWriter:
     def on_recorded(self, now: float) -> list[Action]:
         """Durable metadata lists the proposed members from the first unconfirmed entry on.
 
-        One step without an await, for all pending entries (W3): acks and awaits of the seats that
-        changed hands are dropped, what is missing is sent, then comes one pass of confirmations.
+        One step without an await handles all pending entries (W3). It drops the acks and awaits of
+        the changed seats, sends the missing entries, and makes one pass of confirmations.
         """
         if not self.writing:
             return []
@@ -295,8 +301,8 @@ class LedgerWriter:
         return [*missed, *self._end_change()]
 
     def on_not_recorded(self) -> list[Action]:
-        """The metadata is certainly as it was. The ledger goes on without the failed seats until
-        `on_spares` or `on_rejoin`."""
+        """The metadata certainly did not change. The ledger continues without the failed seats
+        until `on_spares` or `on_rejoin`."""
         if not self.writing:
             return []
         assert self.state is WriterState.CHANGING
@@ -305,15 +311,15 @@ class LedgerWriter:
         return self._end_change()
 
     def on_spares(self) -> list[FindSpares]:
-        """There may be bookies now that there were not, or something was appended again: look for
-        all failed seats."""
+        """New bookies may be available, or an idle ledger was appended to: look for all failed
+        seats."""
         self.declined = 0
         return self.maybe_find()
 
     def maybe_find(self) -> list[FindSpares]:
-        """Look for spares if there is a reason to: also for seats that failed while nothing was in
-        flight, once something is. One search or change at a time; what fails meanwhile is looked
-        for afterwards."""
+        """Look for spares if there is a reason to. This includes seats that failed while nothing
+        was in flight, once something is. One search or change runs at a time; later failures wait
+        for its end."""
         if self.state is not WriterState.OPEN or self._wanted:
             return []
         kept = seats(self._kept_since) if self.quorum.writable(self.failed) else 0
@@ -326,8 +332,8 @@ class LedgerWriter:
         return [FindSpares(seat_numbers(self._wanted))]
 
     def on_rejoin(self, seat: int, now: float) -> list[Action]:
-        """A failed member can be written to again: it gets what is not confirmed yet. What was
-        confirmed meanwhile it may lack for good; others hold that."""
+        """A failed member can be written to again, and gets the unconfirmed entries. It may lack
+        for good the entries confirmed during its absence; other members hold them."""
         bit = 1 << seat
         if not self.failed & bit or not self.writing:
             return self._advance()
@@ -339,9 +345,9 @@ class LedgerWriter:
         return [*missed, *self._send_missing(), *self._advance()]
 
     def seal(self) -> tuple[int, int]:
-        """Decide the end: (last entry, its cumulative payload bytes). Nothing may be in flight, or
-        the ledger has failed: then what was in flight is given up. An ensemble that is being
-        recorded does not matter: none of its entries would be in the ledger."""
+        """Decide the end: (last entry, its cumulative payload bytes). Either nothing is in flight,
+        or the ledger has failed and its entries in flight are given up. An unfinished ensemble
+        change does not matter, because none of its entries would be in the ledger."""
         if self.state is not WriterState.FAILED:
             assert self.writing
             assert self.idle
@@ -357,17 +363,17 @@ class LedgerWriter:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for a confirmation."""
+        """No entry waits for a confirmation."""
         return self.confirmed == self.appended
 
     @property
     def kept(self) -> bool:
-        """Some entry is kept, for its confirmation or for bookies that have not answered yet."""
+        """Whether an entry is kept, for its confirmation or for bookies without an answer yet."""
         return bool(self._pending)
 
     @property
     def stuck(self) -> bool:
-        """Something is pending, too few seats are left for it, and there are no spares."""
+        """Entries are pending, too few seats are left for them, and there are no spares."""
         return (
             self.state is WriterState.OPEN
             and not self._wanted
@@ -377,7 +383,7 @@ class LedgerWriter:
 
     @property
     def missed(self) -> list[Missed]:
-        """What members that are away now may lack of what is confirmed."""
+        """The confirmed entries that currently failed members may lack."""
         return [
             Missed(self.ensemble[seat], first, self.confirmed)
             for seat, first in sorted(self._missed_from.items())
@@ -386,7 +392,7 @@ class LedgerWriter:
 
     @property
     def owed(self) -> dict[int, list[int]]:
-        """By seat, the confirmed entries that its member may yet store; also after the end."""
+        """By seat, the confirmed entries that its member may still store; also after the end."""
         if not self._pending:
             return self._owed
         owed: dict[int, list[int]] = {}
@@ -397,7 +403,7 @@ class LedgerWriter:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Appended and not confirmed."""
+        """Bytes appended but not confirmed."""
         if not self.writing:
             return 0
         entries = self.appended - self.confirmed
@@ -405,7 +411,7 @@ class LedgerWriter:
 
     @property
     def lag_bytes(self) -> int:
-        """Confirmed, and kept only for bookies that have not answered yet (`laggards`)."""
+        """Bytes confirmed and kept only for bookies without an answer yet (`laggards`)."""
         if not self._pending:
             return 0
         entries = self.confirmed - self._released
@@ -413,13 +419,13 @@ class LedgerWriter:
 
     @property
     def laggards(self) -> Seats:
-        """The seats that the oldest confirmed entry is kept for."""
+        """The seats for which the oldest confirmed entry is kept."""
         if self._released == self.confirmed or not self._pending:
             return 0
         return self._pending[self._released + 1].awaited
 
     def overdue(self, now: float, after_s: float) -> Seats:
-        """The seats that have been awaited for the oldest entry for so long."""
+        """The seats awaited for the oldest entry for at least `after_s`."""
         oldest = self._pending.get(self._released + 1)
         if oldest is None or now - oldest.appended_at < after_s:
             return 0
@@ -428,12 +434,12 @@ class LedgerWriter:
         )
 
     def parts(self, entry: int) -> Parts | None:
-        """None: let go, all its seats have answered or failed."""
+        """None: released, because all its seats have answered or failed."""
         add = self._pending.get(entry)
         return None if add is None else add.parts
 
     def describe(self) -> str:
-        """The state for people: who has acked what is pending."""
+        """The state for people, with the acks of pending entries."""
         lines = [
             f"{self.state.value}: confirmed {self.confirmed}, appended {self.appended},"
             f" failed seats {list(seat_numbers(self.failed))}, {self.changes} changes"
@@ -473,8 +479,8 @@ class LedgerWriter:
     # -- mechanics -------------------------------------------------------------------------------
 
     def _advance(self) -> list[Action]:
-        """One pass of confirmations (W2: none during a change), then let go of the confirmed
-        entries for which nobody is awaited."""
+        """One pass of confirmations (W2: none during a change). Then release the confirmed entries
+        that no seat is awaited for."""
         if not self.writing:
             return []
         pending = self._pending
@@ -514,7 +520,7 @@ class LedgerWriter:
         return [*self._advance(), *self.maybe_find()]
 
     def _take_missed(self, back: Seats) -> list[Action]:
-        """These seats get everything from now on: what their members may lack until now."""
+        """These seats get all entries from now on: report what their members may lack."""
         missed: list[Action] = []
         for number in seat_numbers(back & self.failed):
             first = self._missed_from.pop(number)
@@ -524,7 +530,7 @@ class LedgerWriter:
         return missed
 
     def _end_delays(self, now: float) -> list[FindSpares]:
-        """Keep no seat for its member for longer than the delay."""
+        """Stop keeping seats whose delay is over."""
         kept = len(self._kept_since)
         for seat, since in list(self._kept_since.items()):
             if since is None:
@@ -535,7 +541,7 @@ class LedgerWriter:
 
     @property
     def _changed_enough(self) -> bool:
-        """W8."""
+        """The limits on ensemble changes (W8)."""
         in_vain = self.confirmed < self.segment_first
         return self.changes >= self._limits.changes_max or (
             in_vain and self._changes_in_vain >= CHANGES_IN_VAIN_MAX
@@ -548,8 +554,8 @@ class LedgerWriter:
         return [*self._send_missing(), *self._advance(), *self.maybe_find()]
 
     def _send_missing(self) -> list[Action]:
-        """From each entry's own facts, not from what has just changed: whoever of its write set
-        neither acked it nor is awaited nor failed gets it (W5)."""
+        """Uses each entry's own state, not the last change. The entry goes to each seat of its
+        write set that neither acked it, nor is awaited, nor failed (W5)."""
         sends: list[Action] = []
         for entry in range(self.confirmed + 1, self.appended + 1):
             add = self._pending[entry]
@@ -565,6 +571,6 @@ class LedgerWriter:
         self._wanted, self.declined, self._proposed = 0, 0, ()
 
     def _compute_targets(self) -> tuple[tuple[Seats, tuple[int, ...]], ...]:
-        """For each window: the seats an entry goes to, as a set and as numbers."""
+        """For each window: the seats that an entry goes to, as a set and as numbers."""
         live = (window & ~self.failed for window in self.quorum.windows)
         return tuple((mask, seat_numbers(mask)) for mask in live)

@@ -1,1 +1,1 @@
-"""Restoring lost copies: marks, the auditor that sets them, the replicator that works them off."""
+"""Repair of lost copies: the auditor writes under-replication records, replicators act on them."""

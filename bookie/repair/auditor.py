@@ -1,16 +1,19 @@
-"""Auditor: finds what is to be repaired, and marks it. One of them is elected; several at once, as
-when an election changes hands, only mark the same twice.
+"""Auditor: finds ledgers that need repair, and writes under-replication records for them.
 
-It has two duties. An *audit* looks at the metadata of every ledger, when bookies have come or gone
-and once in a period: which ledgers name a member that is lost (`absences.py`) or is to be moved
-away by an operator, and which were made with too few bookies though there are enough now. A
-*comparison* goes through all ledgers on a rota that takes a longer period, and asks each member of
-each sealed segment which entries it stores: what is missing against the striping is marked, also in
-the midst of a segment, where a confirmed entry may have only an ack quorum of copies. Only a clear
-"not there" counts, so a bookie that is busy or away is never suspected. The place on the rota is
-kept in the metadata store, so that a new auditor goes on where the last one was.
+One auditor is elected. Several at once, as during a change of leader, only write the same records
+twice.
 
-Both rest while an operator has paused repair (pause.py). Nothing is held in memory per ledger.
+The auditor has two duties. An *audit* reads the metadata of every ledger, when bookies come or go
+and once per period. It finds the ledgers with a member that is lost (`lost_bookies.py`) or
+decommissioned. It also finds the ledgers with too few copies that can get more now. A *comparison*
+goes through all ledgers in rotation, over a longer period. It asks each member of each sealed
+segment for the entries that it stores, and records those missing from its stripes. This includes
+entries in the middle of a segment, where a confirmed entry may have only an ack quorum of copies.
+Only a definite "not there" counts, so a busy or absent bookie is never suspected. The position in
+the rotation is kept in the metadata store, so that a new auditor continues there.
+
+Both duties stop while an operator has paused repair (pause.py). The auditor keeps nothing in memory
+per ledger.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
-    from magnetar.bookie.repair.marks import Marks
+    from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
     from magnetar.metadata.model import LedgerMetadata, Member
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.clock import Clock
@@ -57,57 +60,58 @@ RETRY_S: Final = 2.0
 """After an error of the metadata store."""
 
 PROGRESS_S: Final = 60.0
-"""How often the place on the rota is written down; so much is compared again after a change."""
+"""How often the position in the rotation is stored. A new auditor repeats the work since then."""
 
 
 RANGES_MAX: Final = 10_000
-"""Of missing entries of one member in one segment that are held in memory; beyond, those that lie
-closest are joined."""
+"""Ranges of missing entries held in memory for one member in one segment. At the limit the closest
+ranges are joined."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What was seen since the start. Times in milliseconds since 1970; 0: not yet."""
+    """Counts since the start of the process. Times in milliseconds since 1970; 0: not yet."""
 
     audits: int = 0
-    audited_ms: int = 0  # the last complete audit
+    audited_ms: int = 0  # end of the last complete audit
     ledgers: int = 0  # in that audit
-    unreadable: int = 0  # ledgers, in that audit, whose metadata cannot be read
-    marked: int = 0  # how often a mark was set or extended
+    unreadable: int = 0  # ledgers in that audit with unreadable metadata
+    recorded: int = 0  # under-replication records created or extended
     compared: int = 0  # ledgers
-    compared_ms: int = 0  # the last complete round
-    missing_entries: int = 0  # copies that should have been there
+    compared_ms: int = 0  # end of the last complete round
+    missing_entries: int = 0  # missing copies found
 
 
 class Auditor:
-    """`run` must be running, and so must the ledgers that `services` is of."""
+    """`run` must be running, and so must the `Ledgers` that `services` belongs to."""
 
     def __init__(
         self,
         store: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         services: Services,
         config: RepairConfig,
         clock: Clock,
         *,
         name: str,
     ) -> None:
-        """`name` must differ from that of every other process, also of an earlier run of this
-        one."""
+        """`name` must be unique among all processes, including earlier runs of this one."""
         self.findings = Findings()
         self._store = store
-        self._marks = marks
+        self._under_replication = under_replication
         self._services = services
         self._config = config
         self._clock = clock
-        self._absences = self._no_absences()
-        self._known: dict[BookieId, str] = {}  # by cookie
-        self._strangers: set[Member] = set()  # that were looked for in this audit, and not found
+        self._lost_bookies = self._new_lost_bookies()
+        self._known: dict[BookieId, str] = {}  # bookie -> incarnation, from the cookies
+        self._unknown_members: set[Member] = (
+            set()
+        )  # unknown members already looked up in this audit
         self._scan_pace = Pace(config.scan_ledgers_per_s)
-        self._on_duty = asyncio.Event()  # elected, and not told to rest
+        self._on_duty = asyncio.Event()  # elected, and repair is not paused
         self._off_duty = asyncio.Event()
         self._changed = asyncio.Event()  # bookies have come or gone
-        self._audited = asyncio.Event()  # at least once
+        self._audited = asyncio.Event()  # at least one audit is complete
         self._election = Election(
             store, paths.AUDITOR, name.encode(), on_change=self._on_leadership
         )
@@ -119,13 +123,13 @@ class Auditor:
 
     @property
     def paused(self) -> bool:
-        """By an operator, or it is not known yet whether it is."""
+        """Whether an operator has paused repair, or whether that is unknown yet."""
         return self._pause.paused
 
     @property
     def held(self) -> bool:
-        """So many bookies are missing at once that nobody is given up."""
-        return self.is_leader and self._absences.held
+        """Whether so many bookies are missing at once that none is declared lost."""
+        return self.is_leader and self._lost_bookies.held
 
     async def run(self) -> None:
         """Stand for election, and audit while elected, until cancelled."""
@@ -152,19 +156,19 @@ class Auditor:
 
     # -- audits ----------------------------------------------------------------------------------
 
-    def _no_absences(self) -> LostBookies:
+    def _new_lost_bookies(self) -> LostBookies:
         config = self._config
         return LostBookies(delay_s=config.lost_bookie_delay_s, at_once_max=config.lost_at_once_max)
 
     async def _audits(self) -> None:
         loop = asyncio.get_running_loop()
-        # Who was missing in an earlier term, or before a pause, may have been here since.
-        self._absences = self._no_absences()
+        # A bookie that was missing in an earlier term, or before a pause, may have returned since.
+        self._lost_bookies = self._new_lost_bookies()
         unwatch = [
             self._services.directory.watch(self._changed.set),
             self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
         ]
-        seen: object = None  # what the last audit was about; None: it did not end
+        seen: object = None  # the subject of the last audit; None: it did not finish
         due_at = loop.time()
         try:
             while True:
@@ -181,7 +185,7 @@ class Auditor:
                     seen = None
                     await asyncio.sleep(RETRY_S)
                     continue
-                timer_at = self._absences.timer_at()
+                timer_at = self._lost_bookies.timer_at()
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(min(due_at, timer_at or due_at)):
                         await self._changed.wait()
@@ -190,14 +194,20 @@ class Auditor:
                 end()
 
     def _subject(self) -> object:
-        """What an audit's findings depend on, besides the ledgers."""
+        """The facts besides the ledgers that an audit's findings depend on."""
         directory = self._services.directory
         enough = len(directory.writable) >= self._services.config.write_quorum
-        anybody = len(directory.listed) > 0
-        return dict(self._known), self._absences.given_up, directory.decommissioned, enough, anybody
+        any_listed = len(directory.listed) > 0
+        return (
+            dict(self._known),
+            self._lost_bookies.given_up,
+            directory.decommissioned,
+            enough,
+            any_listed,
+        )
 
     async def _look(self) -> None:
-        """Who there is and who serves, as of now."""
+        """Read the present bookies of the cluster, and which of them serve."""
         await self._store.sync(paths.BOOKIE_COOKIES)
         known: dict[BookieId, str] = {}
         for name in await self._store.children(paths.BOOKIE_COOKIES):
@@ -206,63 +216,69 @@ class Auditor:
                 cookie = decode_bookie_cookie(stored.value)
                 known[cookie.bookie] = cookie.incarnation
         directory = self._services.directory
-        before, held = self._absences.given_up, self._absences.held
+        before, held = self._lost_bookies.given_up, self._lost_bookies.held
         self._known = known
         now = asyncio.get_running_loop().time()
-        self._absences.on_bookies(known, directory.listed, directory.decommissioned, now)
-        self._absences.check()
-        for member in self._absences.given_up - before:
-            log.warning("bookie given up", bookie=member.bookie, incarnation=member.incarnation)
-        if self._absences.held and not held:
-            missing_now = sorted(member.bookie for member in self._absences.awaited)
-            log.error("so many bookies are missing that none is given up", missing=missing_now)
+        self._lost_bookies.on_bookies(known, directory.listed, directory.decommissioned, now)
+        self._lost_bookies.check()
+        for member in self._lost_bookies.given_up - before:
+            log.warning(
+                "bookie declared lost", bookie=member.bookie, incarnation=member.incarnation
+            )
+        if self._lost_bookies.held and not held:
+            missing_now = sorted(member.bookie for member in self._lost_bookies.awaited)
+            log.error("too many bookies missing at once, none declared lost", missing=missing_now)
 
     async def _audit(self) -> None:
-        """Look at every ledger once. Raises MetadataError: then not at all of them."""
+        """Read every ledger once. Raises MetadataError; then the audit is incomplete."""
         if not self._services.directory.listed:
-            return  # nobody to copy from or to: whatever this is, it is not a lost disk
+            return  # no bookie to copy from or to: the cause is not a lost disk
         findings, ledgers, unreadable = self.findings, 0, 0
-        self._strangers.clear()
+        self._unknown_members.clear()
         async for batch in all_ledgers(self._store, self._scan_pace):
             if self._changed.is_set():
                 self._changed.clear()
-                await self._look()  # what it changes is the subject of the next audit
+                await self._look()  # changes count in the next audit
             for ledger, metadata in batch:
                 ledgers += 1
                 if metadata is None:
                     unreadable += 1
                 else:
-                    await self._mark(ledger, metadata)
+                    await self._record(ledger, metadata)
         findings.ledgers, findings.unreadable = ledgers, unreadable
         findings.audits += 1
         findings.audited_ms = self._clock.now_ms()
         self._audited.set()
-        log.info("ledgers audited", ledgers=ledgers, unreadable=unreadable, marked=findings.marked)
+        log.info(
+            "ledgers audited", ledgers=ledgers, unreadable=unreadable, recorded=findings.recorded
+        )
 
-    async def _mark(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
+    async def _record(self, ledger: LedgerId, metadata: LedgerMetadata) -> None:
         members = {member for segment in metadata.segments for member in segment.members}
-        unknown = {who for who in members if self._absences.presence(who) is Presence.UNKNOWN}
-        if unknown - self._strangers:
+        unknown = {
+            each for each in members if self._lost_bookies.presence(each) is Presence.UNKNOWN
+        }
+        if unknown - self._unknown_members:
             await self._look()  # they may be new
-            self._strangers |= unknown
+            self._unknown_members |= unknown
         leaving = self._services.directory.decommissioned
         lost = {
             member
             for member in members
-            if self._absences.presence(member) in (Presence.LOST, Presence.UNKNOWN)
+            if self._lost_bookies.presence(member) in (Presence.LOST, Presence.UNKNOWN)
             or member.bookie in leaving
         }
-        if lost and await self._marks.mark_lost(ledger, lost):
-            self.findings.marked += 1
+        if lost and await self._under_replication.add_lost(ledger, lost):
+            self.findings.recorded += 1
         if is_narrow(metadata, self._services.config.write_quorum):
             enough = len(self._services.directory.writable) > metadata.write_quorum
-            if enough and await self._marks.mark_narrow(ledger):
-                self.findings.marked += 1
+            if enough and await self._under_replication.add_narrow(ledger):
+                self.findings.recorded += 1
 
     # -- comparisons -----------------------------------------------------------------------------
 
     async def _rounds(self) -> None:
-        await self._audited.wait()  # which tells how many ledgers there are
+        await self._audited.wait()  # the audit counts the ledgers
         while True:
             try:
                 await self._round()
@@ -271,7 +287,7 @@ class Auditor:
                 await asyncio.sleep(RETRY_S)
 
     async def _round(self) -> None:
-        """From the place where the rota stands to its end. Raises MetadataError."""
+        """One round, from the stored position to the end. Raises MetadataError."""
         loop = asyncio.get_running_loop()
         stored = await self._store.get(paths.CHECKED)
         if stored is None:
@@ -296,14 +312,14 @@ class Auditor:
         done = replace(progress, began_ms=now_ms, after=-1, finished_ms=now_ms)
         await self._save(done, version)
         self.findings.compared_ms = now_ms
-        log.info("all copies compared", compared=self.findings.compared)
-        # The last ledger's turn, or that of the one that is not there, lasts as long as any other.
+        log.info("comparison of all ledgers complete", compared=self.findings.compared)
+        # The turn of the last ledger lasts as long as any other, also when there is no ledger.
         await self._end_turn(turn_at)
 
     async def _end_turn(self, began_at: float) -> None:
-        """Wait until a ledger's turn is over. How long that is depends on how many ledgers there
-        are by then: a round that began when there was one must not last as many periods as there
-        are ledgers now."""
+        """Wait until a ledger's turn is over. Its length depends on the present number of ledgers.
+        Otherwise a round that began with one ledger would last one period for each ledger created
+        since."""
         loop = asyncio.get_running_loop()
         while True:
             ends_at = began_at + self._config.check_period_s / max(1, self.findings.ledgers)
@@ -316,16 +332,16 @@ class Auditor:
         try:
             return decode_check_progress(value)
         except CorruptRecord as error:
-            log.error("place on the rota unreadable: beginning anew", error=str(error))
+            log.error("comparison position unreadable, starting again", error=str(error))
             return CheckProgress(self._clock.now_ms())
 
     async def _save(self, progress: CheckProgress, version: int) -> int:
-        """Raises BadVersion when another auditor did: then its place counts."""
+        """Raises BadVersion when another auditor stored its position: that position counts."""
         value = encode_check_progress(progress)
         return await self._store.put(paths.CHECKED, value, expected=version)
 
     async def _compare(self, metadata: LedgerMetadata) -> None:
-        """Mark what the members of sealed segments lack."""
+        """Record the entries that members of sealed segments lack."""
         listed = self._services.directory.listed
         bad: list[BadCopy] = []
         for first, last, segment in sealed(metadata):
@@ -334,15 +350,16 @@ class Auditor:
                     bad += await self._lacking(metadata, seat, member, first, last)
         self.findings.compared += 1
         if bad:
-            log.warning("copies are missing", ledger=metadata.ledger, ranges=len(bad))
-            if await self._marks.mark_copies(metadata.ledger, bad):
-                self.findings.marked += 1
+            log.warning("copies missing", ledger=metadata.ledger, ranges=len(bad))
+            if await self._under_replication.add_bad_copies(metadata.ledger, bad):
+                self.findings.recorded += 1
 
     async def _lacking(
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
     ) -> list[BadCopy]:
-        """What `member` certainly does not have of what is striped to its seat; what it did not
-        say is not held against it. What lies between two ranges it has, or should not have."""
+        """The entries striped to `member`'s seat that it certainly lacks. An unanswered question
+        does not count. A range may cover entries between two missing runs that the member should
+        not have."""
         bad: list[BadCopy] = []
         quorum = quorum_of(metadata)
         at = first
@@ -363,7 +380,7 @@ class Auditor:
                 self.findings.missing_entries += len(run)
                 begin = run.start
                 if bad and quorum.run_of(seat, bad[-1].last_entry + 1).start == begin:
-                    begin = bad.pop().first_entry  # the stripe before is missing to its end
+                    begin = bad.pop().first_entry  # the previous stripe is missing up to its end
                 bad.append(BadCopy(member, EntryId(begin), EntryId(run.stop - 1)))
             at = end + 1
             if len(bad) > RANGES_MAX:

@@ -1,4 +1,4 @@
-"""Census: the metadata of every ledger, streamed in batches, at a pace."""
+"""Census: reads the metadata of every ledger, in batches, at a limited rate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 READS_AT_ONCE: Final = 32
-"""A round trip to the store is shared by so many."""
+"""Concurrent reads, which share one round trip to the store."""
 
 Found = tuple["LedgerId", "LedgerMetadata | None"]
-"""None: its metadata cannot be read. Ledgers that are deleted are left out."""
+"""None: its metadata cannot be read. Deleted ledgers are left out."""
 
 
 async def all_ledgers(store: MetadataStore, pace: Pace) -> AsyncIterator[Sequence[Found]]:
-    """In batches, ascending. `pace` is of ledgers. Raises what the metadata store raises."""
+    """All ledgers in batches, ascending. `pace` counts ledgers. Raises the errors of the metadata
+    store."""
     loop = asyncio.get_running_loop()
     batch: list[LedgerId] = []
     async for ledger in ledger_ids(store, paths.LEDGERS):
@@ -42,7 +43,8 @@ async def all_ledgers(store: MetadataStore, pace: Pace) -> AsyncIterator[Sequenc
 
 
 async def read_ledgers(store: MetadataStore, ledgers: Iterable[LedgerId]) -> Sequence[Found]:
-    """All at once: hand in few. Raises what the metadata store raises."""
+    """Reads all of `ledgers` concurrently, so pass only a few. Raises the errors of the metadata
+    store."""
     found: list[Found] = []
     failures: list[MetadataError] = []
 
@@ -52,7 +54,7 @@ async def read_ledgers(store: MetadataStore, ledgers: Iterable[LedgerId]) -> Seq
             if stored is not None:
                 found.append((ledger, decode_ledger(stored.value)))
         except InvalidRecord as error:
-            log.error("ledger's metadata unreadable", ledger=ledger, error=str(error))
+            log.error("ledger metadata unreadable", ledger=ledger, error=str(error))
             found.append((ledger, None))
         except MetadataError as error:
             failures.append(error)

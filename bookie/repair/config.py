@@ -1,4 +1,4 @@
-"""How copies are restored: one frozen value, validated whole."""
+"""The settings of repair: one frozen value, validated as a whole."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairConfig:
-    """Raises ValueError, naming the field."""
+    """Raises ValueError, which names the field."""
 
-    # A restart, an upgrade, a reboot: none takes longer, and copying a disk takes hours.
+    # Longer than a restart, an upgrade or a reboot; copying a disk takes hours.
     lost_bookie_delay_s: float = 600.0
-    # More missing at once is a network or a metadata store in trouble rather than so many broken
-    # disks. One: what an ack quorum of two survives.
+    # When more bookies are missing at once, the network or the metadata store is a likelier cause
+    # than broken disks. An ack quorum of two survives the loss of one.
     lost_at_once_max: int = 1
-    # A look at each ledger's metadata, besides whenever bookies come or go.
+    # Period of audits, besides those after a change of the bookies.
     audit_period_s: float = 3600.0
-    # In which every closed ledger's copies are compared with what they should be.
+    # Period in which every closed ledger's copies are compared with the expected ones.
     check_period_s: float = 7 * 86400.0
-    # Of the metadata store: a million ledgers are looked at within a quarter of an hour.
+    # Of the metadata store: a million ledgers take about a quarter of an hour.
     scan_ledgers_per_s: int = 1000
     # Of one process: a bookie's disk of 1 TB is copied in two hours, and half of a 2 Gbit/s link
     # stays free.
     copy_bytes_per_s: int = 128 * MIB
-    # Side by side: each has up to 1 MiB on its way, and twice 2 MiB that were or are being read.
+    # Concurrent ledgers: each has up to 1 MiB in flight, and two reads of 2 MiB.
     ledgers_at_once: int = 4
-    # For the writer of a ledger to replace a lost bookie by itself, before the ledger is taken from
-    # it as from a dead one.
+    # Time for a ledger's writer to replace a lost bookie, before the replicator recovers the
+    # ledger.
     open_grace_s: float = 600.0
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Copying entries of sealed segments to one bookie.
+"""Copies entries of sealed segments to one bookie.
 
-Each entry is read from whichever other replica gives it soundly, and sent on as it is stored there,
-byte for byte, so that all copies of an entry stay equal. An add that is marked as a copy is taken
-by a bookie that was fenced for the ledger, and fences nothing. The next piece is read while one is
-sent and stored; how much may be on its way, and how much per second, is limited.
+Each entry is read from any other replica with a sound copy, and sent on byte for byte, so that all
+copies of an entry stay equal. A bookie accepts an add with the COPY flag even if the ledger is
+fenced, and the add fences nothing. The next piece is read while one is sent and stored. The bytes
+in flight and the rate are limited.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata, Member
 
 READ_BYTES_MAX: Final = 2 << 20
-"""Of one read: a sixtieth of a second at the full rate."""
+"""Bytes of one read: a sixtieth of a second at the full rate."""
 
 UNANSWERED_BYTES_MAX: Final = 1 << 20
-"""What may be on its way to the bookie, of one ledger. A disk that syncs in 5 ms stores 200 MB/s of
-that; more would only stand in front of what writers append there (measured with 8 MiB: their median
-latency rose from 4 to 50 ms, now to 9)."""
+"""Bytes of one ledger in flight to the bookie. A disk that syncs in 5 ms stores 200 MB/s of them.
+More would only delay the appends of writers (measured with 8 MiB: their median latency rose from 4
+to 50 ms, now to 9)."""
 
 
 async def copy_entries(
@@ -42,10 +42,11 @@ async def copy_entries(
     services: Services,
     pace: Pace,
 ) -> int:
-    """Have `target` store, durably, what is striped to `seat` of the entries first..last, which are
-    of one segment. Returns the bytes of what was copied.
+    """Make `target` store durably the entries first..last that are striped to `seat`; they must be
+    in one segment. Returns the copied bytes.
 
-    Raises EntryUnreadable for one that no replica gives, and CopyFailed; then some may be stored.
+    Raises EntryUnreadable if no replica returns an entry, and CopyFailed; some entries may be
+    stored then.
     """
     stream = services.pool.copies(target)
     if not await stream.connect(services.config.connect_timeout_s):
@@ -74,11 +75,11 @@ async def copy_entries(
 
 
 class _ReadAhead:
-    """What is striped to a seat of the entries first..last, in pieces, one of them in advance.
+    """The entries first..last that are striped to a seat, in pieces, with one piece read ahead.
 
-    What lies between the seat's entries is read along with them, and dropped: the gaps of a stripe
-    are shorter than its runs, and one long read is cheaper than many short ones. That such an entry
-    cannot be read does no harm: the next read begins behind it.
+    Entries between the seat's stripes are read too, and dropped. The gaps of a stripe are shorter
+    than its runs, and one long read is cheaper than many short ones. If such an entry cannot be
+    read, the next read begins behind it.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class _ReadAhead:
         self._reading = self._begin(first)
 
     async def next(self) -> list[LedgerEntry] | None:
-        """The next piece; None: that was all. Raises EntryUnreadable."""
+        """The next piece. None: all entries were read. Raises EntryUnreadable."""
         if self._reading is None:
             return None
         found = await self._reading
@@ -115,13 +116,13 @@ class _ReadAhead:
 
 
 class _Sending:
-    """An AddSink: adds of one ledger to one bookie, and what is not answered yet."""
+    """An AddSink: adds of one ledger to one bookie, and their outstanding acks."""
 
     def __init__(self, ledger: int, stream: AddStream, *, silence_max_s: float) -> None:
         self._ledger = ledger
         self._stream = stream
         self._silence_max_s = silence_max_s
-        self._sizes: dict[int, int] = {}  # of the entries that are not answered
+        self._sizes: dict[int, int] = {}  # of entries without an ack
         self._unanswered_bytes = 0
         self._failure: CopyFailed | None = None
         self._moved = asyncio.Event()
@@ -139,11 +140,11 @@ class _Sending:
         self._stream.put(head, envelope)
 
     async def wait_room(self) -> None:
-        """Raises CopyFailed."""
+        """Wait until bytes in flight fall below the limit. Raises CopyFailed."""
         await self._wait(UNANSWERED_BYTES_MAX)
 
     async def wait_stored(self) -> None:
-        """Until all of it is on disk there. Raises CopyFailed."""
+        """Wait until the bookie has everything on disk. Raises CopyFailed."""
         await self._wait(1)
 
     def end(self) -> None:
@@ -160,7 +161,7 @@ class _Sending:
         if self._failure is not None:
             raise self._failure
 
-    # -- what the bookie says (AddSink) ------------------------------------------------------------
+    # -- the bookie's answers (AddSink) ------------------------------------------------------------
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
         for entry in entries:
@@ -171,7 +172,7 @@ class _Sending:
         self._fail(code)
 
     def on_stream(self, stream: AddStream) -> None:
-        self._fail(BookieCode.CONNECTION_LOST)  # what was in flight may be lost, whatever follows
+        self._fail(BookieCode.CONNECTION_LOST)  # entries in flight may be lost
 
     def _fail(self, code: BookieCode) -> None:
         self._failure = self._failure or CopyFailed(self._ledger, self._stream.member.bookie, code)

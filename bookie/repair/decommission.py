@@ -1,11 +1,11 @@
-"""Draining bookies, and removing them for good.
+"""Drains bookies, and removes them for good.
 
-A bookie that is drained goes on serving and gets nothing new. One that is decommissioned has its
-ledgers marked as well, so that replicators move them; it is the best source for that, so it stays
-up until nothing is on it. What it still holds in ledgers that are being written is up to their
-writers: they leave when they begin a new ledger, or at once when the bookie is stopped. In the end
-its cookie is removed: the cluster then knows no bookie of that name, and the directory cannot come
-back by mistake. Everything may be broken off and done again.
+A drained bookie continues to serve but gets no new ledgers. A decommissioned bookie also gets
+under-replication records for its ledgers, so that replicators move them. It is the best source for
+the copies, so it stays up until it holds nothing. Ledgers that are being written depend on their
+writers: a writer leaves the bookie when it begins a new ledger, or at once when the bookie is
+stopped. At the end the bookie's cookie is removed. The cluster then has no bookie of that name, and
+its directory cannot return by mistake. Each step can be interrupted and repeated.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.repair.census import READS_AT_ONCE, all_ledgers, read_ledgers
 from magnetar.bookie.repair.errors import NoSuchBookie, StillNeeded
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.survey import SCAN_LEDGERS_PER_S, read_cluster
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_drain, encode_bookie_drain
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LOOK_S: Final = 2.0
-"""Between looks at the ledgers that are left, and after a store that was away."""
+"""Between looks at the remaining ledgers, and after an error of the metadata store."""
 
 CHANGE_S: Final = 10.0
 """For one change of metadata."""
 
 
 class Stage(Enum):
-    MOVING = auto()  # ledgers are on it
-    SERVING = auto()  # nothing is on it, and it is running still: the operator is to stop it
+    MOVING = auto()  # it still holds ledgers
+    SERVING = auto()  # it holds nothing but still runs: the operator must stop it
     REMOVED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     stage: Stage
-    blockers: Mapping[int, str]  # the ledgers that are on it, each with what it waits for
+    blockers: Mapping[int, str]  # the ledgers that it still holds, with the reasons
 
 
 async def drain(
     store: MetadataStore, clock: Clock, bookie: BookieId, *, decommission: bool
 ) -> None:
-    """Give the bookie nothing new; with `decommission`, have what it holds moved away as well.
-    Raises NoSuchBookie, NoSuchCluster, and what the metadata store raises."""
+    """Give the bookie no new ledgers; with `decommission`, also have its ledgers moved away. Raises
+    NoSuchBookie, NoSuchCluster, and the errors of the metadata store."""
     await _check_known(store, bookie)
 
     def change(value: bytes | None) -> bytes | Verdict:
@@ -77,7 +77,7 @@ async def drain(
 
 
 async def undrain(store: MetadataStore, bookie: BookieId) -> None:
-    """Let the bookie get new ledgers again. What was moved away stays where it is. Raises as
+    """Let the bookie get new ledgers again. Ledgers that were moved away do not return. Raises as
     `drain`."""
     await _check_known(store, bookie)
     await update(store, paths.bookie_draining(bookie), lambda _: DELETE, deadline=_deadline())
@@ -91,13 +91,13 @@ async def decommission(
     timeout_s: float,
     on_progress: Callable[[Progress], None],
 ) -> None:
-    """Move everything away from the bookie and remove it from the cluster.
+    """Move all ledgers away from the bookie and remove it from the cluster.
 
-    `on_progress` is called whenever something has changed. Raises StillNeeded after `timeout_s`,
-    then the bookie goes on being emptied; and as `drain` before it has begun.
+    `on_progress` is called after each change. Raises StillNeeded after `timeout_s`; the bookie is
+    still being emptied then. Raises as `drain` before the work begins.
     """
     await drain(store, clock, bookie, decommission=True)
-    leaving = _Leaving(store, Marks(store, clock), bookie, on_progress)
+    leaving = _Leaving(store, UnderReplicationRecords(store, clock), bookie, on_progress)
     try:
         async with asyncio.timeout(timeout_s):
             await leaving.run()
@@ -109,19 +109,20 @@ class _Leaving:
     def __init__(
         self,
         store: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         bookie: BookieId,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self.blockers: dict[int, str] = {}  # ledgers
         self._store = store
-        self._marks = marks
+        self._under_replication = under_replication
         self._bookie = bookie
         self._on_progress = on_progress
         self._told: Progress | None = None
 
     async def run(self) -> None:
-        """A store that is away for a while does not end what takes hours."""
+        """Run to the end. A temporary failure of the metadata store does not end work that takes
+        hours."""
         while True:
             try:
                 if await self._leave():
@@ -131,14 +132,14 @@ class _Leaving:
             await asyncio.sleep(LOOK_S)
 
     async def _leave(self) -> bool:
-        """False: the bookie runs still."""
+        """False: the bookie still runs."""
         cookie = await self._cookie()
         await self._move_all()
         if await self._serves():
             self._tell(Stage.SERVING)
             return False
-        # It is down and was empty: a ledger may have got it just before the writer learnt that
-        # it drains, so all are looked at once more.
+        # The bookie is down and held nothing. A ledger may have got it just before its writer saw
+        # the drain record, so check all ledgers a second time.
         await self._move_all()
         if not await self._remove_cookie(cookie):
             return False
@@ -154,7 +155,7 @@ class _Leaving:
         return None if stored is None else stored.value
 
     async def _remove_cookie(self, seen: bytes | None) -> bool:
-        """False: the bookie was started since, which a start enters there before anything else."""
+        """False: the bookie was started since, because each start first writes to the cookie."""
         path = paths.bookie_cookie(self._bookie)
 
         def change(value: bytes | None) -> Verdict:
@@ -163,7 +164,7 @@ class _Leaving:
         return await update(self._store, path, change, deadline=_deadline()) is None
 
     async def _move_all(self) -> None:
-        """Until no ledger names the bookie."""
+        """Repeat until no ledger names the bookie."""
         while True:
             found: dict[int, str] = {}
             async for batch in all_ledgers(self._store, Pace(SCAN_LEDGERS_PER_S)):
@@ -181,34 +182,38 @@ class _Leaving:
                 self.blockers = found
 
     async def _blockers_of(self, batch: Sequence[Found]) -> dict[int, str]:
-        """Have those moved that are on the bookie; what each of them waits for."""
+        """Record the ledgers on the bookie for repair; returns what each of them waits for."""
         blockers: dict[int, str] = {}
         for ledger, metadata in batch:
             if metadata is None:
                 blockers[ledger] = "its metadata cannot be read"
             elif self._is_on(metadata):
-                blockers[ledger] = await self._mark(metadata)
+                blockers[ledger] = await self._record(metadata)
         return blockers
 
-    async def _mark(self, metadata: LedgerMetadata) -> str:
+    async def _record(self, metadata: LedgerMetadata) -> str:
         ledger = metadata.ledger
-        members = {who for part in metadata.segments for who in part.members}
-        await self._marks.mark_lost(ledger, {who for who in members if who.bookie == self._bookie})
-        if any(who.bookie == self._bookie for who in metadata.last_segment.members):
+        members = {member for part in metadata.segments for member in part.members}
+        await self._under_replication.add_lost(
+            ledger, {member for member in members if member.bookie == self._bookie}
+        )
+        if any(member.bookie == self._bookie for member in metadata.last_segment.members):
             if metadata.state is LedgerState.OPEN:
-                return "it is being written, and leaves when its writer moves on"
+                return "it is being written; its writer leaves with its next ledger"
             if metadata.state is LedgerState.IN_RECOVERY:
                 return "its recovery is not finished"
-        if await self._marks.locked(ledger):
+        if await self._under_replication.locked(ledger):
             return "it is being copied"
-        mark = await self._marks.get(ledger)
-        failure = "" if mark is None else mark.what.failure
+        record = await self._under_replication.get(ledger)
+        failure = "" if record is None else record.faults.failure
         if await self._store.get(paths.REPAIR_PAUSED) is not None:
             return "repair is paused: `magnetar bookies repair resume`"
         return failure or "it waits for a replicator"
 
     def _is_on(self, metadata: LedgerMetadata) -> bool:
-        return any(who.bookie == self._bookie for part in metadata.segments for who in part.members)
+        return any(
+            member.bookie == self._bookie for part in metadata.segments for member in part.members
+        )
 
     async def _serves(self) -> bool:
         path = paths.bookie_available(self._bookie)

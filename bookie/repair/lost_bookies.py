@@ -1,17 +1,17 @@
-"""Who is lost: which members will not come back, as far as anybody can tell. Pure.
+"""LostBookies: decides which members are lost for good. Pure.
 
-A bookie that is not listed may be restarting, so it is awaited for a while before its entries are
-copied elsewhere. When more than a few are missing at once it is rather the network, or the metadata
-store, that is in trouble, and copying everything would only add to it: then nobody is given up
-until enough are back, or an operator says which of them are gone (by decommissioning). Then
-patience begins anew for those who are still missing: whatever it was, they may be about to return
-as the others did. No patience is due to a former incarnation of a bookie: what it had is gone, or
-can be read in any case.
+An unlisted bookie may be restarting, so a delay passes before its entries are copied elsewhere.
+When more than a few bookies are missing at once, the network or the metadata store is the likelier
+cause, and copying everything would add load. So no bookie is declared lost until enough return, or
+until an operator decommissions the missing ones. After that the delay starts again for the bookies
+that are still missing, because they may be about to return as well. A former incarnation gets no
+delay: its entries are either gone or can be read in any case.
 
 Invariants (see `check`):
 
-1. Nobody who is listed is absent or given up.
-2. While too many are missing at once, nobody more is given up, nor sooner than the delay after.
+1. A listed member is neither absent nor given up.
+2. While too many are missing at once, no further member is given up. Afterwards the full delay
+   passes again before one is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 class Presence(Enum):
     PRESENT = auto()
-    AWAITED = auto()  # not listed, and expected back
+    AWAITED = auto()  # not listed, but expected to return
     LOST = auto()
     UNKNOWN = auto()  # no bookie of that name is known
 
@@ -44,7 +44,7 @@ class LostBookies:
         self._listed: frozenset[Member] = frozenset()
         self._absent_since: dict[Member, float] = {}
         self._given_up: set[Member] = set()
-        self._awaited: set[Member] = set()  # absent, not given up, not told to leave
+        self._awaited: set[Member] = set()  # absent, not given up, not decommissioned
         self.held = False  # too many are missing at once
 
     def on_bookies(
@@ -54,20 +54,25 @@ class LostBookies:
         decommissioned: Collection[BookieId],
         now: float,
     ) -> None:
-        """`known`: the present incarnation of each bookie of the cluster; `listed`: who serves."""
+        """`known`: the present incarnation of each bookie of the cluster. `listed`: the serving
+        members."""
         self._known, self._listed = dict(known), frozenset(listed)
         members = {Member(bookie, incarnation) for bookie, incarnation in known.items()}
         absent = members - self._listed
-        self._absent_since = {who: self._absent_since.get(who, now) for who in absent}
+        self._absent_since = {member: self._absent_since.get(member, now) for member in absent}
         self._given_up &= absent
-        self._awaited = {who for who in absent - self._given_up if who.bookie not in decommissioned}
+        self._awaited = {
+            member for member in absent - self._given_up if member.bookie not in decommissioned
+        }
         missing, was_held = len(self._awaited), self.held
         self.held = missing > self._at_once_max or 3 * missing > len(known)
         if was_held and not self.held:
             self._absent_since |= dict.fromkeys(self._awaited, now)
         if not self.held:
             overdue = {
-                who for who in self._awaited if now >= self._absent_since[who] + self._delay_s
+                member
+                for member in self._awaited
+                if now >= self._absent_since[member] + self._delay_s
             }
             self._given_up |= overdue
             self._awaited -= overdue
@@ -84,19 +89,21 @@ class LostBookies:
 
     @property
     def given_up(self) -> frozenset[Member]:
-        """Of the present incarnations."""
+        """Only members of present incarnations."""
         return frozenset(self._given_up)
 
     @property
     def awaited(self) -> frozenset[Member]:
-        """Who is missing and was not given up, without those that an operator sends away."""
+        """The missing members that were not given up, except decommissioned ones."""
         return frozenset(self._awaited)
 
     def timer_at(self) -> float | None:
-        """When to call `on_bookies` again though nothing has changed. None: no need."""
+        """When to call `on_bookies` again without a change. None: not needed."""
         if self.held:
             return None
-        return min((self._absent_since[who] + self._delay_s for who in self._awaited), default=None)
+        return min(
+            (self._absent_since[member] + self._delay_s for member in self._awaited), default=None
+        )
 
     def check(self) -> None:
         assert not self._listed & (self._given_up | set(self._absent_since))

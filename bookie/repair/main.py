@@ -1,6 +1,6 @@
-"""The process that repairs: an auditor that stands for election, and a replicator.
+"""The autorecovery process: an auditor that stands for election, and a replicator.
 
-It keeps nothing and may be killed at any time; any number of them share the work.
+The process stores nothing locally and may be killed at any time. Any number of them share the work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.bookie.repair.auditor import Auditor
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.replicator import Replicator
 from magnetar.bookie.repair.reporting import report_bad_copies
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.store import SessionState
 from magnetar.runtime.clock import SystemClock
@@ -45,8 +45,8 @@ RESTART_S_MAX: Final = 30.0
 
 
 async def run_autorecovery(config: AutorecoveryConfig, stop: asyncio.Event) -> None:
-    """Repair until `stop` is set. Raises PortInUse, AddressUnusable, or what the metadata store
-    raises."""
+    """Repair until `stop` is set. Raises PortInUse, AddressUnusable, and the errors of the
+    metadata store."""
     from magnetar.bookie.ledger.connection import RemoteBookiePeer
     from magnetar.metadata.zookeeper import ZooKeeperStore
 
@@ -83,11 +83,13 @@ async def serve_autorecovery(
         listener = bind_port(config.host, config.http_port)
         stack.callback(listener.close)
         ledgers = _ledgers(config, store, open_peer, name, random)
-        marks = Marks(store, SystemClock())
-        auditor = Auditor(store, marks, ledgers.services, config.repair, SystemClock(), name=name)
+        under_replication = UnderReplicationRecords(store, SystemClock())
+        auditor = Auditor(
+            store, under_replication, ledgers.services, config.repair, SystemClock(), name=name
+        )
         replicator = Replicator(
             store,
-            marks,
+            under_replication,
             ledgers.services,
             config.repair,
             SystemClock(),
@@ -108,7 +110,7 @@ async def serve_autorecovery(
                 group.create_task(measure_process(registry)),
                 group.create_task(supervise("auditor", auditor.run, backoff=backoff)),
                 group.create_task(supervise("replicator", replicator.run, backoff=backoff)),
-                group.create_task(report_bad_copies(ledgers.bad_copies, marks)),
+                group.create_task(report_bad_copies(ledgers.bad_copies, under_replication)),
             ]
             settle_gc()
             _say_ready(config, port_of(listener))
@@ -154,7 +156,7 @@ def _health(
             "auditor": auditor.is_leader,
             "held": auditor.held,
             "paused": auditor.paused,
-            "under_replicated": replicator.marked,
+            "under_replicated": replicator.under_replicated,
         },
     )
 
@@ -168,7 +170,7 @@ def _say_ready(config: AutorecoveryConfig, http_port: int) -> None:
         )
     else:
         log.warning(
-            "listening without TLS or authentication: whoever reaches the port can see the metrics",
+            "listening without TLS or authentication: any client can read the metrics",
             host=config.host,
         )
 
@@ -176,30 +178,42 @@ def _say_ready(config: AutorecoveryConfig, http_port: int) -> None:
 def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicator) -> None:
     findings, counts = auditor.findings, replicator.counts
     for name, text, read in (
-        ("audits", "Looks at every ledger's metadata.", lambda: findings.audits),
-        ("marked", "Marks set or extended by audits and comparisons.", lambda: findings.marked),
+        ("audits", "Audits of all ledgers' metadata.", lambda: findings.audits),
+        (
+            "marked",
+            "Under-replication records created or extended.",
+            lambda: findings.recorded,
+        ),
         ("compared", "Ledgers whose copies were compared.", lambda: findings.compared),
         (
             "missing_entries",
-            "Copies that should have been there and were not.",
+            "Missing copies found.",
             lambda: findings.missing_entries,
         ),
-        ("repaired", "Ledgers repaired: marks removed.", lambda: counts.ledgers_repaired),
-        ("failed", "Attempts to repair a ledger that failed.", lambda: counts.repairs_failed),
-        ("copied_bytes", "Bytes of entries that were copied.", lambda: counts.copied_bytes),
-        ("replaced", "Members of segments that were replaced.", lambda: counts.members_replaced),
-        ("recovered", "Ledgers taken from their writers.", lambda: counts.ledgers_recovered),
+        (
+            "repaired",
+            "Ledgers repaired, with their records removed.",
+            lambda: counts.ledgers_repaired,
+        ),
+        ("failed", "Failed attempts to repair a ledger.", lambda: counts.repairs_failed),
+        ("copied_bytes", "Bytes of entries copied.", lambda: counts.copied_bytes),
+        ("replaced", "Members of segments replaced.", lambda: counts.members_replaced),
+        ("recovered", "Ledgers recovered from silent writers.", lambda: counts.ledgers_recovered),
     ):
         counter(registry, f"magnetar_autorecovery_{name}_total", text, read)
     for name, text, value in (
         ("leads", "1 while this process audits.", lambda: auditor.is_leader),
         (
             "held",
-            "1 while so many bookies are missing at once that none is given up.",
+            "1 while too many bookies are missing at once to declare one lost.",
             lambda: auditor.held,
         ),
         ("paused", "1 while an operator has paused repair.", lambda: auditor.paused),
-        ("under_replicated", "Ledgers marked for repair.", lambda: replicator.marked),
+        (
+            "under_replicated",
+            "Ledgers with an under-replication record.",
+            lambda: replicator.under_replicated,
+        ),
         ("ledgers", "Ledgers in the last audit.", lambda: findings.ledgers),
         (
             "unreadable",
@@ -208,12 +222,12 @@ def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicato
         ),
         (
             "audited_timestamp_seconds",
-            "When the last complete audit ended; 0: not in this process.",
+            "End of the last complete audit; 0: none in this process.",
             lambda: findings.audited_ms / 1000,
         ),
         (
             "compared_timestamp_seconds",
-            "When the last complete comparison of all copies ended; 0: not known here.",
+            "End of the last complete comparison of all copies; 0: unknown in this process.",
             lambda: findings.compared_ms / 1000,
         ),
     ):

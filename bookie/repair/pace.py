@@ -1,11 +1,11 @@
-"""Pace: so much per second, evenly. Pure."""
+"""Pace: an even rate limit. Pure."""
 
 from __future__ import annotations
 
 
 class Pace:
-    """`now` is in seconds of any clock that does not go backwards. Nothing is saved up while idle:
-    a burst would be what the limit is there to prevent."""
+    """`now` is in seconds of any clock that does not go backwards. Idle time saves up nothing,
+    because the limit must prevent bursts."""
 
     def __init__(self, per_s: float) -> None:
         assert per_s > 0, per_s
@@ -13,7 +13,7 @@ class Pace:
         self._free_at = 0.0
 
     def delay_s(self, amount: float, now: float) -> float:
-        """Take `amount`; how long to wait before going on with it."""
+        """Take `amount`; returns how long to wait before using it."""
         begin = max(self._free_at, now)
         self._free_at = begin + amount / self._per_s
         return begin - now

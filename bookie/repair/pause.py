@@ -1,9 +1,9 @@
-"""Pausing repair of a whole cluster, as for maintenance: an operator's word in the metadata store.
+"""Pauses repair of a whole cluster, for maintenance: a record in the metadata store.
 
-While it stands nobody is given up, nothing is compared, and no copy is begun; what is being copied
-is finished. Marks are made and kept meanwhile by whoever notices something, and worked off
-afterwards. Damaged entries are still read from their other copies: pausing costs no data by itself,
-but nothing is made anew of what is lost meanwhile.
+While repair is paused no bookie is declared lost, no ledgers are compared, and no copy is begun;
+running copies are finished. Under-replication records are still written, and acted on afterwards.
+Damaged entries are still read from their other copies. A pause itself loses no data, but copies
+lost during it are not restored.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 RETRY_S: Final = 0.5
-"""After a failed look; the store calls back by itself when it is up."""
+"""After a failed read. The store also calls back when it is reachable again."""
 
 CHANGE_S: Final = 10.0
 """For one change of metadata."""
 
 
 async def pause(store: MetadataStore, clock: Clock, *, reason: str) -> None:
-    """Also changes the reason of a pause that stands. Raises NoSuchCluster, InvalidRecord for a
-    reason that is too long, and what the metadata store raises."""
+    """Pause repair, or change the reason of the present pause. Raises NoSuchCluster, InvalidRecord
+    for a reason that is too long, and the errors of the metadata store."""
     await read_cluster(store)
 
     def change(value: bytes | None) -> bytes | Verdict:
@@ -52,21 +52,21 @@ async def pause(store: MetadataStore, clock: Clock, *, reason: str) -> None:
 
 
 async def resume(store: MetadataStore) -> None:
-    """Raises as `pause`."""
+    """End the pause. Raises as `pause`."""
     await read_cluster(store)
     await update(store, paths.REPAIR_PAUSED, lambda _: DELETE, deadline=_deadline())
 
 
 async def paused(store: MetadataStore) -> RepairPause | None:
-    """None: repair goes on. Raises as `pause`."""
+    """None: repair is not paused. Raises as `pause`."""
     await read_cluster(store)
     stored = await store.get(paths.REPAIR_PAUSED)
     return None if stored is None else decode_repair_pause(stored.value)
 
 
 class PauseWatch:
-    """Follows that word for one who repairs. `run` must be running; until it has looked once, and
-    while what stands there cannot be read, repair is paused."""
+    """Follows the pause record. `run` must be running. Repair counts as paused until the first
+    read, and while the record is unreadable."""
 
     def __init__(self, store: MetadataStore, *, on_change: Callable[[], None]) -> None:
         self.paused = True
@@ -75,7 +75,7 @@ class PauseWatch:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         unwatch = self._store.watch(paths.REPAIR_PAUSED, self._wake.set)
         try:
             while True:
@@ -83,7 +83,7 @@ class PauseWatch:
                 try:
                     self._see(await self._look())
                 except (Unavailable, OutcomeUnknown) as error:
-                    log.warning("pause of repair not looked for", error=str(error))
+                    log.warning("repair pause not read", error=str(error))
                     await asyncio.sleep(RETRY_S)
                 else:
                     await self._wake.wait()
@@ -97,15 +97,15 @@ class PauseWatch:
         try:
             found = decode_repair_pause(stored.value)
         except InvalidRecord as error:
-            log.error("pause of repair unreadable: paused", error=str(error))
+            log.error("repair pause unreadable, repair stays paused", error=str(error))
         else:
-            log.warning("repair is paused", since_ms=found.since_ms, reason=found.reason)
+            log.warning("repair paused by operator", since_ms=found.since_ms, reason=found.reason)
         return True
 
     def _see(self, is_paused: bool) -> None:
         if is_paused != self.paused:
             self.paused = is_paused
-            log.info("repair paused" if is_paused else "repair goes on")
+            log.info("repair paused" if is_paused else "repair resumed")
             self._on_change()
 
 

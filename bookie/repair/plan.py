@@ -1,8 +1,8 @@
-"""What there is to do for a ledger, from its metadata and its mark. Pure.
+"""The steps to repair a ledger, from its metadata and its under-replication record. Pure.
 
-Only sealed segments are touched: all of a closed ledger's, and all but the last of any other. What
-they hold is confirmed and does not change any more, so copies of it can be made at leisure, and a
-member be replaced without asking anyone. The segment that is being written is its writer's.
+Only sealed segments are repaired: all segments of a closed ledger, and all but the last of any
+other. Their entries are confirmed and final. So copies can be made at any time, and a member can be
+replaced without its writer. The segment being written belongs to its writer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy what is striped to `seat` of the entries first..last to another bookie, which then takes
-    the seat of `lost`. The segment may be empty: then `last` is `first - 1`."""
+    """Copy the entries first..last that are striped to `seat` to another bookie, which then takes
+    the seat of `lost`. An empty segment has `last` = `first - 1`."""
 
-    first: int  # also the segment's name
+    first: int  # also identifies the segment
     last: int
     seat: int
     lost: Member
@@ -33,7 +33,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Write these entries to `member` once more, which should have those striped to its seat."""
+    """Write these entries to `member` again, as far as they are striped to its seat."""
 
     first: int
     last: int
@@ -43,9 +43,9 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Widen:
-    """Let one more bookie hold everything."""
+    """Add one more bookie that holds everything."""
 
-    copies: int  # so many there are now
+    copies: int  # the present number of copies
 
 
 Step = Move | Rewrite | Widen
@@ -54,7 +54,7 @@ Step = Move | Rewrite | Widen
 @dataclass(frozen=True, slots=True)
 class Plan:
     steps: tuple[Step, ...]
-    unwritable: tuple[Member, ...]  # lost members, and bad ones, of the segment being written
+    unwritable: tuple[Member, ...]  # lost and bad members of the segment being written
 
     @property
     def empty(self) -> bool:
@@ -62,10 +62,14 @@ class Plan:
 
 
 def plan_repair(
-    metadata: LedgerMetadata, mark: UnderReplication, gone: frozenset[Member], *, copies_wanted: int
+    metadata: LedgerMetadata,
+    faults: UnderReplication,
+    gone: frozenset[Member],
+    *,
+    copies_wanted: int,
 ) -> Plan:
-    """`gone`: the members to be replaced. Moves come first: they are what losing another bookie
-    would make impossible."""
+    """`gone`: the members to replace. Moves come first, because the loss of another bookie could
+    make them impossible."""
     moves = [
         Move(first, last, seat, member)
         for first, last, segment in sealed(metadata)
@@ -74,7 +78,7 @@ def plan_repair(
     ]
     rewrites = [
         Rewrite(max(first, bad.first_entry), min(last, bad.last_entry), seat, member)
-        for bad in mark.bad
+        for bad in faults.bad
         for first, last, segment in sealed(metadata)
         for seat, member in enumerate(segment.members)
         if member == bad.member and member not in gone
@@ -86,7 +90,7 @@ def plan_repair(
         tail = metadata.last_segment
         unwritable = {member for member in tail.members if member in gone} | {
             bad.member
-            for bad in mark.bad
+            for bad in faults.bad
             if bad.member in tail.members and bad.last_entry >= tail.first_entry
         }
     return Plan(
@@ -95,7 +99,7 @@ def plan_repair(
 
 
 def is_narrow(metadata: LedgerMetadata, copies_wanted: int) -> bool:
-    """Whether the ledger was made with too few bookies, and can be given more copies now."""
+    """Whether the ledger was created with too few bookies, and can get more copies now."""
     return (
         metadata.under_replicated
         and metadata.state is LedgerState.CLOSED
@@ -105,7 +109,7 @@ def is_narrow(metadata: LedgerMetadata, copies_wanted: int) -> bool:
 
 
 def sealed(metadata: LedgerMetadata) -> Iterator[tuple[int, int, Segment]]:
-    """The sealed segments: first entry, last entry (first - 1 if it is empty), and who holds it."""
+    """The sealed segments: first entry, last entry (first - 1 if empty), and the segment."""
     starts = [segment.first_entry for segment in metadata.segments]
     for segment, following in zip(metadata.segments, starts[1:], strict=False):
         yield segment.first_entry, following - 1, segment
@@ -127,7 +131,7 @@ def striped(metadata: LedgerMetadata, seat: int, first: int, last: int) -> Itera
 
 
 def missing(expected: Iterator[range], held: list[range]) -> list[range]:
-    """The expected entries that are not among those held; both ascending, without overlaps."""
+    """The expected entries that are not held. Both arguments are ascending, without overlaps."""
     found: list[range] = []
     at = 0
     for run in expected:

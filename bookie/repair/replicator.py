@@ -1,21 +1,20 @@
-"""Replicator: works off marks, one ledger at a time under its lock, several side by side.
+"""Replicator: repairs ledgers with under-replication records, each under its lock, several at once.
 
-For each lost member of a sealed segment: another bookie is chosen by placement, what is striped to
-the seat is copied there, durably, and only then does the metadata name it (`replace_member`, with
-the predicate that the lost member still sits there). Reading never opens a ledger in a way that
-would disturb its writer. The lost member may be alive after all, or another replicator may do the
-same at the same time: the worst that comes of it is a copy too many, which its bookie collects.
+For each lost member of a sealed segment, placement chooses another bookie. The replicator copies
+the entries striped to the seat there, durably. Only then does the metadata name the new bookie
+(`replace_member`, if the lost member still sits there). The reads never disturb the ledger's
+writer. The lost member may be alive, or another replicator may repair the same ledger. The worst
+result is an extra copy, which its bookie deletes later.
 
-A ledger whose last segment is being written is its writer's; a writer that lives replaces a lost
-bookie by itself. Only when nothing has happened for a long while, and there is a bookie to replace
-the lost one, is the ledger taken from its writer as from a dead one: fenced, recovered, closed.
+A ledger whose last segment is being written belongs to its writer, and a running writer replaces a
+lost bookie itself. If nothing happens for a long time and a spare bookie exists, the replicator
+recovers the ledger: it fences and closes it.
 
-A ledger that was made with too few bookies is widened once it is closed: where each bookie holds
-everything (and it does, in a ledger made that way) one more bookie that holds everything changes
-nothing for a reader, not even for one with the old metadata. Copying it into a new ledger would
-change the positions of its messages.
+A ledger created with too few bookies is widened once it is closed. In such a ledger each bookie
+holds everything. One more bookie that holds everything changes nothing for readers, even with old
+metadata. A copy into a new ledger would change the positions of its messages.
 
-What fails is tried again, with growing pauses, and the reason stands in the mark for whoever asks.
+A failed repair is retried with growing pauses. The under-replication record holds the reason.
 """
 
 from __future__ import annotations
@@ -43,8 +42,11 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
-    from magnetar.bookie.repair.marks import Mark, Marks
     from magnetar.bookie.repair.plan import Plan, Step
+    from magnetar.bookie.repair.under_replication_records import (
+        UnderReplicationRecord,
+        UnderReplicationRecords,
+    )
     from magnetar.metadata.model import LedgerMetadata, Segment
     from magnetar.metadata.store import MetadataStore
     from magnetar.metadata.under_replication import UnderReplication
@@ -52,33 +54,35 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Marks are looked for when the first one appears, when bookies come or go, and this often: the
-# store tells of changes in a folder, not below it. A look costs one request when there are none.
+# The replicator reads the records when the first one appears, when bookies come or go, and at this
+# interval: the store reports changes in a folder, but not below it. A read costs one request when
+# there are none.
 POLL_S: Final = 5.0
-MARKS_KEPT_MAX: Final = 10_000
-"""Drawn by lot from however many there are: replicators then seldom want the same."""
+SAMPLE_MAX: Final = 10_000
+"""A random sample of the ledgers with a record, so that replicators seldom choose the same ledger.
+"""
 
 TROUBLES_MAX: Final = 100_000
-"""Ledgers of which it is remembered when to try again, and since when they wait for their writers:
-20 MB. Of those that come beyond, the oldest is tried anew."""
+"""Ledgers with a remembered retry time or wait for their writers: 20 MB. At the limit the oldest is
+forgotten, and tried again at once."""
 
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
 WRITTEN_RECHECK_S: Final = 10.0
 
-_NOBODY: Final = Member(BookieId("?"), "0" * 32)
-"""Sits on the seat that a widened segment is to get, until somebody is found for it."""
+_PLACEHOLDER: Final = Member(BookieId("?"), "0" * 32)
+"""Holds the new seat of a widened segment until a bookie is chosen for it."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was done since the start."""
+    """Counts since the start of the process."""
 
-    ledgers_repaired: int = 0  # marks removed
+    ledgers_repaired: int = 0  # records removed
     repairs_failed: int = 0
     copied_bytes: int = 0
     members_replaced: int = 0
-    ledgers_recovered: int = 0  # taken from their writers
+    ledgers_recovered: int = 0  # taken over from their writers
 
 
 @dataclass(slots=True)
@@ -91,7 +95,7 @@ class _Trouble:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """A segment that is being written though a member of it is lost."""
+    """A segment that is being written with a lost member."""
 
     segment: Segment
     state: LedgerState
@@ -99,12 +103,12 @@ class _Tail:
 
 
 class Replicator:
-    """`run` must be running, and so must the ledgers that `services` and `recover` are of."""
+    """`run` must be running, and so must the `Ledgers` that `services` and `recover` belong to."""
 
     def __init__(
         self,
         store: MetadataStore,
-        marks: Marks,
+        under_replication: UnderReplicationRecords,
         services: Services,
         config: RepairConfig,
         clock: Clock,
@@ -112,29 +116,29 @@ class Replicator:
         *,
         name: str,
         recover: Callable[[LedgerId], Awaitable[LedgerMetadata]],
-        marks_kept_max: int = MARKS_KEPT_MAX,
+        sample_max: int = SAMPLE_MAX,
     ) -> None:
-        """`name` is told to whoever looks at a lock."""
+        """`name` identifies this process in its locks."""
         self.counts = Counts()
-        self.marked = 0  # ledgers, when they were looked for last
+        self.under_replicated = 0  # ledgers with a record, at the last read
         self._store = store
-        self._marks = marks
+        self._under_replication = under_replication
         self._services = services
         self._config = config
         self._clock = clock
         self._random = random
         self._name = name
         self._recover = recover
-        self._marks_kept_max = marks_kept_max
+        self._sample_max = sample_max
         self._pace = Pace(config.copy_bytes_per_s)
         self._wake = asyncio.Event()
         self._pause = PauseWatch(store, on_change=self._wake.set)
         self._working: set[LedgerId] = set()
-        self._troubles: dict[LedgerId, _Trouble] = {}  # of ledgers that are marked
-        self._tails: dict[LedgerId, _Tail] = {}  # as above
+        self._troubles: dict[LedgerId, _Trouble] = {}  # of ledgers with a record
+        self._tails: dict[LedgerId, _Tail] = {}  # likewise
 
     async def run(self) -> None:
-        """Work off marks, until cancelled."""
+        """Repair ledgers with records, until cancelled."""
         unwatch = [
             self._store.watch(paths.UNDER_REPLICATED, self._wake.set),
             self._services.directory.watch(self._on_bookies_changed),
@@ -157,22 +161,23 @@ class Replicator:
                 end()
 
     async def _due(self) -> Sequence[LedgerId]:
-        """Marked ledgers, by lot, without those that have to wait; none while repair is paused."""
+        """Ledgers with a record, in random order, except those that must wait. None while repair is
+        paused."""
         sample: list[LedgerId] = []
-        marked = 0
-        gone = {*self._troubles, *self._tails}  # unless their marks are met
+        count = 0
+        gone = {*self._troubles, *self._tails}  # unless their records are found
         try:
-            async for ledger in self._marks.list():
-                marked += 1
+            async for ledger in self._under_replication.list():
+                count += 1
                 gone.discard(ledger)
-                if len(sample) < self._marks_kept_max:
+                if len(sample) < self._sample_max:
                     sample.append(ledger)
-                elif (place := self._random.randrange(marked)) < self._marks_kept_max:
+                elif (place := self._random.randrange(count)) < self._sample_max:
                     sample[place] = ledger
         except MetadataError as error:
-            log.warning("marks not read", error=str(error))
+            log.warning("under-replication records not read", error=str(error))
             return ()
-        self.marked = marked
+        self.under_replicated = count
         for ledger in gone:
             self._forget(ledger)
         now = self._now()
@@ -182,11 +187,11 @@ class Replicator:
 
     async def _work(self, ledger: LedgerId, slots: asyncio.Semaphore) -> None:
         try:
-            async with self._marks.holding(ledger, self._name) as locked:
+            async with self._under_replication.holding(ledger, self._name) as locked:
                 if locked is not None:
                     await self._repair(ledger, locked)
         except MetadataError as error:
-            log.warning("repair put off", ledger=ledger, error=str(error))
+            log.warning("repair postponed", ledger=ledger, error=str(error))
             self._put_off(ledger)
         finally:
             self._working.discard(ledger)
@@ -195,23 +200,23 @@ class Replicator:
     # -- one ledger ------------------------------------------------------------------------------
 
     async def _repair(self, ledger: LedgerId, locked: Callable[[], bool]) -> None:
-        """Do what can be done for the ledger. Raises what the metadata store raises.
+        """Do all possible steps for the ledger. Raises the errors of the metadata store.
 
-        Without the lock no member is named any more: a bookie that is not named yet may have been
-        collecting the copies it got, under the lock.
+        Without the lock no further member is named in the metadata. A bookie that is not named yet
+        may have deleted its new copies, under the lock.
         """
-        mark = await self._marks.get(ledger)
-        if mark is None:
+        record = await self._under_replication.get(ledger)
+        if record is None:
             return
         done: set[Rewrite] = set()
         failed: dict[Step, RepairError | LedgerError] = {}
         while True:
             if self._pause.paused:
-                return  # the mark stays
+                return  # the record stays
             metadata = await self._services.records.get(ledger)
             if metadata is None:
                 break  # it was deleted
-            plan = self._plan(metadata, mark.what)
+            plan = self._plan(metadata, record.faults)
             step = next((s for s in plan.steps if s not in done and s not in failed), None)
             if step is None:
                 break
@@ -225,29 +230,29 @@ class Replicator:
         if metadata is not None and not failed and plan.unwritable:
             why_not = await self._maybe_recover(metadata, plan)
             if why_not is None:
-                self._wake.set()  # it is closed now: the next look does the rest
+                self._wake.set()  # it is closed now; the next pass does the rest
                 return
-            await self._note(mark, why_not)
+            await self._note(record, why_not)
             self._put_off(ledger, WRITTEN_RECHECK_S)
         elif failed:
-            await self._note(mark, next(iter(failed.values())))
+            await self._note(record, next(iter(failed.values())))
             self.counts.repairs_failed += 1
             self._put_off(ledger)
-        elif await self._marks.clear(mark):
+        elif await self._under_replication.clear(record):
             log.info("ledger repaired", ledger=ledger, deleted=metadata is None)
             self.counts.ledgers_repaired += 1
             self._forget(ledger)
 
-    def _plan(self, metadata: LedgerMetadata, what: UnderReplication) -> Plan:
-        """A member that was marked as lost, and is listed again, is not to be replaced."""
+    def _plan(self, metadata: LedgerMetadata, faults: UnderReplication) -> Plan:
+        """A member that is recorded as lost but is listed again is not replaced."""
         directory = self._services.directory
         leaving = directory.decommissioned
         gone = frozenset(
             member
-            for member in what.lost
+            for member in faults.lost
             if member not in directory.listed or member.bookie in leaving
         )
-        return plan_repair(metadata, what, gone, copies_wanted=self._services.config.write_quorum)
+        return plan_repair(metadata, faults, gone, copies_wanted=self._services.config.write_quorum)
 
     async def _do(self, step: Step, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
         match step:
@@ -268,7 +273,8 @@ class Replicator:
                 assert_never(step)
 
     async def _move(self, move: Move, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
-        """Raises NoTarget, CopyFailed, EntryUnreadable, Overtaken, or what the store raises."""
+        """Raises NoTarget, CopyFailed, EntryUnreadable, Overtaken, or the errors of the metadata
+        store."""
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         segment = next(part for part in metadata.segments if part.first_entry == move.first)
         target = await self._target(metadata.ledger, quorum, segment, move.seat)
@@ -298,7 +304,7 @@ class Replicator:
         ends = [part.first_entry - 1 for part in metadata.segments[1:]] + [metadata.last_entry]
         for segment, last in zip(metadata.segments, ends, strict=True):
             target = await self._target(metadata.ledger, quorum, segment, copies - 1)
-            # Each bookie holds everything, so any seat will do.
+            # Each bookie holds everything, so any seat is right.
             await self._copy(metadata, 0, segment.first_entry, last, target)
             added.append(target)
         stored = await self._services.records.widen(
@@ -311,9 +317,9 @@ class Replicator:
     async def _target(
         self, ledger: LedgerId, quorum: Quorum, segment: Segment, seat: int
     ) -> Member:
-        """Who is to take the seat. Raises NoTarget."""
+        """The bookie to take the seat. Raises NoTarget."""
         seated = list(segment.members)
-        seated += [_NOBODY] * (quorum.ensemble_size - len(seated))
+        seated += [_PLACEHOLDER] * (quorum.ensemble_size - len(seated))
         spares = await self._services.ensembles.spares(quorum, seated, [seat])
         if seat not in spares:
             raise NoTarget(ledger, segment.first_entry)
@@ -326,12 +332,12 @@ class Replicator:
         self.counts.copied_bytes += copied
         return copied
 
-    # -- what is being written -------------------------------------------------------------------
+    # -- ledgers being written -------------------------------------------------------------------
 
     async def _maybe_recover(
         self, metadata: LedgerMetadata, plan: Plan
     ) -> RepairError | LedgerError | None:
-        """None: the ledger was recovered, and is closed. Else why not, or not yet."""
+        """None: the ledger was recovered and is closed. Otherwise the reason why not."""
         ledger, tail = metadata.ledger, metadata.last_segment
         listed = self._services.directory.listed
         seen = self._tails.get(ledger)
@@ -345,7 +351,10 @@ class Replicator:
         if waited_s < self._config.open_grace_s or not hopeful or not dead:
             return StillWritten(ledger, ", ".join(member.bookie for member in plan.unwritable))
         log.warning(
-            "ledger taken from its writer", ledger=ledger, state=metadata.state.name, s=waited_s
+            "recovering ledger of a silent writer",
+            ledger=ledger,
+            state=metadata.state.name,
+            seconds=waited_s,
         )
         try:
             await self._recover(ledger)
@@ -354,14 +363,14 @@ class Replicator:
         self.counts.ledgers_recovered += 1
         return None
 
-    # -- what waits ------------------------------------------------------------------------------
+    # -- postponed repairs -----------------------------------------------------------------------
 
-    async def _note(self, mark: Mark, error: RepairError | LedgerError) -> None:
-        """Let the mark tell why; once, not with each attempt."""
-        log.warning("ledger not repaired", ledger=mark.ledger, error=str(error))
-        what = mark.what.failed(str(error), self._clock.now_ms())
-        if what.failure != mark.what.failure:
-            await self._marks.replace(mark, what)
+    async def _note(self, record: UnderReplicationRecord, error: RepairError | LedgerError) -> None:
+        """Store the reason in the record; only when it changed, not at each attempt."""
+        log.warning("ledger not repaired", ledger=record.ledger, error=str(error))
+        faults = record.faults.failed(str(error), self._clock.now_ms())
+        if faults.failure != record.faults.failure:
+            await self._under_replication.replace(record, faults)
 
     def _put_off(self, ledger: LedgerId, pause_s: float | None = None) -> None:
         trouble = self._troubles.get(ledger)
@@ -378,9 +387,9 @@ class Replicator:
         return trouble is None or trouble.retry_at <= now
 
     def _on_bookies_changed(self) -> None:
-        """What failed may succeed now. If not, it is tried again as soon as after a first failure:
-        what failed many times while bookies came and went would wait for minutes when all is well.
-        """
+        """A failed repair may succeed now. If it fails again, its pause starts from the first
+        value. Otherwise a repair that failed repeatedly while bookies came and went would wait for
+        minutes."""
         for trouble in self._troubles.values():
             trouble.retry_at, trouble.pause_s = 0.0, RETRY_S_FIRST / 2
         self._wake.set()

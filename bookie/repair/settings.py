@@ -1,4 +1,4 @@
-"""The settings of a process that repairs."""
+"""The settings of an autorecovery process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _STANDARD = RepairConfig()
 
 
 class AutorecoveryConfig(RoleConfig):
-    """Read from a TOML file, MAGNETAR_AUTORECOVERY_<KEY> and flags. The port may be 0: any free
-    one."""
+    """Read from a TOML file, MAGNETAR_AUTORECOVERY_<KEY> and flags. Port 0 means any free port."""
 
     role: ClassVar[str] = "autorecovery"
 
@@ -22,40 +21,46 @@ class AutorecoveryConfig(RoleConfig):
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
     host: str = Field("127.0.0.1", description="address to listen on")
     http_port: int = Field(8010, ge=0, le=65535, description="/health and /metrics")
-    session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
+    session_timeout_s: float = Field(10.0, gt=0, description="timeout of the metadata session")
     write_quorum: int = Field(
-        3, ge=1, description="copies that ledgers should have; those made with fewer get more"
+        3, ge=1, description="wanted copies of ledgers; a closed ledger with fewer copies gets more"
     )
     lost_bookie_delay_s: float = Field(
-        _STANDARD.lost_bookie_delay_s, ge=0, description="before a missing bookie is given up"
+        _STANDARD.lost_bookie_delay_s,
+        ge=0,
+        description="delay before a missing bookie is declared lost",
     )
     lost_at_once_max: int = Field(
         _STANDARD.lost_at_once_max,
         ge=0,
-        description="when more bookies than this, or than a third, are missing at once, none is"
-        " given up",
+        description="if more bookies than this, or more than a third, are missing at once, none is"
+        " declared lost",
     )
     audit_period_s: float = Field(
-        _STANDARD.audit_period_s, gt=0, description="between looks at every ledger's metadata"
+        _STANDARD.audit_period_s, gt=0, description="period of audits of all ledgers' metadata"
     )
     check_period_s: float = Field(
         _STANDARD.check_period_s,
         gt=0,
-        description="in which all copies of all ledgers are compared",
+        description="period in which all copies of all ledgers are compared",
     )
     scan_ledgers_per_s: int = Field(
-        _STANDARD.scan_ledgers_per_s, ge=1, description="reads of ledgers' metadata in an audit"
+        _STANDARD.scan_ledgers_per_s,
+        ge=1,
+        description="rate limit for reads of ledger metadata in an audit",
     )
     copy_bytes_per_s: int = Field(
-        _STANDARD.copy_bytes_per_s, ge=1 << 20, description="that this process copies at most"
+        _STANDARD.copy_bytes_per_s,
+        ge=1 << 20,
+        description="rate limit for the copies of this process",
     )
     ledgers_at_once: int = Field(
-        _STANDARD.ledgers_at_once, ge=1, description="ledgers repaired side by side"
+        _STANDARD.ledgers_at_once, ge=1, description="ledgers repaired concurrently"
     )
     open_grace_s: float = Field(
         _STANDARD.open_grace_s,
         ge=0,
-        description="for a writer to replace a lost bookie before its ledger is recovered",
+        description="time for a writer to replace a lost bookie before its ledger is recovered",
     )
 
     @property
@@ -66,5 +71,5 @@ class AutorecoveryConfig(RoleConfig):
 
     @model_validator(mode="after")
     def _repairs(self) -> Self:
-        self.repair  # noqa: B018 (names what contradicts)
+        self.repair  # noqa: B018 (raises its own errors)
         return self

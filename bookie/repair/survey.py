@@ -1,5 +1,7 @@
-"""What an operator sees of bookies and ledgers. Reads only: nothing is opened, fenced or recovered,
-so that looking never disturbs a writer."""
+"""Surveys of bookies and ledgers for operators.
+
+A survey only reads: it opens, fences and recovers nothing, so it never disturbs a writer.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from typing import TYPE_CHECKING, Final
 from magnetar.bookie.ledger.errors import BookieUnavailable, LedgerNotFound
 from magnetar.bookie.repair.census import all_ledgers
 from magnetar.bookie.repair.errors import NoSuchCluster
-from magnetar.bookie.repair.marks import Mark, Marks
 from magnetar.bookie.repair.pace import Pace
 from magnetar.bookie.repair.plan import sealed, striped
+from magnetar.bookie.repair.under_replication_records import (
+    UnderReplicationRecord,
+    UnderReplicationRecords,
+)
 from magnetar.metadata import paths
 from magnetar.metadata.codec import (
     decode_bookie_cookie,
@@ -47,14 +52,14 @@ ASK_S: Final = 3.0
 """For one answer of a bookie."""
 
 SCAN_LEDGERS_PER_S: Final = 2_000
-"""An operator waits, and asks seldom."""
+"""Fast, because an operator waits; surveys are rare."""
 
 
 class BookieState(StrEnum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"
     DRAINING = "draining"  # serves, and gets no new ledgers
-    LEAVING = "leaving"  # serves, and what it holds is being moved away
+    LEAVING = "leaving"  # serves, while its ledgers are moved away
     MISSING = "missing"  # known, and not listed
     FORMER = "former"  # an earlier disk of a bookie, which ledgers still name
     UNKNOWN = "unknown"  # ledgers name it, and the cluster does not know it
@@ -94,7 +99,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """What one member of one segment should have, and has."""
+    """The entries that one member of one segment should have, and those that it has."""
 
     first: int
     last: int | None  # None: it is being written
@@ -102,19 +107,19 @@ class CopyRow:
     member: Member
     state: BookieState
     expected: int | None  # entries; None: not known, it is being written
-    held: int | None  # None: it did not say
-    why: str  # what it said instead; "" when it answered
+    held: int | None  # None: it did not answer
+    why: str  # its error; "" when it answered
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerView:
     metadata: LedgerMetadata
-    mark: Mark | None
+    record: UnderReplicationRecord | None
     copies: tuple[CopyRow, ...]
 
 
 async def read_cluster(store: MetadataStore) -> Cluster:
-    """Raises NoSuchCluster, and what the metadata store raises."""
+    """Raises NoSuchCluster and the errors of the metadata store."""
     await store.sync(paths.CLUSTER)
     if await store.get(paths.CLUSTER) is None:
         raise NoSuchCluster
@@ -131,15 +136,15 @@ async def read_cluster(store: MetadataStore) -> Cluster:
 
 
 async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[BookieRow]:
-    """All bookies that are known, listed, or named by a ledger, by name; what they say of their
-    disks, and how many ledgers name them. Raises as `read_cluster`."""
+    """All bookies that have a cookie, are listed, or are named by a ledger, sorted by name; with
+    their disk usage and the number of their ledgers. Raises as `read_cluster`."""
     cluster = await read_cluster(store)
     ledgers: Counter[Member] = Counter()
     still_open: Counter[Member] = Counter()
     async for batch in all_ledgers(store, Pace(SCAN_LEDGERS_PER_S)):
         for _, metadata in batch:
             if metadata is not None:
-                ledgers.update({who for part in metadata.segments for who in part.members})
+                ledgers.update({member for part in metadata.segments for member in part.members})
                 if metadata.state is not LedgerState.CLOSED:
                     still_open.update(metadata.last_segment.members)
     members = {Member(bookie, incarnation) for bookie, incarnation in cluster.cookies.items()}
@@ -164,30 +169,35 @@ async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[Book
     return rows
 
 
-async def survey_marks(store: MetadataStore, clock: Clock) -> list[tuple[Mark, bool]]:
-    """All marks, with whether somebody is repairing the ledger now. Raises as `read_cluster`."""
+async def survey_under_replication(
+    store: MetadataStore, clock: Clock
+) -> list[tuple[UnderReplicationRecord, bool]]:
+    """All under-replication records, with whether the ledger is being repaired now. Raises as
+    `read_cluster`."""
     await read_cluster(store)
-    marks = Marks(store, clock)
+    under_replication = UnderReplicationRecords(store, clock)
     found = []
-    async for ledger in marks.list():
-        mark = await _mark(marks, ledger)
-        if mark is not None:
-            found.append((mark, await marks.locked(ledger)))
+    async for ledger in under_replication.list():
+        record = await _record(under_replication, ledger)
+        if record is not None:
+            found.append((record, await under_replication.locked(ledger)))
     return found
 
 
-async def _mark(marks: Marks, ledger: LedgerId) -> Mark | None:
-    """One that cannot be read is shown as what it is."""
+async def _record(
+    under_replication: UnderReplicationRecords, ledger: LedgerId
+) -> UnderReplicationRecord | None:
+    """The ledger's record. For an unreadable record, one that says so."""
     try:
-        return await marks.get(ledger)
+        return await under_replication.get(ledger)
     except InvalidRecord as error:
-        return Mark(ledger, UnderReplication(0).failed(str(error), 0), version=-1)
+        return UnderReplicationRecord(ledger, UnderReplication(0).failed(str(error), 0), version=-1)
 
 
 async def survey_ledger(
     store: MetadataStore, open_peer: OpenPeer, clock: Clock, ledger: LedgerId
 ) -> LedgerView:
-    """A ledger's metadata, its mark, and what each member says that it holds.
+    """A ledger's metadata, its under-replication record, and the entries that each member holds.
 
     Raises LedgerNotFound, and as `read_cluster`.
     """
@@ -219,8 +229,8 @@ async def survey_ledger(
             )
             state = cluster.state(member)
             copies.append(CopyRow(first, last, seat, member, state, expected, has, why))
-    mark = await _mark(Marks(store, clock), ledger)
-    return LedgerView(metadata, mark, tuple(copies))
+    record = await _record(UnderReplicationRecords(store, clock), ledger)
+    return LedgerView(metadata, record, tuple(copies))
 
 
 async def _held(
@@ -268,7 +278,7 @@ async def _held(
 async def _disks(
     registrations: Iterable[BookieRegistration], open_peer: OpenPeer
 ) -> dict[Member, tuple[int, int]]:
-    """Total and free bytes, of those who answer."""
+    """Total and free bytes, of the bookies that answer."""
 
     async def ask(registration: BookieRegistration) -> tuple[int, int] | None:
         peer = open_peer(registration.member, registration.address)

@@ -1,20 +1,20 @@
 """Group commit: many writes, one sync, then all their acknowledgements.
 
-Theory. Writers write at once (`GroupCommit.write`), on the loop, and so belong to the group that
-is filling. One task closes that group, syncs on a thread of its own, and then calls whoever waits
-for the group. While a sync runs the next group fills: a busy disk makes large groups, an idle one
-makes groups of one, and nobody ever waits for a timer.
+Theory. Writes happen at once on the loop (`GroupCommit.write`) and belong to the group that is
+filling. One task closes that group, syncs on a thread of its own, and then calls the waiters of the
+group. The next group fills during a sync. So a busy disk makes large groups, an idle disk makes
+groups of one, and no write waits for a timer.
 
-RocksDB stops a write that it has no room for, and with it the whole loop. So after each sync the
-store is asked how much it has to do in the background, and before it is too much writers wait
-(`wait_room`), and at last are refused (`overloaded`).
+RocksDB blocks a write when it has no space for it, and this blocks the whole loop. So after each
+sync this module asks the store how much background work is pending. Before it becomes too much,
+writers wait (`wait_room`); finally they are refused (`overloaded`).
 
 Invariants:
-    1. A `done` given to `when_durable` is called only after a sync that began after everything
-       written before the call, and after its sequence was noted in the watermark.
-    2. Once a write or a sync has failed, nothing is written, synced or acknowledged any more: what
-       is on disk is unknown, and syncing again could succeed without having written anything (the
-       kernel drops the pages of a failed sync). The process is to die.
+    1. A `done` given to `when_durable` is called only after a sync that began after all earlier
+       writes, and after the watermark recorded its sequence.
+    2. After a failed write or sync, nothing is written, synced or acknowledged any more. The state
+       of the disk is unknown, and another sync could succeed without writing (the kernel drops the
+       pages of a failed sync). The process must end.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# What a deletion counts as pending: its keys, roughly. That it is above 0 is what matters.
+# The bytes that a deletion counts as pending: roughly its keys. It must be above 0.
 DELETION_BYTES: Final = 64
-# How soon it is seen that the store keeps up again: a flush of 64 MiB takes a quarter of a second.
+# How soon a recovered store is noticed: a flush of 64 MiB takes a quarter of a second.
 PRESSURE_LOOK_S: Final = 0.05
-# Then adds are refused: sooner than a writer gives them up (5 s), so that it learns why.
+# After this time adds are refused: earlier than a writer gives up (5 s), so that it gets the
+# reason.
 HELD_S_MAX: Final = 2.0
 
 
@@ -54,7 +55,7 @@ class _Group:
 
 
 class GroupCommit:
-    """The only writer of a bookie's store. `run` must be running for anything to become durable."""
+    """The only writer of a bookie's store. Nothing becomes durable unless `run` is running."""
 
     def __init__(
         self,
@@ -66,9 +67,8 @@ class GroupCommit:
         pending_bytes_max: int,
         observe_sync: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """`note_durable` and the syncs run on `thread`, in turn. `die` ends the
-        process (in tests it may return). `observe_sync` is told of each sync's
-        seconds."""
+        """`note_durable` and the syncs run on `thread`, in turn. `die` ends the process; in tests
+        it may return. `observe_sync` gets the seconds of each sync."""
         self._storage = storage
         self._note_durable = note_durable
         self._thread = thread
@@ -84,19 +84,19 @@ class GroupCommit:
 
     @property
     def overloaded(self) -> bool:
-        """The store has not kept up for so long that adds are refused rather than held back."""
+        """Whether the store was too slow for so long that adds are refused instead of delayed."""
         if self._held_since is None:
             return False
         return asyncio.get_running_loop().time() - self._held_since >= HELD_S_MAX
 
     @property
     def pending_bytes(self) -> int:
-        """Written and not yet synced."""
+        """Bytes written but not synced yet."""
         return self._filling.bytes + self._syncing_bytes
 
     def write(self, puts: Sequence[Put]) -> None:
-        """Write now, in order; a batch ends with the put that reaches BATCH_BYTES_MAX. Visible on
-        return.
+        """Write the puts now, in order; they are visible on return. A batch ends with the put that
+        reaches BATCH_BYTES_MAX.
 
         Raises StorageFailed, after `die` was called.
         """
@@ -110,19 +110,19 @@ class GroupCommit:
                 begin, size = end, 0
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
-        """See Storage. Gone at once, durably so later. Raises as `write` does."""
+        """See Storage. Deleted at once, durable later. Raises as `write` does."""
         self._do(partial(self._storage.delete_ledger, ledger, tombstone), DELETION_BYTES)
 
     def delete_tombstones(self, ledgers: Sequence[int]) -> None:
         self._do(partial(self._storage.delete_tombstones, ledgers), DELETION_BYTES)
 
     def when_durable(self, done: Callable[[], None]) -> None:
-        """Call `done`, on the loop, once everything written so far is durable; never on failure."""
+        """Call `done` on the loop once all earlier writes are durable; never after a failure."""
         self._filling.waiting.append(done)
         self._wake.set()
 
     async def wait_durable(self) -> None:
-        """Return when everything written so far is durable; never, when the sync fails.
+        """Return when everything written so far is durable; never if the sync fails.
 
         Raises StorageFailed when something has failed already.
         """
@@ -178,15 +178,15 @@ class GroupCommit:
     def _note_pressure(self, pressed: bool) -> None:
         if pressed and self._held_since is None:
             self._held_since = asyncio.get_running_loop().time()
-            log.warning("store does not keep up: adds are held back")
+            log.warning("store too slow, delaying adds")
         elif not pressed and self._held_since is not None:
             self._held_since = None
             log.info("store keeps up again")
         self._room.set()
 
     def _sync(self, sequence: int) -> tuple[bool, float]:
-        """On the sync thread: `sequence` was read before, so the sync covers it. Returns whether
-        adds are to be held back, and how many seconds the sync took."""
+        """On the sync thread. `sequence` was read before, so the sync covers it. Returns whether to
+        delay adds, and the seconds of the sync."""
         begun_s = time.perf_counter()
         self._storage.sync()
         seconds = time.perf_counter() - begun_s
@@ -194,7 +194,7 @@ class GroupCommit:
         return self._pressed(), seconds
 
     def _pressed(self) -> bool:
-        with suppress(StorageFailed):  # the next write says what that means
+        with suppress(StorageFailed):  # the next write reports the failure
             return self._storage.pressure() >= 1
         return False
 

@@ -1,10 +1,10 @@
-"""A bookie's data directory: opened whole and by one process, renewed, or refused with the reason.
+"""A bookie's data directory: opened by one process, renewed, or refused with the reason.
 
-A store that is damaged does not keep the bookie down, nor does the bookie answer from it as if it
-were whole: the bookie goes on as a new incarnation with an empty store, and the damaged store is
-kept for the former one (former.py). That change, like the making of a directory and each start, is
-a sequence of durable steps; identity.py has the rules by which the next start goes on from any of
-them.
+A damaged store does not keep the bookie down, and the bookie does not treat it as intact. The
+bookie continues as a new incarnation with an empty store, and keeps the damaged store for the
+former incarnation (former.py). This change is a sequence of durable steps, as are the formatting of
+a directory and each start. identity.py has the rules by which the next start continues from any
+step.
 
     intent in the identity file (*replacing*), cookie, store and watermark moved to former/,
     identity *formatting*, new store, new watermark, identity *ready*
@@ -75,46 +75,47 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 METADATA_DEADLINE_S: Final = 30.0
-# A new store holds whose it is, and nothing else.
+# A new store holds only the identity of its owner.
 _FRESH_SEQUENCE: Final = 1
 
 
 @dataclass(slots=True)
 class DataDirectory:
-    """An open one. `close` it."""
+    """An open data directory. The caller must `close` it."""
 
     path: Path
     identity: Identity  # of this start
     storage: RocksStorage
     watermark: WatermarkFile
     manifest: ManifestWatch
-    formers: dict[str, RocksStorage | None]  # by incarnation; None: nothing can be read of it
+    formers: dict[str, RocksStorage | None]  # by incarnation; None: the store cannot be read
     lock: int  # file descriptor
-    _cookie: BookieCookie  # as entered last
-    _next: Identity | None = field(default=None, init=False)  # None: no count-up is under way
+    _cookie: BookieCookie  # as last written to the metadata
+    _next: Identity | None = field(default=None, init=False)  # None: no epoch change is running
 
     async def count_up(
         self, metadata: MetadataStore, *, chance: random.Random, thread: Worker
     ) -> None:
-        """Begin the next boot epoch, so that an image of the disk that was taken before is known
-        as older. May be called again when it raised what the metadata store raises.
+        """Begin the next boot epoch, so that an earlier image of the disk can be recognised. May be
+        called again after an error of the metadata store.
 
-        Raises WrongIncarnation: another process has taken the bookie's name; end this one.
+        Raises WrongIncarnation when another process has taken the bookie's name; this process must
+        end.
         """
         if self._next is None:
             self._next = replace(
                 self.identity,
                 boot_epoch=self._cookie.boot_epoch + 1,
                 start=_random_id(chance),
-                intents=(),  # the last epoch's
+                intents=(),  # those of the last epoch
             )
         await thread.do(partial(write_identity, self.path, self._next))
         self._cookie = await _enter(self.path, metadata, self._next, self._cookie)
         self._next = None
 
     def remove_former(self, incarnation: str) -> None:
-        """Give back the space of a former incarnation's store. Raises OSError; may be called again.
-        Blocks; nobody may be reading from the store."""
+        """Delete a former incarnation's store. Raises OSError; may be called again. Blocks; no read
+        of the store may be running."""
         storage = self.formers.pop(incarnation, None)
         if storage is not None:
             with suppress(StorageFailed):
@@ -122,13 +123,14 @@ class DataDirectory:
         remove_former(self.path, incarnation)
 
     def close(self) -> None:
-        """In good order: nothing may be under way any more. Raises StorageFailed."""
+        """Close in good order; nothing may be running. Raises StorageFailed."""
         for former in self.formers.values():
             if former is not None:
                 with suppress(StorageFailed):
                     former.close()
         sequence = self.storage.sequence()
-        with suppress(StorageFailed):  # no room, or RocksDB's own work was cancelled
+        # the disk is full, or RocksDB's background work was cancelled
+        with suppress(StorageFailed):
             self.storage.flush()
         try:
             self.manifest.look()
@@ -151,11 +153,11 @@ async def open_directory(
     open_deadline_s: float = OPEN_DEADLINE_S,
     new_incarnation: bool = False,
 ) -> DataDirectory:
-    """Open the directory, format it if it is empty, renew it if its store is damaged, and enter
-    this start in the metadata.
+    """Open the directory and register this start in the metadata. Formats an empty directory, and
+    replaces a damaged store.
 
-    `new_incarnation`: an empty directory of a bookie that the cluster knows is formatted as well.
-    Raises StartRefused, or what the metadata store raises.
+    `new_incarnation`: also format an empty directory of a bookie that the cluster knows. Raises
+    StartRefused and the errors of the metadata store.
     """
     deadline_s = asyncio.get_running_loop().time() + METADATA_DEADLINE_S
     cluster = await cluster_id(metadata, chance=chance, deadline=deadline_s)
@@ -223,15 +225,14 @@ def _check_replaceable(path: Path, identity: Identity, reason: str) -> None:
     if len(kept) >= FORMERS_MAX:
         raise TooManyFormers(
             path,
-            found=f"that the store is damaged ({reason}), and those of {len(kept)} former "
-            "incarnations beside it",
+            found=f"a damaged store ({reason}), and the stores of {len(kept)} former incarnations",
             expected=f"at most {FORMERS_MAX}",
             remedy="Replace the disk, and start with --new-incarnation on an empty directory. "
-            "Keep this one until the entries are restored from the other bookies.",
+            "Keep this directory until the entries are restored from the other bookies.",
         )
     log.error(
-        "store damaged: going on as a new incarnation with an empty one; what the damaged one "
-        "still has is given to readers",
+        "store damaged, continuing as a new incarnation with an empty store; the damaged store is "
+        "served read-only",
         directory=str(path),
         reason=reason,
         former=identity.former,
@@ -242,21 +243,22 @@ def _check_replaceable(path: Path, identity: Identity, reason: str) -> None:
 async def _check_alone(
     metadata: MetadataStore, rolled_back: DirectoryRolledBack, bookie: str
 ) -> None:
-    """An older image must not oust the bookie itself, should that be running elsewhere."""
+    """An older image must not replace the bookie while the bookie itself runs elsewhere."""
     path = paths.bookie_available(BookieId(bookie))
     await metadata.sync(path)
     if await metadata.get(path) is not None:
         raise DirectoryRolledBack(
             rolled_back.directory,
-            found=f"{rolled_back.found}, and that the bookie is registered",
+            found=f"{rolled_back.found}, while the bookie is registered",
             expected=rolled_back.expected,
-            remedy="If the bookie runs elsewhere, this is a copy of its directory: leave it. If it "
-            "has just ended, start again once its registration has expired.",
+            remedy="If the bookie runs elsewhere, this is a copy of its directory: leave it. If "
+            "the bookie has just ended, start again when its registration has expired.",
         )
 
 
 def _make_store(path: Path, identity: Identity) -> tuple[Identity, RocksStorage]:
-    """From either state of a change that was begun; the identity is *formatting* then."""
+    """Make the store, from either state of an unfinished change. The returned identity is
+    *formatting* or *ready*."""
     if identity.state is DirectoryState.REPLACING:
         assert identity.former is not None
         move_to_former(path, identity.former)
@@ -282,15 +284,15 @@ def _not_made(path: Path, error: StorageFailed) -> DirectoryUnusable:
 
 
 def _clear(path: Path) -> None:
-    """Remove what an interrupted formatting left."""
+    """Remove the remains of an interrupted formatting."""
     with suppress(FormatDamaged, StorageFailed):
-        mark = read_watermark(path / WATERMARK)
-        if mark is not None and mark.sequence > _FRESH_SEQUENCE:
+        watermark = read_watermark(path / WATERMARK)
+        if watermark is not None and watermark.sequence > _FRESH_SEQUENCE:
             raise DirectoryRolledBack(
                 path,
-                found=f"a store of {mark.sequence} operations and an identity file from before",
+                found=f"a store of {watermark.sequence} operations and an older identity file",
                 expected="the identity file that was written when the store was made",
-                remedy="An older identity file was put beside it; put the right one back.",
+                remedy="An older identity file was put beside the store; restore the right one.",
             )
     try:
         (path / WATERMARK).unlink(missing_ok=True)
@@ -303,7 +305,7 @@ def _clear(path: Path) -> None:
 def _begin_watermark(
     path: Path, identity: Identity, storage: RocksStorage, manifest: ManifestWatch
 ) -> WatermarkFile:
-    """The watermark of this boot epoch: what was replayed is durable now."""
+    """The watermark of this boot epoch: the replayed operations are durable now."""
     try:
         watermark = WatermarkFile(
             path / WATERMARK,
@@ -347,13 +349,13 @@ async def _enter(
     def change(value: bytes | None) -> bytes | Verdict:
         stored = None if value is None else decode_bookie_cookie(value)
         if stored == ours:
-            return KEEP  # our own change, whose answer was lost
+            return KEEP  # our own change, after a lost reply
         if stored != before:
             raise WrongIncarnation(
                 path,
                 found=f"incarnation {identity.incarnation}, boot epoch {identity.boot_epoch}, "
                 f"start {identity.start}",
-                expected=f"to be alone; meanwhile the metadata names {stored}",
+                expected=f"the only process of this bookie; the metadata names {stored}",
                 remedy="Two processes run as this bookie; stop one of them.",
             )
         return encode_bookie_cookie(ours)

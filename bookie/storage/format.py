@@ -1,6 +1,6 @@
-"""What a bookie keeps on disk, as bytes. FORMAT.md describes every layout in this file.
+"""The bookie's data on disk, as bytes. FORMAT.md describes every layout in this file.
 
-Keys sort as their ids do: ids are never negative, and big-endian.
+Keys sort like their ids: ids are never negative, and are big-endian.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import google_crc32c
 
 IDENTITY_KEY: Final = b"I"
 ENTRY_KEY: Final = struct.Struct(">cqq")
-LEDGER_KEY: Final = struct.Struct(">cq")  # also of tombstones
+LEDGER_KEY: Final = struct.Struct(">cq")  # also for tombstones
 ID_MAX: Final = 2**63 - 1
 
 LEDGER_RECORD_VERSION: Final = 1
@@ -33,7 +33,7 @@ _RECLAIMED: Final = 1
 _WATERMARK: Final = struct.Struct(">IBBQQ")  # crc, version, flags, boot epoch, sequence
 _CLOSED: Final = 1
 _NAMES_MANIFEST: Final = 2
-_MANIFEST_MARK: Final = struct.Struct(">IQQQ")  # crc, number, bytes, flushed
+_MANIFEST_STATE: Final = struct.Struct(">IQQQ")  # crc, number, bytes, flushed
 _CRC: Final = struct.Struct(">I")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -44,8 +44,9 @@ _IDENTITY: Final = re.compile(
     rb"crc32c = (?P<crc>[0-9a-f]{8})\n"
 )
 _IDENTITY_BYTES_MAX: Final = 4096
-# 33 bytes each, so 2,112 of the 4,096 bytes; the other lines take less than 700. Each is a start
-# that got as far as reading the cookie and ended before it was told that it had written it.
+# 33 bytes each, so 2,112 of the 4,096 bytes; the other lines take less than 700. Each intent
+# belongs to a start that read the cookie but ended before it knew whether its own cookie was
+# written.
 INTENTS_MAX: Final = 64
 _IDENTITY_FIELDS: Final = frozenset({"bookie", "cluster", "incarnation", "boot_epoch", "state"})
 _IDENTITY_FIELDS_LATER: Final = frozenset({"former", "start", "intents"})  # may be absent
@@ -53,7 +54,7 @@ _NONE: Final = "none"
 
 
 class FormatDamaged(ValueError):
-    """Bytes that are not what they should be: `reason` says how one can see it."""
+    """Bytes do not have the expected format; `reason` says why."""
 
     definite = False
 
@@ -74,7 +75,7 @@ def ledger_key(ledger: int) -> bytes:
 
 
 def key_after_ledger(ledger: int) -> bytes:
-    """Sorts after the ledger's key and before the next one's; -1: before all of them."""
+    """A key after the ledger's key and before the next ledger's. -1: before all of them."""
     return ledger_key(ledger) + b"\0" if ledger >= 0 else b"L"
 
 
@@ -101,7 +102,7 @@ def key_ledger(key: bytes) -> int:
     return int(ledger)
 
 
-# -- The record of a ledger --------------------------------------------------------------------
+# -- The ledger record ----- --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class LedgerRecord:
     master_key: int
     fenced: bool
     created_ms: int  # by this bookie's wall clock; informative
-    verified: bool = False  # the metadata said once that this bookie is to take its adds
+    verified: bool = False  # the metadata once confirmed that this bookie takes its adds
 
     def fence(self) -> LedgerRecord:
         return replace(self, fenced=True)
@@ -136,13 +137,13 @@ def decode_ledger_record(value: bytes) -> LedgerRecord:
     return LedgerRecord(master_key, bool(flags & _FENCED), created_ms, bool(flags & _VERIFIED))
 
 
-# -- What is left of a deleted ledger ------------------------------------------------------------
+# -- The tombstone of a deleted ledger ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
     deleted_ms: int  # by this bookie's wall clock
-    reclaimed: bool = False  # the space that the ledger took was given back
+    reclaimed: bool = False  # the ledger's space was reclaimed
 
 
 def encode_tombstone(stone: Tombstone) -> bytes:
@@ -160,12 +161,12 @@ def decode_tombstone(value: bytes) -> Tombstone:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestMark:
-    """RocksDB's list of its tables, as it was once."""
+class ManifestState:
+    """A past state of RocksDB's MANIFEST, its list of tables."""
 
     number: int  # of the file
-    size_bytes: int  # how long it was at least, all of it intact
-    flushed: int  # every operation up to this one was in tables that it names
+    size_bytes: int  # the file had at least this size, all of it intact
+    flushed: int  # every operation up to this one was in tables that the file names
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,27 +175,27 @@ class Watermark:
 
     boot_epoch: int
     sequence: int
-    closed: bool = False  # the store was closed in good order, and nothing was written since
-    manifest: ManifestMark | None = None  # None: not noted
+    closed: bool = False  # the store was closed in good order, and not written since
+    manifest: ManifestState | None = None  # None: not recorded
 
 
 def encode_watermark(watermark: Watermark) -> bytes:
     manifest = watermark.manifest
     flags = (_CLOSED if watermark.closed else 0) | (0 if manifest is None else _NAMES_MANIFEST)
-    mark = _seal(
+    slot = _seal(
         _WATERMARK.pack(0, WATERMARK_VERSION, flags, watermark.boot_epoch, watermark.sequence)
     )
     if manifest is None:
-        return mark
-    return mark + _seal(
-        _MANIFEST_MARK.pack(0, manifest.number, manifest.size_bytes, manifest.flushed)
+        return slot
+    return slot + _seal(
+        _MANIFEST_STATE.pack(0, manifest.number, manifest.size_bytes, manifest.flushed)
     )
 
 
 def decode_watermark(slots: bytes) -> Watermark:
-    """The later of the two slots; one of them may be torn. Raises FormatDamaged when both are.
+    """The later of the two slots; one may be torn. Raises FormatDamaged when both are.
 
-    The notes of an idle store differ in what RocksDB did to its manifest alone.
+    For an idle store the slots differ only in RocksDB's changes to its manifest.
     """
     found: list[Watermark] = []
     reasons: list[str] = []
@@ -208,9 +209,15 @@ def decode_watermark(slots: bytes) -> Watermark:
     return max(found, key=_age)
 
 
-def _age(mark: Watermark) -> tuple[int, int, bool, int, int]:
-    manifest = mark.manifest or ManifestMark(0, 0, 0)
-    return mark.boot_epoch, mark.sequence, mark.closed, manifest.number, manifest.size_bytes
+def _age(watermark: Watermark) -> tuple[int, int, bool, int, int]:
+    manifest = watermark.manifest or ManifestState(0, 0, 0)
+    return (
+        watermark.boot_epoch,
+        watermark.sequence,
+        watermark.closed,
+        manifest.number,
+        manifest.size_bytes,
+    )
 
 
 def _decode_slot(slot: bytes) -> Watermark:
@@ -219,11 +226,11 @@ def _decode_slot(slot: bytes) -> Watermark:
     )
     manifest = None
     if flags & _NAMES_MANIFEST:
-        value = slot[_WATERMARK.size : _WATERMARK.size + _MANIFEST_MARK.size]
-        crc, *fields = _MANIFEST_MARK.unpack(value)
+        value = slot[_WATERMARK.size : _WATERMARK.size + _MANIFEST_STATE.size]
+        crc, *fields = _MANIFEST_STATE.unpack(value)
         if google_crc32c.value(value[_CRC.size :]) != crc:
             raise FormatDamaged("checksum mismatch")
-        manifest = ManifestMark(*fields)
+        manifest = ManifestState(*fields)
     return Watermark(boot_epoch, sequence, bool(flags & _CLOSED), manifest)
 
 
@@ -252,30 +259,31 @@ def _open(
 
 
 class DirectoryState(StrEnum):
-    """How far a directory is."""
+    """The state of a directory."""
 
-    REPLACING = "replacing"  # store and watermark are the former incarnation's, to be moved away
-    FORMATTING = "formatting"  # store and watermark, if there, are being made: nothing is in them
+    # store and watermark belong to the former incarnation, and will be moved
+    REPLACING = "replacing"
+    FORMATTING = "formatting"  # store and watermark are being made, and are still empty
     READY = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose directory it is."""
+    """The owner of a directory."""
 
     bookie: str
     cluster: str
-    incarnation: str  # 32 hex digits, made when the store was made
+    incarnation: str  # 32 hex digits, made with the store
     former: str | None  # the incarnation that this one replaced. None: it is the bookie's first
-    boot_epoch: int  # of the last start, or of the one that is under way; counts on over the former
-    start: str  # 32 hex digits, drawn for that epoch: tells two copies of a directory apart; or ""
+    boot_epoch: int  # of the last or the running start; continues the count of the former
+    start: str  # 32 hex digits of that epoch, to tell two copies of a directory apart; or ""
     state: DirectoryState
-    # Earlier tokens of the same epoch, oldest first, of starts that may yet turn up in the cookie.
+    # Earlier tokens of the same epoch, oldest first, whose cookie writes may still arrive.
     intents: tuple[str, ...] = ()
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` can be a bookie's or a cluster's: 1 to 128 letters, digits, '.', '_', '-'."""
+    """Whether `name` is valid for a bookie or cluster: 1 to 128 letters, digits, '.', '_', '-'."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -284,7 +292,7 @@ def is_incarnation(text: str) -> bool:
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """Lines of text, for people to read; the checksum covers all lines before it."""
+    """Lines of text that people can read; the checksum covers all lines before it."""
     assert is_name(identity.bookie)
     assert is_name(identity.cluster)
     assert is_incarnation(identity.incarnation)
@@ -333,11 +341,13 @@ def _identity_of(fields: dict[str, str]) -> Identity:
             raise FormatDamaged(f"the field {name} is not 32 hex digits")
     intents = tuple(fields["intents"].split(".")) if "intents" in fields else ()
     if len(intents) > INTENTS_MAX or not all(is_incarnation(intent) for intent in intents):
-        raise FormatDamaged(f"the field intents is not up to {INTENTS_MAX} times 32 hex digits")
+        raise FormatDamaged(
+            f"the field intents is not a list of up to {INTENTS_MAX} ids of 32 hex digits"
+        )
     if not is_incarnation(incarnation):
         raise FormatDamaged("the incarnation is not 32 hex digits")
     if not fields["boot_epoch"].isdecimal() or fields["state"] not in set(DirectoryState):
-        raise FormatDamaged("the boot epoch or the state makes no sense")
+        raise FormatDamaged("the boot epoch or the state is invalid")
     return Identity(
         bookie=fields["bookie"],
         cluster=fields["cluster"],

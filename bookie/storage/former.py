@@ -1,16 +1,17 @@
-"""The stores of former incarnations: damaged ones, kept as they were, opened for reading only.
+"""The stores of former incarnations: damaged stores, kept unchanged and opened read-only.
 
     former/<incarnation>/     store and watermark as they were found, moved there, never written to
-    views/<incarnation>/      links to the files of such a store, made anew at each start
+    views/<incarnation>/      links to the files of such a store, made again at each start
 
-What such a store still has is true: each entry carries a checksum over its content and its ids.
-What it does not have is unknown. So it is opened with whatever can be read of it: damaged records
-of the log are skipped, and tables that are gone are missed only where they are read.
+An entry that such a store still has is valid: a checksum covers its content and its ids. A missing
+entry is unknown. So the store is opened with everything that can be read. Damaged records of the
+log are skipped, and missing tables matter only when they are read.
 
-NOTE: what only its log had is kept in memory while it is open, up to what eight memtables hold, 512
-MiB. RocksDB reads a log no other way without writing.
+NOTE: entries that only the log had stay in memory while the store is open: up to eight memtables,
+512 MiB. RocksDB has no other way to read a log without writing.
 
-A view is what RocksDB opens, since rocksdict writes a file of its own into each store it opens.
+RocksDB opens a view instead of the store, because rocksdict writes a file of its own into each
+store that it opens.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Each keeps its space until its ledgers are restored elsewhere, which takes hours. A disk that
-# damages a fifth store before that is to be replaced.
+# Each store keeps its space until its ledgers are restored elsewhere, which takes hours. A disk
+# that damages a fifth store in that time must be replaced.
 FORMERS_MAX: Final = 4
 
-# Every start waits for them: one that hangs must not keep the bookie away for long.
+# Every start waits for them; a store that hangs must not delay the bookie for long.
 OPEN_DEADLINE_S: Final = 15.0
 
-# RocksDB's own text log, rocksdict's settings, and the options of the last opening, which may be
-# damaged themselves: opening needs none of them.
+# RocksDB's text log, rocksdict's settings, and the options of the last opening, which may be
+# damaged. Opening needs none of them.
 _NOT_VIEWED: Final = ("LOG", "LOCK", "OPTIONS", "rocksdict-config.json")
 
 
 def former_incarnations(path: Path) -> list[str]:
-    """Those whose stores are kept in the data directory `path`."""
+    """The incarnations whose stores are kept in the data directory `path`."""
     try:
         return sorted(filter(is_incarnation, os.listdir(path / FORMER)))
     except FileNotFoundError:
@@ -61,8 +62,8 @@ def former_incarnations(path: Path) -> list[str]:
 
 
 def move_to_former(path: Path, incarnation: str) -> None:
-    """Put store and watermark aside, whatever there is of them; durable on return. May be called
-    again after a crash."""
+    """Move store and watermark aside, as far as they exist; durable on return. May be called again
+    after a crash."""
     target = path / FORMER / incarnation
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def move_to_former(path: Path, incarnation: str) -> None:
 
 
 async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStorage | None]:
-    """By incarnation; None: nothing can be read of it, or not within the shorter deadline."""
+    """By incarnation. None: the store cannot be read, or not within the shorter deadline."""
     deadline_s = min(deadline_s, OPEN_DEADLINE_S)
     formers: dict[str, RocksStorage | None] = {}
     for incarnation in former_incarnations(path):
@@ -84,11 +85,15 @@ async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStora
             formers[incarnation] = await _open(path, incarnation, deadline_s)
         except (StorageFailed, StartRefused, OSError) as error:
             formers[incarnation] = None
-            log.error("former store does not open", incarnation=incarnation, reason=str(error))
+            log.error(
+                "store of a former incarnation does not open",
+                incarnation=incarnation,
+                reason=str(error),
+            )
         else:
             log.warning(
-                "former store opened: what it still has is given to readers, until no ledger "
-                "needs it any more",
+                "store of a former incarnation opened; it is served read-only until no ledger "
+                "needs it",
                 incarnation=incarnation,
             )
     return formers
@@ -103,7 +108,7 @@ def remove_former(path: Path, incarnation: str) -> None:
 
 
 def make_view(store: Path, view: Path) -> None:
-    """A directory of links to what RocksDB needs of a store. Raises OSError."""
+    """Make a directory of links to the store's files that RocksDB needs. Raises OSError."""
     if view.exists():
         shutil.rmtree(view)
     view.mkdir(parents=True)
@@ -122,5 +127,5 @@ async def _open(path: Path, incarnation: str, deadline_s: float) -> RocksStorage
     owner = storage.owner()
     if owner not in (None, incarnation.encode()):
         storage.close()
-        raise StorageFailed("open", f"it is the store of {owner!r}")
+        raise StorageFailed("open", f"the store belongs to {owner!r}")
     return storage

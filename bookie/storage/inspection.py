@@ -1,7 +1,7 @@
-"""A data directory looked at without its bookie: what is in it, and what is damaged.
+"""Inspects a data directory without its bookie: its content and its damage.
 
-Nothing of the directory is written to: RocksDB opens a view of links to the store's files
-(former.py) that lies elsewhere. Damage is not an error here but what is looked for.
+The inspection writes nothing to the directory. RocksDB opens a view of links to the store's files
+(former.py) in another place. Damage is a result here, not an error.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE: Final = 1000
-# Of the damaged entries of a ledger so many are named, the rest is counted.
+# The damaged entries named per ledger; the others are only counted.
 NAMED_MAX: Final = 100
 
 
 @dataclass(slots=True)
 class LedgerFacts:
     ledger: int
-    fenced: bool | None = None  # None: the ledger's record is gone or damaged
+    fenced: bool | None = None  # None: the ledger's record is missing or damaged
     entries: int = 0
     first: int = -1
     last: int = -1
-    runs: int = 0  # stretches without a gap
-    bytes: int = 0  # of the envelopes that could be read
-    damaged: int = 0  # unreadable or, if that was asked for, with a wrong checksum
+    runs: int = 0  # ranges without a gap
+    bytes: int = 0  # of the readable envelopes
+    damaged: int = 0  # unreadable or, with `verify`, with a wrong checksum
     damaged_entries: list[int] = field(default_factory=list)  # the first NAMED_MAX
 
 
@@ -56,30 +56,30 @@ class StoreFacts:
     damage: list[str]  # empty: none was found
     opened: bool = False
     sequence: int = 0  # of the last operation
-    watermark: Watermark | None = None  # None: gone or damaged
+    watermark: Watermark | None = None  # None: missing or damaged
     ledgers: list[LedgerFacts] = field(default_factory=list)
-    tombstones: int = 0  # deleted ledgers that are remembered
+    tombstones: int = 0  # remembered deletions of ledgers
 
 
 @dataclass(slots=True)
 class DirectoryFacts:
     path: str
-    identity: Identity | None  # None: gone or damaged
+    identity: Identity | None  # None: missing or damaged
     damage: list[str]  # of the directory itself
     store: StoreFacts
     formers: list[StoreFacts]
 
     @property
     def whole(self) -> bool:
-        """No damage, but for that of former incarnations, which is known."""
+        """Whether there is no damage, except the known damage of former incarnations."""
         damaged = self.damage or self.store.damage
         return not damaged and not any(ledger.damaged for ledger in self.store.ledgers)
 
 
 def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
-    """Look at it. `verify` checks each entry's checksum; sizes are read in any case.
+    """Inspect the directory. `verify` checks each entry's checksum; sizes are read in any case.
 
-    Raises DirectoryLocked: its bookie runs. DirectoryForeign: it is not a bookie's.
+    Raises DirectoryLocked when its bookie runs, and DirectoryForeign when it is not a bookie's.
     """
     found = find(path) if path.is_dir() else None
     if found is None or (found.identity is None and STORE not in found.others):
@@ -87,14 +87,14 @@ def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
             path,
             found="neither an identity file nor a store",
             expected="the data directory of a bookie",
-            remedy="Name the directory that the bookie's data_dir names.",
+            remedy="Give the directory from the bookie's data_dir.",
         )
     identity = found.identity if isinstance(found.identity, Identity) else None
     damage = []
     if isinstance(found.identity, FormatDamaged):
         damage.append(f"the identity file is damaged: {found.identity.reason}")
     elif found.identity is None:
-        damage.append("the identity file is gone")
+        damage.append("the identity file is missing")
     with _alone(path), tempfile.TemporaryDirectory(prefix="magnetar-inspect-") as views:
         present = "" if identity is None else identity.incarnation
         store = _store(path, present, Path(views) / "present", verify=verify)
@@ -107,7 +107,7 @@ def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """No bookie starts on it meanwhile. Raises DirectoryLocked."""
+    """Prevent a bookie's start on the directory. Raises DirectoryLocked."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _store(directory: Path, incarnation: str, view: Path, *, verify: bool) -> StoreFacts:
     facts = StoreFacts(incarnation, [])
     if not (directory / STORE).is_dir():
-        facts.damage.append("the store is gone")
+        facts.damage.append("the store is missing")
         return facts
     _look_at_watermark(directory, facts)
     storage = _open(directory / STORE, view, facts)
@@ -154,7 +154,7 @@ def _look_at_watermark(directory: Path, facts: StoreFacts) -> None:
     try:
         facts.watermark = read_watermark(directory / WATERMARK)
         if facts.watermark is None:
-            facts.damage.append("the watermark is gone")
+            facts.damage.append("the watermark is missing")
         elif missing := find_damage(directory / STORE, facts.watermark):
             facts.damage.append(missing)
     except (FormatDamaged, StorageFailed) as error:
@@ -164,7 +164,7 @@ def _look_at_watermark(directory: Path, facts: StoreFacts) -> None:
 
 
 def _open(store: Path, view: Path, facts: StoreFacts) -> RocksStorage | None:
-    """As it should open, or else whatever can be read."""
+    """Open the store normally, or else with everything that can be read."""
     for salvage in (False, True):
         try:
             make_view(store, view)
@@ -189,7 +189,7 @@ def _tombstones(storage: RocksStorage) -> Iterator[int]:
 
 
 def _ledger(storage: RocksStorage, ledger: int, damage: list[str], *, verify: bool) -> LedgerFacts:
-    """What can be read of it; why that is not all is added to `damage`."""
+    """The readable facts of the ledger; the reason for missing facts is added to `damage`."""
     facts = LedgerFacts(ledger)
     try:
         facts.fenced = decode_ledger_record(storage.ledger_record(ledger) or b"").fenced

@@ -1,4 +1,4 @@
-"""What lies in a bookie's data directory, and how its small files are replaced (FORMAT.md)."""
+"""The files of a bookie's data directory, and how its small files are replaced (FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ RESERVE_NEW: Final = "reserve.new"
 RECLAIMING: Final = "reclaiming"
 ROTTEN: Final = "rotten"
 
-# What says nothing of a store.
+# Files that are no sign of a store.
 _IGNORED: Final = frozenset(
     {LOCK, IDENTITY, IDENTITY_NEW, RESERVE, RESERVE_NEW, RECLAIMING, ROTTEN, "lost+found"}
 )
 
-# What a failed operation says of the process or the disk, and nothing of the store.
+# Errors caused by the process or the disk, not by the store.
 _ENVIRONMENT: Final = {
     errno.ENOSPC: "The disk is full: free some space, then start again.",
     errno.EDQUOT: "The quota is used up: raise it, then start again.",
-    errno.EROFS: "The file system is mounted read-only: see the kernel's log, then remount it.",
+    errno.EROFS: "The file system is mounted read-only: check the kernel log, then remount it.",
     errno.EACCES: "Give the bookie's user permission to read and write.",
     errno.EPERM: "Give the bookie's user permission to read and write.",
     errno.EMFILE: "Raise the limit of open files (ulimit -n), then start again.",
     errno.ENFILE: "This machine has too many files open; start again later.",
-    errno.ENOMEM: "This machine is out of memory; start again when it is not.",
+    errno.ENOMEM: "This machine is out of memory; free some, then start again.",
     errno.EAGAIN: "Another process has the store open: end it, then start again.",
 }
 
@@ -53,13 +53,13 @@ def unusable(path: Path, error: OSError) -> DirectoryUnusable:
     return DirectoryUnusable(
         path,
         found=os.strerror(number),
-        expected="a directory that can be written",
-        remedy=_ENVIRONMENT.get(number, "Point data_dir to a directory that can be written."),
+        expected="a writable directory",
+        remedy=_ENVIRONMENT.get(number, "Set data_dir to a writable directory."),
     )
 
 
 def environment_error(reason: str) -> OSError | None:
-    """The system's error that RocksDB's words name, if it has nothing to do with the store."""
+    """The system error named in RocksDB's message, if the store is not its cause."""
     for number in _ENVIRONMENT:
         if os.strerror(number) in reason:
             return OSError(number, reason)
@@ -75,7 +75,8 @@ def sync_directory(path: Path) -> None:
 
 
 def lock_directory(path: Path, *, sync: Callable[[Path], None] = sync_directory) -> int:
-    """Make the directory if need be, and lock it against other processes. Returns what to close."""
+    """Make the directory if needed, and lock it against other processes. Returns the descriptor to
+    close."""
     try:
         _make_directory(path, sync)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -96,7 +97,7 @@ def lock_directory(path: Path, *, sync: Callable[[Path], None] = sync_directory)
 
 
 def _make_directory(path: Path, sync: Callable[[Path], None]) -> None:
-    """As durable as what will be in it."""
+    """Make the directory as durable as its future content."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -107,8 +108,8 @@ def in_use(path: Path, lock: int) -> DirectoryLocked:
     holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
     return DirectoryLocked(
         path,
-        found=f"that process {holder} uses it",
-        expected="to be alone",
+        found=f"process {holder} using it",
+        expected="no other process",
         remedy="Stop that process, or give this bookie a directory of its own.",
     )
 
@@ -128,7 +129,7 @@ def find(path: Path) -> Found:
 
 
 def write_identity(path: Path, identity: Identity) -> None:
-    """Replace the file, durably and at once: after a crash it is the old one or the new one."""
+    """Replace the file durably and atomically: after a crash it is the old or the new one."""
     try:
         with open(path / IDENTITY_NEW, "wb") as file:
             file.write(encode_identity(identity))

@@ -1,8 +1,8 @@
-"""RocksDB's log format: up to where is a file whole, and which operations does it hold?
+"""RocksDB's log format: the whole part of a file, and the operations in it.
 
-Write-ahead logs and the MANIFEST have this format. RocksDB ends its reading silently where a
-length field points behind the end of the file, and it does not miss a log in the middle; both are
-how a damaged store may open with entries missing. So the files are read here as well.
+Write-ahead logs and the MANIFEST have this format. RocksDB silently stops reading where a length
+field points behind the end of the file. It also does not notice a missing log in the middle. In
+both cases a damaged store may open with entries missing. So this module reads the files too.
 
     file      blocks of 32 KiB; a block's last 6 bytes or fewer are padding
     fragment  u32 masked crc32c of type and data | u16 size | u8 type | data      (little-endian)
@@ -31,20 +31,20 @@ _U32: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """What was found in one file."""
+    """The content of one file."""
 
     records: int
-    whole_bytes: int  # where the last whole record ends
-    damage: str  # what is wrong after it; "": nothing, at most zeros follow
+    whole_bytes: int  # the end of the last whole record
+    damage: str  # the damage after it; "": none, at most zeros follow
     first: int  # sequence of the first operation; 0: no operation
-    next: int  # the sequence that should follow the last operation; 0: no operation
+    next: int  # the expected sequence after the last operation; 0: no operation
 
 
 def read_log(data: bytes, *, batches: bool) -> LogFile:
-    """Read a file from its start. `batches`: its records are those of a write-ahead log, whose
-    sequences must follow each other."""
+    """Read a file from its start. `batches`: its records are those of a write-ahead log, with
+    consecutive sequences."""
     at = records = whole = first = following = 0
-    head = b""  # the start of the record that is being read
+    head = b""  # the start of the current record
     inside = False
     damage = ""
     while at < len(data):
@@ -85,8 +85,7 @@ def read_log(data: bytes, *, batches: bool) -> LogFile:
 
 
 def _fragment(data: bytes, at: int, block_end: int) -> tuple[int, int, str]:
-    """(type, where it ends, what is wrong with it) of the fragment at `at`; an end of -1: there is
-    none, zeros begin."""
+    """(type, end, damage) of the fragment at `at`. End -1: there is no fragment, only zeros."""
     if len(data) - at < _HEADER.size:
         return 0, -1, "" if not data[at:].strip(b"\0") else f"header torn at {at}"
     crc, size, kind = _HEADER.unpack_from(data, at)
@@ -104,10 +103,10 @@ def _fragment(data: bytes, at: int, block_end: int) -> tuple[int, int, str]:
 
 
 def log_damage(logs: Mapping[int, LogFile], *, flushed: int, durable: int) -> str:
-    """What is missing from the write-ahead logs, by number; "": nothing.
+    """The operations missing from the write-ahead logs, by number; "": none.
 
-    Up to `flushed` the operations are in tables, up to `durable` they were on disk. RocksDB may
-    leave logs that it needs no longer, so what counts is the unbroken run that ends the newest one.
+    Operations up to `flushed` are in tables; operations up to `durable` were on disk. RocksDB may
+    leave unneeded logs, so only the unbroken run that ends in the newest log counts.
     """
     first = end = 0
     for number in sorted(logs, reverse=True):
@@ -122,7 +121,7 @@ def log_damage(logs: Mapping[int, LogFile], *, flushed: int, durable: int) -> st
     if durable <= flushed:
         return ""
     if not end or first > flushed + 1:
-        return f"operations {flushed + 1} to {min(durable, (first or durable + 1) - 1)} are gone"
+        return f"operations {flushed + 1} to {min(durable, (first or durable + 1) - 1)} are missing"
     if end <= durable:
-        return f"operations {end} to {durable} are gone"
+        return f"operations {end} to {durable} are missing"
     return ""

@@ -1,14 +1,14 @@
-"""Is the store on disk the one that the watermark tells of? Read from its files, without RocksDB.
+"""Checks that the store on disk matches the watermark, from its files and without RocksDB.
 
-Why. RocksDB opens "successfully", with synced entries missing, where a length field in the last
-block of a log or of the MANIFEST points behind the end of the file, where a log in the middle ends
-early or is empty, and where the MANIFEST lost its end: flushed tables are then deleted as unknown.
-Neither the sequence that it reports nor its consistency checks show any of that.
+Why. RocksDB sometimes opens "successfully" with synced entries missing. A length field in the last
+block of a log or of the MANIFEST may point behind the end of the file. A log in the middle may end
+early or be empty. The MANIFEST may have lost its end: RocksDB then deletes flushed tables as
+unknown. Neither its sequence number nor its consistency checks show any of this.
 
-So each note of the watermark also says how long the MANIFEST was, and up to which operation the
-tables that it names go (`ManifestMark`). At opening that much of it must be intact, and the logs
+So each write of the watermark also records the size of the MANIFEST, and the last operation in the
+tables that it names (`ManifestState`). At the opening that part of it must be intact, and the logs
 must hold all operations from there to the watermark. What RocksDB added to the MANIFEST after the
-last note, in its last seconds, must be intact too, but nobody knows up to where it flushed then.
+last record, in its last seconds, must be intact too. How far it flushed then is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.storage.format import ManifestMark
+from magnetar.bookie.storage.format import ManifestState
 from magnetar.bookie.storage.logfile import log_damage, read_log
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _LOG_HEAD: Final = struct.Struct("<IHBQ")  # the first fragment's header, its fi
 
 
 class ManifestWatch:
-    """Looks at the MANIFEST of an open store: 2 microseconds when nothing has changed. Blocks; one
-    thread uses it at a time; raises StorageFailed."""
+    """Watches the MANIFEST of an open store: 2 microseconds without a change. Blocks. Only one
+    thread uses it at a time. Raises StorageFailed."""
 
     def __init__(
         self,
@@ -47,21 +47,22 @@ class ManifestWatch:
         self._storage = storage
         self._sync = sync
         self._file = -1  # -1: not open
-        self._mark = ManifestMark(0, 0, 0)
+        self._state = ManifestState(0, 0, 0)
         self._settled = False
 
     def settle(self) -> bool:
-        """The store is closed. Returns whether the last look still holds; no other is taken."""
+        """Call this after the store is closed. Returns whether the last look is still valid; there
+        are no further looks."""
         self._settled = True
         return not self._changed()
 
-    def look(self) -> ManifestMark:
+    def look(self) -> ManifestState:
         try:
             while not self._settled and self._changed():
-                self._mark = self._measure()
+                self._state = self._measure()
         except OSError as error:
             raise StorageFailed("look at the manifest", str(error)) from error
-        return self._mark
+        return self._state
 
     def close(self) -> None:
         if self._file >= 0:
@@ -72,15 +73,15 @@ class ManifestWatch:
         if self._file < 0:
             return True
         found = os.fstat(self._file)
-        return found.st_nlink == 0 or found.st_size != self._mark.size_bytes
+        return found.st_nlink == 0 or found.st_size != self._state.size_bytes
 
-    def _measure(self) -> ManifestMark:
-        """The size is read first: what is measured after it may be newer and is then measured
-        again, since the size has changed.
+    def _measure(self) -> ManifestState:
+        """Measure the MANIFEST. The size is read first. If the later values are newer, the size has
+        changed as well, and all are measured again.
 
-        RocksDB may not have synced yet what it has just appended, and the watermark may be on disk
-        before it has: after a power cut the note would then be of more than there ever was on the
-        disk. So it is synced here, which takes as long once per flush or compaction.
+        RocksDB may not have synced its last append yet. If the watermark reached the disk first, a
+        power cut would leave a record of a size that never was on disk. So this method syncs the
+        MANIFEST, which costs one sync per flush or compaction.
         """
         self.close()
         number = current_manifest(self._directory)
@@ -93,10 +94,10 @@ class ManifestWatch:
         for log in sorted(_numbers(self._directory, ".log")):
             if log >= oldest and not first:
                 first = self._first_sequence(log)
-        return ManifestMark(number, size_bytes, first - 1 if first else sequence)
+        return ManifestState(number, size_bytes, first - 1 if first else sequence)
 
     def _first_sequence(self, log: int) -> int:
-        """0: the log is empty, or gone meanwhile."""
+        """0: the log is empty, or was removed."""
         try:
             with open(self._directory / f"{log:06}.log", "rb") as file:
                 head = file.read(_LOG_HEAD.size)
@@ -109,20 +110,20 @@ class ManifestWatch:
 
 
 def current_manifest(directory: Path) -> int:
-    """The number of the MANIFEST that CURRENT names. Raises OSError; 0: it names none."""
+    """The number of the MANIFEST that CURRENT names. 0: it names none. Raises OSError."""
     name = (directory / "CURRENT").read_text(errors="replace").rstrip("\n")
     digits = name.removeprefix(_PREFIX)
     return int(digits) if name != digits and digits.isdecimal() else 0
 
 
-def find_damage(directory: Path, mark: Watermark) -> str:
-    """What the store has lost of what the watermark tells; "": nothing. Raises OSError."""
-    noted = mark.manifest
+def find_damage(directory: Path, watermark: Watermark) -> str:
+    """What the store has lost compared with the watermark; "": nothing. Raises OSError."""
+    noted = watermark.manifest
     if noted is None:
         return ""
     number = current_manifest(directory)
     if number < noted.number:
-        return f"CURRENT names manifest {number}, which was {noted.number}"
+        return f"CURRENT names manifest {number}, expected at least {noted.number}"
     data = (directory / f"{_PREFIX}{number:06}").read_bytes()
     manifest = read_log(data, batches=False)
     if manifest.damage:
@@ -130,17 +131,17 @@ def find_damage(directory: Path, mark: Watermark) -> str:
     if not manifest.records:
         return f"manifest {number} is empty"
     if number > noted.number:
-        return ""  # it was written anew by an opening that got no further
+        return ""  # an interrupted opening wrote a new one
     if manifest.whole_bytes < noted.size_bytes:
-        return f"manifest {number} of {manifest.whole_bytes} bytes, which had {noted.size_bytes}"
+        return f"manifest {number} has {manifest.whole_bytes} bytes, had {noted.size_bytes}"
     if manifest.whole_bytes > noted.size_bytes:
         return ""
     logs = {
         log: read_log((directory / f"{log:06}.log").read_bytes(), batches=True)
         for log in _numbers(directory, ".log")
     }
-    missing = log_damage(logs, flushed=noted.flushed, durable=mark.sequence)
-    return f"the log has lost what was on disk: {missing}" if missing else ""
+    missing = log_damage(logs, flushed=noted.flushed, durable=watermark.sequence)
+    return f"the log lost operations that were on disk: {missing}" if missing else ""
 
 
 def _numbers(directory: Path, suffix: str) -> list[int]:

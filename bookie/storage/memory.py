@@ -1,7 +1,7 @@
-"""A store in memory whose disk forgets: what was not synced may be gone after a crash.
+"""A store in memory with a forgetful disk: a crash may lose what was not synced.
 
-For tests and simulations. It can do what the contract permits and no more: a crash keeps a prefix
-of the unsynced writes, by whole batches.
+For tests and simulations. It does what the contract permits and no more: a crash keeps a prefix of
+the unsynced writes, in whole batches.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._values: SortedDict[bytes, bytes] = SortedDict()
         self._log: list[Sequence[Put | _Deletion]] = []  # every batch ever written
-        self._durable = 0  # how many batches of the log are on the disk
+        self._durable = 0  # batches of the log that are on the disk
         self._sequence = 0
 
     def crash(self, *, kept: int = 0) -> Self:
-        """The store as it opens after a power cut that let `kept` of the unsynced batches survive.
+        """The store as it opens after a power cut that keeps `kept` of the unsynced batches.
 
-        This one must not be used any more.
+        The present object must not be used afterwards.
         """
         assert 0 <= kept <= self.unsynced
         opened = type(self)()
@@ -55,7 +55,7 @@ class MemoryStorage:
 
     @property
     def unsynced(self) -> int:
-        """How many batches a crash could still lose."""
+        """Number of batches that a crash could still lose."""
         return len(self._log) - self._durable
 
     def write(self, puts: Sequence[Put]) -> None:
@@ -124,10 +124,10 @@ class MemoryStorage:
         self._append(tuple(_Deletion(key, key) for key in keys))
 
     def reclaim(self, first: int, last: int) -> None:
-        """Nothing is kept of what was deleted."""
+        """Does nothing: deleted values are not kept."""
 
     def drop_replaced(self) -> None:
-        """Nothing is kept of what was replaced."""
+        """Does nothing: replaced values are not kept."""
 
     def pressure(self) -> float:
         return 0.0

@@ -1,15 +1,14 @@
-"""Opening a store: is all of it there? Found damaged, or in the child process that tries it first.
+"""Opens a store, after a check that all of it is there.
 
-What RocksDB does not see is looked for first (manifest.py). Opening RocksDB holds the interpreter's
-lock, and on damaged files it may never return, or end the
-process. After an unclean end the opening is therefore tried in a child process first (probe.py),
-with a deadline. The child compares the store with the watermark before it lets RocksDB write to it;
-then it also does the replaying, so that the opening here is short.
+Damage that RocksDB does not see is looked for first (manifest.py). Opening RocksDB holds the
+interpreter's lock. On damaged files it may never return, or may end the process. So after an
+unclean end a child process tries the opening first (probe.py), with a deadline. The child compares
+the store with the watermark before RocksDB may write to it. Then it also replays the log, so that
+the opening in this process is short.
 
-To replace a store that is sound costs all of its copies, so a child that comes to no end does not
-speak against the store by itself: a disk may be slow, a machine short of memory. The store is to
-blame for one that computes without reading or writing anything, and for one that crashes where
-there is memory enough.
+Replacing a sound store costs all of its copies. So a child that does not finish is no proof against
+the store: the disk may be slow, or memory short. The store is at fault if the child computes
+without reading or writing, or crashes although there is enough memory.
 """
 
 from __future__ import annotations
@@ -43,37 +42,39 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Replaying what eight memtables of 64 MiB hold took 0.6 s per 100 MB when measured: 3 s, and it is
-# done twice. A slow disk may take ten times as long.
+# Replaying eight memtables of 64 MiB took 0.6 s per 100 MB when measured: 3 s, done twice. A slow
+# disk may take ten times as long.
 OPEN_DEADLINE_S: Final = 60.0
 
-# Of the second half of the deadline, without a byte read or written. Replaying reads a log in steps
-# of 32 KiB, each of which takes less than a millisecond.
+# Share of the deadline's second half spent computing, without a byte read or written. Replaying
+# reads a log in steps of 32 KiB, each of which takes less than a millisecond.
 SPINNING_SHARE: Final = 0.1
 
-# Someone's decision, or the kernel's when memory was short: nothing that the store did.
+# An operator's decision, or the kernel's when memory is short: not caused by the store.
 _KILLED: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 async def open_whole(path: Path, identity: Identity, deadline_s: float) -> RocksStorage:
     """Open the store of a directory in use.
 
-    Raises DamagedStore; DirectoryUnusable, OpenTooSlow when the trouble is not the store's;
+    Raises DamagedStore; DirectoryUnusable or OpenTooSlow when the store is not the cause;
     WrongIncarnation when it is the store of another incarnation.
     """
-    mark = _read_mark(path, identity)
+    watermark = _read_watermark(path, identity)
     rot = noted_rot(path, identity.incarnation)
     if rot is not None:
-        raise DamagedStore(path, f"a table was found unreadable: {rot}")
+        raise DamagedStore(path, f"a table is unreadable: {rot}")
     try:
-        damage = find_damage(path / STORE, mark)
+        damage = find_damage(path / STORE, watermark)
     except OSError as error:
         raise _refused(path, str(error)) from error
     if damage:
         raise DamagedStore(path, damage)
-    if not mark.closed:
-        log.info("store was not closed in good order: replaying its log", directory=str(path))
-        reason = await probe(path, "whole", path / STORE, str(mark.sequence), deadline_s=deadline_s)
+    if not watermark.closed:
+        log.info("store not closed in good order, replaying its log", directory=str(path))
+        reason = await probe(
+            path, "whole", path / STORE, str(watermark.sequence), deadline_s=deadline_s
+        )
         if reason is not None:
             raise _refused(path, reason)
     try:
@@ -81,7 +82,7 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
     except StorageFailed as error:
         raise _refused(path, error.reason) from error
     try:
-        check_sequence(storage.sequence(), mark.sequence)
+        check_sequence(storage.sequence(), watermark.sequence)
         _check_owner(path, storage.owner(), identity)
     except BaseException as error:
         with suppress(StorageFailed):
@@ -98,8 +99,8 @@ async def probe(
     deadline_s: float,
     spinning_share: float = SPINNING_SHARE,
 ) -> str | None:
-    """Run probe.py. Returns what is wrong with the store, None: nothing. Raises DirectoryUnusable
-    when someone killed it, or it failed for a reason of its own; OpenTooSlow."""
+    """Run probe.py. Returns the damage of the store; None: none. Raises DirectoryUnusable when the
+    child was killed or failed for another reason; OpenTooSlow."""
     status, reason = await _run_probe(path, arguments, deadline_s, spinning_share)
     if status == 0:
         return None
@@ -108,27 +109,27 @@ async def probe(
     if status > 0:
         raise DirectoryUnusable(
             path,
-            found=f"that the process that tried the store ended with status {status}: {reason}",
-            expected="it to say whether the store is damaged",
-            remedy="Nothing was changed. If the installation or its memory limit is to blame, "
-            "correct that; then start again.",
+            found=f"a trial process of the store that ended with status {status}: {reason}",
+            expected="a result that says whether the store is damaged",
+            remedy="Nothing was changed. Check the installation and its memory limit, then start "
+            "again.",
         )
     if -status in _KILLED or arguments[0] == "means":
         raise DirectoryUnusable(
             path,
-            found=f"that {signal.Signals(-status).name} ended the process that tried the store",
-            expected="it to end by itself",
+            found=f"a trial process of the store that {signal.Signals(-status).name} ended",
+            expected="that it ends by itself",
             remedy="Nothing was changed. If memory was short, free some; then start again.",
         )
-    # RocksDB crashes when it gets no memory, too.
+    # RocksDB also crashes when it gets no memory.
     await probe(path, "means", deadline_s=deadline_s)
-    return reason or f"the process that tried it ended with status {status}"
+    return reason or f"the trial process ended with status {status}"
 
 
 async def _run_probe(
     path: Path, arguments: tuple[str | Path, ...], deadline_s: float, spinning_share: float
 ) -> tuple[int, str]:
-    """Its exit status, and the last line of what it said. Raises OpenTooSlow."""
+    """The child's exit status and the last line of its output. Raises OpenTooSlow."""
     command = [sys.executable, "-m", "magnetar.bookie.storage.probe", *map(str, arguments)]
     child = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -141,26 +142,26 @@ async def _run_probe(
             await asyncio.wait({talking}, timeout=deadline_s / 2)
             late, after = not talking.done(), effort_of(child.pid)
             if late:
-                child.kill()  # which ends the talking as well
+                child.kill()  # this also ends `talking`
     finally:
         with suppress(ProcessLookupError):
             child.kill()
         status = await child.wait()
     if late:
         if after.spins_since(before, deadline_s / 2, share=spinning_share):
-            return DAMAGED, f"opening it computes for {deadline_s:g} s and comes to no end"
+            return DAMAGED, f"opening it computed for {deadline_s:g} s without an end"
         raise _too_slow(path, deadline_s)
     return status, talking.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
 
 
 class Effort(NamedTuple):
-    """What a process has done so far."""
+    """The resources that a process has used so far."""
 
     cpu_s: float
-    bytes: int  # read and written, from wherever; -1: unknown
+    bytes: int  # read and written, from and to anything; -1: unknown
 
     def spins_since(self, before: Effort, seconds: float, *, share: float = SPINNING_SHARE) -> bool:
-        """Whether it did nothing but compute since `before`, so many seconds ago."""
+        """Whether the process only computed since `before`, `seconds` ago."""
         return self.bytes == before.bytes and (self.cpu_s - before.cpu_s >= share * seconds)
 
 
@@ -178,30 +179,30 @@ def effort_of(process: int) -> Effort:
 def _too_slow(path: Path, deadline_s: float) -> OpenTooSlow:
     return OpenTooSlow(
         path,
-        found=f"that the store has not opened within {deadline_s:g} s",
-        expected="it to have replayed its log by then",
-        remedy="Nothing was replaced, and nothing says that the store is damaged: the disk or the "
-        "machine is slow. Raise open_deadline_s, then start again.",
+        found=f"a store that did not open within {deadline_s:g} s",
+        expected="a store with a replayed log by then",
+        remedy="Nothing was replaced, and nothing indicates damage: the disk or the machine is "
+        "slow. Raise open_deadline_s, then start again.",
     )
 
 
-def _read_mark(path: Path, identity: Identity) -> Watermark:
-    """The parts of a directory in use are all there; returns its watermark."""
+def _read_watermark(path: Path, identity: Identity) -> Watermark:
+    """Check that the store and its watermark exist; returns the watermark."""
     if not (path / STORE).is_dir():
-        raise DamagedStore(path, "the store is gone")
+        raise DamagedStore(path, "the store is missing")
     try:
-        mark = read_watermark(path / WATERMARK)
+        watermark = read_watermark(path / WATERMARK)
     except (FormatDamaged, StorageFailed) as error:
         raise _refused(path, f"the watermark is damaged ({error})") from error
-    if mark is None:
-        raise DamagedStore(path, "the watermark is gone")
-    if mark.boot_epoch > identity.boot_epoch:
+    if watermark is None:
+        raise DamagedStore(path, "the watermark is missing")
+    if watermark.boot_epoch > identity.boot_epoch:
         raise DamagedStore(
             path,
-            f"the watermark is of boot epoch {mark.boot_epoch}, the identity of "
+            f"the watermark has boot epoch {watermark.boot_epoch}, the identity "
             f"{identity.boot_epoch}",
         )
-    return mark
+    return watermark
 
 
 def _check_owner(path: Path, owner: bytes | None, identity: Identity) -> None:
@@ -213,13 +214,13 @@ def _check_owner(path: Path, owner: bytes | None, identity: Identity) -> None:
     raise WrongIncarnation(
         path,
         found=f"a store of incarnation {text}",
-        expected=f"one of incarnation {identity.incarnation}, as the identity file says",
-        remedy="The store was copied from elsewhere; put the right one back.",
+        expected=f"one of incarnation {identity.incarnation}, as in the identity file",
+        remedy="The store was copied from another bookie; put the right one back.",
     )
 
 
 def _refused(path: Path, reason: str) -> DamagedStore | DirectoryUnusable:
-    """What a failed opening means: the disk or the rights may be to blame, not the store."""
+    """The meaning of a failed opening: disk or permissions may be the cause, not the store."""
     error = environment_error(reason)
     return (
         DamagedStore(path, f"the store does not open: {reason}")

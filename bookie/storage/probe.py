@@ -1,13 +1,14 @@
-"""Run as a program: open a store, and close it. Exit status 0 if that worked; DAMAGED if the store
-is to blame, and the last line of what it says is the reason. Any other status is the trouble of
-this program itself, and tells nothing of the store.
+"""A program that tries to open and close a store.
 
-    whole STORE SEQUENCE   nothing may be missing from the store up to that operation: first opened
-                           without writing to it, then once more, which replays its log
-    salvage VIEW           whatever can be read of a damaged one (former.py)
-    means                  no store at all: may a process have what opening one takes?
+Exit status 0: that worked. DAMAGED: the store is damaged, and the last line of the output is the
+reason. Any other status is a failure of this program, and says nothing about the store.
 
-A process of its own, because RocksDB may hang or crash on damaged files while it holds the
+    whole STORE SEQUENCE   no operation up to SEQUENCE may be missing from the store: opened first
+                           without writing to it, then again, which replays its log
+    salvage VIEW           everything that can be read of a damaged store (former.py)
+    means                  no store: check that a process gets the resources for opening one
+
+It is a separate process because RocksDB may hang or crash on damaged files while it holds the
 interpreter's lock.
 """
 
@@ -22,24 +23,24 @@ from typing import Final
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.rocks import RocksStorage
 
-# What eight memtables take, and as much again for blocks, buffers, libraries and threads' stacks.
+# The memory of eight memtables, and the same again for blocks, buffers, libraries and stacks.
 MEMORY_BYTES: Final = 1 << 30
 THREADS: Final = 16
-DAMAGED: Final = 65  # EX_DATAERR of sysexits.h; an exception that nobody catches ends with 1
+DAMAGED: Final = 65  # EX_DATAERR of sysexits.h; an uncaught exception ends with 1
 
 
 def check_sequence(found: int, durable: int) -> None:
-    """Raises StorageFailed: the store has lost what was on disk."""
+    """Raises StorageFailed when the store has lost operations that were on disk."""
     if found < durable:
         raise StorageFailed(
             "open",
-            f"{found} operations instead of the {durable} that were on disk: "
-            "its log has lost its end",
+            f"{found} operations instead of the {durable} that were on disk: the log lost its end",
         )
 
 
 def check_means() -> None:
-    """Raises what there is too little of. Costs nothing: what is not touched is only reserved."""
+    """Raises an error for a missing resource. Costs nothing, because untouched memory is only
+    reserved."""
     mmap.mmap(-1, MEMORY_BYTES).close()
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(THREADS)]

@@ -1,13 +1,13 @@
-"""The store on RocksDB: the only module of a bookie that knows rocksdict.
+"""The store on RocksDB: the only module of a bookie that uses rocksdict.
 
-Theory. RocksDB's write-ahead log is the bookie's journal. `write` appends to it (and to the
-memtable) without sync; `sync` is one `flush_wal(True)`, which makes every log that holds unsynced
-writes durable and lets go of the interpreter's lock meanwhile. All other calls hold that lock
-while they run, so they are kept small: batches of at most 256 KiB, runs of as much.
+Theory. RocksDB's write-ahead log is the bookie's journal. `write` appends to the log and the
+memtable without a sync. `sync` is one `flush_wal(True)`, which makes every log with unsynced writes
+durable and releases the interpreter's lock during the call. All other calls hold that lock, so they
+are kept small: batches and runs of at most 256 KiB.
 
-rocksdict raises plain `Exception`: each call goes through `_Door`, which turns it into a
-`StorageFailed`. A store that is deleted from with DeleteRange gives back space only by compaction
-with blob garbage collection (`_options`).
+rocksdict raises plain `Exception`. Each call goes through `_Door`, which turns it into a
+`StorageFailed`. After deletions with DeleteRange, a store frees space only by a compaction with
+blob garbage collection (`_options`).
 """
 
 from __future__ import annotations
@@ -52,46 +52,47 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.storage.store import Put
 
-# Writes must not stall: a stalled `write` holds the interpreter's lock, and the whole bookie, its
-# ZooKeeper session included, stands still. At 270 MB/s a memtable fills in 0.25 s and flushes in
-# about as long; eight of them ride out 2 s in which nothing is flushed. 512 MiB is the most they
-# take, and only then; idle they take next to nothing.
+# Writes must not stall: a stalled `write` holds the interpreter's lock and stops the whole bookie,
+# including its ZooKeeper session. At 270 MB/s a memtable fills in 0.25 s and flushes in about as
+# long. Eight of them last for 2 s without a flush. They take at most 512 MiB, and almost nothing
+# when idle.
 _MEMTABLE_BYTES: Final = 64 << 20
 _MEMTABLES_MAX: Final = 8
-# Slowing down begins at 20 level-0 files by default and stops writes at 36. Keys are nearly
-# sorted by ledger and each read needs one ledger's span, so many files cost reads little.
+# By default RocksDB slows writes at 20 level-0 files and stops them at 36. Keys are nearly sorted
+# by ledger and each read needs one ledger's span, so many files cost reads little.
 _L0_SLOWDOWN_FILES: Final = 64
 _L0_STOP_FILES: Final = 128
-# Where a bookie begins to hold adds back (`pressure`): before either of these stops a write.
-_MEMTABLES_HELD: Final = _MEMTABLES_MAX - 2  # of what fills meanwhile there is room for 64 MiB more
+# From these values on a bookie delays adds (`pressure`), before either limit stops a write.
+_MEMTABLES_HELD: Final = _MEMTABLES_MAX - 2  # leaves space for 64 MiB more
 _L0_HELD: Final = _L0_SLOWDOWN_FILES * 3 // 4
-# From this size on values go to blob files once and are not rewritten by compactions.
+# From this size on, values go to blob files once and are not rewritten by compactions.
 _BLOB_BYTES_MIN: Final = 4096
 _BLOB_FILE_BYTES: Final = 256 << 20
 _BLOCK_CACHE_BYTES: Final = 32 << 20
-_BLOOM_BITS_PER_KEY: Final = 10  # 1 % false positives: "is this entry a duplicate" rarely reads
-# Leaves half of the usual limit of 1,024 file descriptors to connections.
+_BLOOM_BITS_PER_KEY: Final = 10  # 1 % false positives: a check for duplicates rarely reads
+# Leaves half of the usual limit of 1,024 file descriptors for connections.
 _OPEN_FILES_MAX: Final = 512
-# A background flush syncs what it writes in steps; without that a log sync that meets the flush's
-# end waits for 64 MiB of other people's pages. At 3/3/2 on one disk, 1,000 entries of 1 KB in
-# flight: p99 32 ms instead of 100, and 8 % more entries.
+# A background flush syncs its writes in steps. Otherwise a log sync at the end of the flush waits
+# for 64 MiB of the flush's pages. At 3/3/2 on one disk, 1,000 entries of 1 KB in flight: p99 32 ms
+# instead of 100, and 8 % more entries.
 _SYNC_STEP_BYTES: Final = 1 << 20
-# A file of RocksDB's own kind, for what rocksdict has no setter for.
+# An OPTIONS file of RocksDB, for settings that rocksdict has no setter for.
 _OPTIONS_FOLDER: Final = Path(__file__).parent / "rocksdb"
 _LOG_FILES_MAX: Final = 5
 _LOG_FILE_BYTES_MAX: Final = 16 << 20
 
 
 class RocksStorage:
-    """A `Storage`. One process has it open at a time."""
+    """A `Storage`. Only one process may have it open."""
 
     _reclaiming = False
     _interrupted = False
 
     def __init__(self, directory: Path, *, create: bool) -> None:
-        """Open it; replays the write-ahead log, holding the interpreter's lock.
+        """Open the store; replays the write-ahead log, and holds the interpreter's lock.
 
-        Raises StorageFailed: it is not there (unless `create`), is damaged, or is open elsewhere.
+        Raises StorageFailed: the store is missing (unless `create`), damaged, or open in another
+        process.
         """
         if create:
             self._make_directory(directory)
@@ -105,9 +106,9 @@ class RocksStorage:
 
     @classmethod
     def open_read_only(cls, directory: Path, *, salvage: bool) -> Self:
-        """Open it as it is, its log included, without writing to its files (rocksdict replaces its
-        own, "rocksdict-config.json"). With `salvage`: whatever can be read in spite of damage; what
-        is missing then may have been there, and what is there must be verified.
+        """Open the store with its log, without writing to its files (rocksdict replaces its own,
+        "rocksdict-config.json"). `salvage`: open everything that can be read in spite of damage. A
+        missing entry may have existed then, and every value must be verified.
 
         Raises StorageFailed.
         """
@@ -140,13 +141,13 @@ class RocksStorage:
             return self._store.latest_sequence_number()
 
     def oldest_log(self) -> int:
-        """The number below which no log is needed any more."""
+        """The lowest number of a log that is still needed."""
         with _Door("read"):
             number: int = self._store.property_int_value("rocksdb.min-log-number-to-keep") or 0
             return number
 
     def owner(self) -> bytes | None:
-        """The incarnation to which the store belongs. None: it was never given one."""
+        """The incarnation that the store belongs to. None: it was never set."""
         return self._get(IDENTITY_KEY)
 
     def ledger_record(self, ledger: int) -> bytes | None:
@@ -181,7 +182,7 @@ class RocksStorage:
                 found.append(value)
                 size += len(value)
                 if size >= bytes_max or entry == end:
-                    break  # going on would read one more value
+                    break  # continuing would read one more value
                 step()
         return found
 
@@ -225,12 +226,13 @@ class RocksStorage:
             self._store.write(batch)
 
     def reclaim(self, first: int, last: int) -> None:
-        """Lets go of the interpreter's lock. Adds go on meanwhile, and so do flushes and other
-        compactions. What lies in the last level already is met as well, which RocksDB leaves out
-        unless it is told: its values may be what keeps a file of dead ones.
+        """Releases the interpreter's lock. Adds, flushes and other compactions continue during the
+        call. The last level is compacted too, which RocksDB skips by default: its values may keep a
+        file of dead values alive.
 
-        rocksdict does not tell of a compaction that fails, as over a value that it cannot read;
-        RocksDB counts it, and refuses every write from then on."""
+        rocksdict does not report a failed compaction, for instance over an unreadable value.
+        RocksDB counts it, and refuses every write from then on.
+        """
         how = CompactOptions()
         how.set_exclusive_manual_compaction(False)
         how.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
@@ -256,7 +258,7 @@ class RocksStorage:
             self._store.compact_range(None, None, compact_opt=how)  # of keys: no value is read
 
     def interrupt(self) -> None:
-        """Let a `reclaim` that is under way end with an error; only `close` may follow."""
+        """End a running `reclaim` with an error; only `close` may follow."""
         if self._reclaiming:
             self._interrupted = True
             with _Door("interrupt"):
@@ -270,7 +272,7 @@ class RocksStorage:
         return max(memtables / _MEMTABLES_HELD, files / _L0_HELD)
 
     def flush(self) -> None:
-        """Move everything that only the log holds to tables."""
+        """Move everything that is only in the log to tables."""
         with _Door("flush"):
             self._store.flush(True)
 
@@ -279,7 +281,7 @@ class RocksStorage:
             if self._writable:
                 self._store.flush_wal(True)
             if self._interrupted:
-                del self._store  # its own closing would flush memtables, which it cannot any more
+                del self._store  # its own close would flush memtables, which is impossible now
             else:
                 self._store.close()
 
@@ -309,7 +311,7 @@ class RocksStorage:
 def _key(cursor: RdictIter) -> bytes | None:
     """The key under the cursor. None: at the end.
 
-    A cursor that met an unreadable block looks as if it were at the end until it is asked.
+    A cursor at an unreadable block looks like one at the end; `status` raises the error.
     """
     if not cursor.valid():
         cursor.status()
@@ -324,7 +326,7 @@ def _value(cursor: RdictIter) -> bytes:
 
 
 class _Door:
-    """Entered around a call of rocksdict's. Not a generator: an add that travels alone passes four
+    """Wraps a call of rocksdict. Not a generator, for speed: an add that travels alone passes four
     of them."""
 
     __slots__ = ("_operation",)
@@ -344,7 +346,7 @@ class _Door:
 
 
 def _options(*, create: bool) -> Options:
-    """The log is never recycled nor switched off, and no write may overtake another."""
+    """The log is never recycled or switched off, and writes stay in order."""
     options, _ = Options.load_latest(str(_OPTIONS_FOLDER))  # raw: keys and values are bytes
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
@@ -357,11 +359,11 @@ def _options(*, create: bool) -> Options:
     options.set_min_blob_size(_BLOB_BYTES_MIN)
     options.set_blob_file_size(_BLOB_FILE_BYTES)
     options.set_blob_compression_type(DBCompressionType.none())
-    # Collecting blobs is set up (every file, and at once when half of it is dead) but off: with it
-    # on, each compaction rewrites all values it meets. Measured at 64 KB: 3.4 bytes written per
-    # byte stored instead of 1.95, and twice the CPU. Whoever gives back the space of deleted
-    # ledgers turns it on (`set_options`) around a `compact_range` of their spans: 384 -> 96 MB with
-    # three quarters deleted; without it, nothing is given back.
+    # Blob collection is configured (every file, and at once when half of it is dead) but off. With
+    # it on, each compaction rewrites all values that it visits: at 64 KB 3.4 bytes were written per
+    # stored byte instead of 1.95, with twice the CPU. `reclaim` turns it on (`set_options`) around
+    # a `compact_range` of deleted ledgers: 384 -> 96 MB with three quarters deleted. Without it no
+    # space is freed.
     options.set_enable_blob_gc(False)
     options.set_blob_gc_age_cutoff(1.0)
     options.set_blob_gc_force_threshold(0.5)

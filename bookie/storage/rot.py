@@ -1,11 +1,12 @@
-"""A table that RocksDB could not read, remembered for the next start.
+"""Notes a table that RocksDB could not read, for the next start.
 
-RocksDB meets a rotten block of a table when it is read, which costs a reader that entry, or when it
-compacts the table. Then it refuses every write from there on and the bookie ends; started again, it
-would open, compact, and end again, for ever. So what ends it is noted, and the next start takes the
-store for what it is: damaged. A scrub that cannot list the ledgers, over a block with their
-records, ends it likewise (bookie/scrub.py). Values in blob files are not meant: a compaction meets
-them only when space is given back (bookie/reclaimer.py), and a scrub finds them one at a time.
+RocksDB meets a damaged block of a table in a read, which fails for that entry, or in a compaction
+of the table. After a failed compaction it refuses every write, and the bookie ends. Without a note
+the bookie would start, compact and end again, without end. So the cause is noted, and the next
+start treats the store as damaged. A scrub that cannot list the ledgers because of a damaged block
+ends the bookie the same way (bookie/scrub.py). Values in blob files are a separate case. A
+compaction meets them only when space is reclaimed (bookie/reclaimer.py), and a scrub finds them one
+at a time.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _TABLE: Final = re.compile(r"Corruption: .* in \S*\.sst\b", re.DOTALL)
 
 
 def is_rot(error: StorageFailed) -> bool:
-    """Whether it names a table whose content is not what was written."""
+    """Whether the error names a table with corrupted content."""
     return _TABLE.search(error.reason) is not None
 
 
 def note_rot(path: Path, incarnation: str, error: StorageFailed) -> None:
-    """For the next start, if `error` is rot. That it cannot be noted is logged: then the next start
-    ends like this one, and notes it."""
+    """Note `error` for the next start, if it is rot. A failure to note it is logged: the next start
+    then ends the same way, and notes it."""
     if not is_rot(error):
         return
     try:
@@ -44,11 +45,11 @@ def note_rot(path: Path, incarnation: str, error: StorageFailed) -> None:
             os.fsync(file.fileno())
         sync_directory(path)
     except OSError as trouble:
-        log.error("rot not noted", directory=str(path), error=str(trouble))
+        log.error("damaged table not noted", directory=str(path), error=str(trouble))
 
 
 def noted_rot(path: Path, incarnation: str) -> str | None:
-    """What was noted of this incarnation's store. Raises DirectoryUnusable."""
+    """The note about this incarnation's store. Raises DirectoryUnusable."""
     try:
         of, _, reason = (path / ROTTEN).read_text(errors="replace").partition("\n")
     except FileNotFoundError:

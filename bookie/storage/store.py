@@ -1,14 +1,14 @@
-"""`Storage`: the seam between a bookie and its disk.
+"""`Storage`: the interface between a bookie and its disk.
 
-An ordered store of entries and ledger records with one write-ahead log. What is written can be
-read at once; it is *durable* only when a `sync` that began after the write has returned. A crash
-keeps a prefix, in the order of writing, of what was not yet synced: never the later without the
-earlier. So one `sync` makes a whole group of writes durable, and a durable fence implies that all
-adds written before it are durable too.
+An ordered store of entries and ledger records with one write-ahead log. A write is visible at once.
+It is *durable* only when a `sync` that began after the write has returned. A crash keeps a prefix
+of the unsynced writes, in the order of writing: never a later write without the earlier ones. So
+one `sync` makes a whole group of writes durable. A durable fence implies that all adds written
+before it are durable too.
 
 Every method is synchronous and may block; all raise `StorageFailed`. `write`, `sequence` and the
 small lookups are called on the loop, `sync` on a thread of its own, runs and listings on the read
-thread: an implementation takes calls from all three at once. An error never means "not there".
+thread. An implementation accepts calls from all three at once. An error never means "not there".
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Put = tuple[bytes, bytes]
 """A key and its value (format.py)."""
 
 BATCH_BYTES_MAX: Final = 256 << 10
-"""Where one `write` should end. RocksDB's call holds the interpreter's lock throughout: 24 MB took
+"""The size at which one `write` should end. RocksDB's call holds the interpreter's lock: 24 MB took
 76 to 91 ms, so 256 KiB stops the loop for about 1 ms."""
 
 
 class Storage(Protocol):
     def write(self, puts: Sequence[Put]) -> None:
-        """Add or replace, all or nothing, in order. Visible at once, durable after a later sync."""
+        """Add or replace, atomically and in order. Visible at once, durable after a later sync."""
 
     def sync(self) -> None:
-        """Make durable whatever was written before the call."""
+        """Make everything durable that was written before the call."""
 
     def sequence(self) -> int:
-        """A number that grows by one with each put and never goes back, over restarts too."""
+        """A number that grows by one with each put and never decreases, over restarts too."""
 
     def ledger_record(self, ledger: int) -> bytes | None:
-        """The record's bytes. None: there is none."""
+        """The record's bytes. None: there is no record."""
 
     def entry(self, ledger: int, entry: int) -> bytes | None:
-        """The envelope. None: there is none."""
+        """The envelope. None: there is no such entry."""
 
     def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
         """The stored entry with the highest id, and its envelope. None: no entry is stored."""
@@ -48,41 +48,41 @@ class Storage(Protocol):
     def run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> list[bytes]:
-        """The envelopes of the entries first, first + 1, ... up to the first one that is missing.
+        """The envelopes of the entries first, first + 1, ... up to the first missing one.
 
-        Ends at `last`, at `entries_max`, or with the entry that reaches `bytes_max`; if `first` is
-        there, it is always given.
+        Ends at `last`, at `entries_max`, or with the entry that reaches `bytes_max`. If `first` is
+        stored, it is always returned.
         """
 
     def entry_ids(self, ledger: int, first: int, *, entries_max: int) -> list[int]:
         """Ids of stored entries from `first` on, ascending. Costs a read of each."""
 
     def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
-        """Ids greater than `after` of ledgers with a record, ascending."""
+        """Ids above `after` of ledgers with a record, ascending."""
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
-        """Remove the ledger's record and all its entries, and put the tombstone, as one write.
-        None: the ledger may come back, so nothing is put."""
+        """Remove the ledger's record and all its entries, and put the tombstone, in one write.
+        None: the ledger may return, so no tombstone is put."""
 
     def tombstone(self, ledger: int) -> bytes | None:
-        """None: there is none."""
+        """None: there is no tombstone."""
 
     def tombstones(self, after: int, *, ledgers_max: int) -> list[tuple[int, bytes]]:
-        """(ledger, tombstone), ascending, of ledgers greater than `after`."""
+        """(ledger, tombstone), ascending, of ledgers above `after`."""
 
     def delete_tombstones(self, ledgers: Sequence[int]) -> None:
-        """As one write."""
+        """Delete the tombstones in one write."""
 
     def reclaim(self, first: int, last: int) -> None:
-        """Give back the space of the deleted ones among the ledgers `first` to `last`, on a thread
-        of its own: it may take as long as rewriting the others does."""
+        """Reclaim the space of deleted ledgers among `first` to `last`, on a thread of its own.
+        This may take as long as rewriting the others."""
 
     def drop_replaced(self) -> None:
-        """See to it that no `reclaim` reads a value that was replaced by another. On its thread."""
+        """Make sure that no `reclaim` reads a replaced value. On its thread."""
 
     def pressure(self) -> float:
-        """How close writes are to being stopped by what the store has to do in the background: from
-        1 on they should be held back. Called on the sync thread."""
+        """How close background work is to stopping writes; from 1 on, adds should be delayed.
+        Called on the sync thread."""
 
     def close(self) -> None:
-        """Everything written is durable afterwards. Nothing may be called any more."""
+        """Make everything written durable, and close. No call may follow."""

@@ -1,22 +1,22 @@
-"""How far the log was durable, kept outside of the log.
+"""How far the log was durable, recorded outside of the log.
 
-Why. RocksDB can open after damage to its last log, with synced entries silently missing (a flipped
-bit in a record's length field does it), and would then say "no such entry" of an acknowledged one.
-So after each sync of the log, before the acknowledgements go out, the number of the last synced
-operation is noted here. A store that opens with fewer operations has lost some.
+Why. RocksDB can open after damage to its last log with synced entries silently missing; one flipped
+bit in a record's length field is enough. It would then answer "no such entry" for an acknowledged
+one. So after each sync of the log, before the acknowledgements are sent, the number of the last
+synced operation is written here. A store that opens with fewer operations has lost some.
 
-What is promised. The number never leads the log, since it is written only after a sync of the log
-returned: a smaller number at opening is always a loss, never a false alarm. It is in the kernel's
-hands before any acknowledgement, so that nothing short of a crash of the machine lets it lag; in
-that case it lags by at most `LAG_S` of operations: it is synced to disk with the first group after
-so long, and on close. Noting it costs 20 microseconds a group. Syncing it each time would cost 180
-more, beside 260 for the log of a group of one (measured), and cover one more case only: a power
-cut *and* damage within the log's last second.
+Guarantees. The number never leads the log, because it is written only after a sync of the log
+returned. So a smaller number at the opening is always a loss, never a false alarm. The kernel has
+the number before any acknowledgement, so only a crash of the machine can let it lag. It then lags
+by at most `LAG_S` of operations: it is synced to disk with the first group after that time, and on
+close. Writing it costs 20 microseconds per group. Syncing it each time would cost 180 more,
+compared with 260 for the log of a group of one (measured). It would cover only one more case: a
+power cut *and* damage within the log's last second.
 
-With it goes how much of RocksDB's MANIFEST there was (manifest.py), which may be damaged in ways
+The file also records the size of RocksDB's MANIFEST (manifest.py), which can be damaged in ways
 that RocksDB does not see either.
 
-The file has two slots, written in turn, so that a torn write leaves the other one.
+The file has two slots, written in turn, so that a torn write leaves the other slot.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from magnetar.bookie.storage.format import ManifestMark
+    from magnetar.bookie.storage.format import ManifestState
 
 LAG_S: Final = 1.0
 
 
 class WatermarkFile:
     """The open file. Its methods block for some microseconds, `close` and `sync` longer; all raise
-    StorageFailed. One thread uses it at a time."""
+    StorageFailed. Only one thread uses it at a time."""
 
     def __init__(
         self,
@@ -53,20 +53,20 @@ class WatermarkFile:
         *,
         boot_epoch: int,
         now_s: Callable[[], float],
-        look_at_manifest: Callable[[], ManifestMark | None] = lambda: None,
+        look_at_manifest: Callable[[], ManifestState | None] = lambda: None,
     ) -> None:
-        """`now_s` is a monotonic clock. `look_at_manifest` is called with each note. Makes the file
-        if it is not there."""
+        """`now_s` is a monotonic clock. `look_at_manifest` is called with each write. Creates the
+        file if it is missing."""
         self._boot_epoch = boot_epoch
         self._look_at_manifest = look_at_manifest
-        self._manifest: ManifestMark | None = None  # None: not looked at yet
+        self._manifest: ManifestState | None = None  # None: not looked at yet
         self._now_s = now_s
         self._synced_s = now_s()
         self._slot = 0
         self._sequence = 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            # Space is taken now, so that a full disk cannot stop a later write.
+            # Allocate the space now, so that a full disk cannot stop a later write.
             os.posix_fallocate(self._file, 0, WATERMARK_SLOTS * WATERMARK_SLOT_BYTES)
         except OSError as error:
             raise StorageFailed("open the watermark", str(error)) from error
@@ -80,7 +80,7 @@ class WatermarkFile:
             self.sync()
 
     def follow_manifest(self) -> None:
-        """Note what RocksDB did meanwhile without an operation: flush, compact."""
+        """Record changes that RocksDB made without an operation: flushes, compactions."""
         if self._look_at_manifest() != self._manifest:
             self._write()
             self.sync()
@@ -93,14 +93,14 @@ class WatermarkFile:
         self._synced_s = self._now_s()
 
     def close(self, *, sequence: int) -> None:
-        """Say that the store was closed in good order with this sequence."""
+        """Record that the store was closed in good order with this sequence."""
         self._sequence = sequence
         self._write(closed=True)
         self.sync()
         os.close(self._file)
 
     def abandon(self) -> None:
-        """Leave the last note as it is, as a kill would."""
+        """Leave the last record as it is, as a kill would."""
         os.close(self._file)
 
     def _write(self, *, closed: bool = False) -> None:

@@ -24,19 +24,19 @@ def add_to(app: typer.Typer) -> None:
         app,
         BookieConfig,
         run_bookie,
-        text="Run a bookie of a cluster: it keeps the entries of ledgers, in RocksDB.",
+        text="Run a bookie of a cluster: it stores the entries of ledgers, in RocksDB.",
     )
-    group.command("inspect", help="Look at a bookie's data directory; writes nothing to it.")(
-        inspect
-    )
+    group.command(
+        "inspect", help="Inspect the data directory of a stopped bookie; writes nothing to it."
+    )(inspect)
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(help="data_dir of a bookie that does not run")],
+    directory: Annotated[Path, typer.Argument(help="data_dir of a stopped bookie")],
     verify: Annotated[bool, typer.Option("--verify", help="check every entry's checksum")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
-    """Exit status 0: whole; 1: damaged, or not to be looked at."""
+    """Exit status 0: no damage; 1: damaged, or not inspected."""
     try:
         facts = inspect_directory(directory, verify=verify)
     except StartRefused as refused:
@@ -69,11 +69,12 @@ def _print(facts: DirectoryFacts) -> None:
 def _print_store(store: StoreFacts) -> None:
     for damage in store.damage:
         typer.echo(f"DAMAGED: {damage}")
-    mark = store.watermark
-    if mark is not None:
-        end = "closed in good order" if mark.closed else "not closed in good order"
+    watermark = store.watermark
+    if watermark is not None:
+        end = "closed in good order" if watermark.closed else "not closed in good order"
         typer.echo(
-            f"watermark: boot epoch {mark.boot_epoch}, {mark.sequence} operations on disk, {end}"
+            f"watermark: boot epoch {watermark.boot_epoch}, "
+            f"{watermark.sequence} operations on disk, {end}"
         )
     if not store.opened:
         return

@@ -19,7 +19,7 @@ from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
 from magnetar.bookie.repair.errors import RepairError, StillNeeded
 from magnetar.bookie.repair.pause import pause, paused, resume
-from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_marks
+from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_under_replication
 from magnetar.cli.client import fail
 from magnetar.cli.help import App
 from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.under_replication import RepairPause, UnderReplication
 
 BLOCKERS_SHOWN_MAX: Final = 10
-CONNECT_S: Final = 3.0  # a person waits
+CONNECT_S: Final = 3.0  # short, because a user waits
 
 Url = Annotated[
     str,
@@ -50,11 +50,11 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
-Bookie = Annotated[str, typer.Argument(help="its id, for example bookie-1")]
+Bookie = Annotated[str, typer.Argument(help="id of the bookie, for example bookie-1")]
 
 
 def add_to(app: typer.Typer) -> None:
-    bookies = App(help="Look at bookies and what they hold.", no_args_is_help=True)
+    bookies = App(help="Show and manage bookies and their ledgers.", no_args_is_help=True)
     bookies.callback()(lambda: None)
     bookies.command("list")(list_bookies)
     bookies.command("drain")(drain_bookie)
@@ -62,9 +62,7 @@ def add_to(app: typer.Typer) -> None:
     bookies.command("decommission")(decommission_bookie)
     bookies.command("under-replicated")(under_replicated)
     bookies.command("ledger")(ledger)
-    repair = App(
-        help="Pause repair of the whole cluster, as for maintenance.", no_args_is_help=True
-    )
+    repair = App(help="Pause repair of the whole cluster, for maintenance.", no_args_is_help=True)
     repair.command("pause")(pause_repair)
     repair.command("resume")(resume_repair)
     repair.command("status")(repair_status)
@@ -161,13 +159,13 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
 
     async def work() -> None:
         async with _store(metadata_url) as store:
-            marks = await survey_marks(store, SystemClock())
+            found = await survey_under_replication(store, SystemClock())
             standing = await paused(store)
         if as_json:
             print_json(
                 [
-                    {"ledger": mark.ledger, "repairing": working, **_mark_json(mark.what)}
-                    for mark, working in marks
+                    {"ledger": record.ledger, "repairing": working, **_faults_json(record.faults)}
+                    for record, working in found
                 ]
             )
             return
@@ -177,18 +175,18 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
             ("ledger", "since", "lost", "bad copies", "narrow", "state"),
             (
                 (
-                    str(mark.ledger),
-                    time_of(mark.what.created_ms),
-                    ", ".join(sorted(map(_short, mark.what.lost))) or "-",
+                    str(record.ledger),
+                    time_of(record.faults.created_ms),
+                    ", ".join(sorted(map(_short, record.faults.lost))) or "-",
                     ", ".join(
                         f"{_short(bad.member)}: {bad.first_entry}-{bad.last_entry}"
-                        for bad in mark.what.bad[:BLOCKERS_SHOWN_MAX]
+                        for bad in record.faults.bad[:BLOCKERS_SHOWN_MAX]
                     )
                     or "-",
-                    "yes" if mark.what.narrow else "-",
-                    "being repaired" if working else mark.what.failure or "waits",
+                    "yes" if record.faults.narrow else "-",
+                    "being repaired" if working else record.faults.failure or "waits",
                 )
-                for mark, working in marks
+                for record, working in found
             ),
         )
 
@@ -294,7 +292,7 @@ def _tell(bookie: str, progress: Progress) -> None:
             _print_blockers(progress.blockers)
         case Stage.SERVING:
             typer.echo(
-                f"{bookie}: nothing is on it any more. Stop it now; waiting until it is down"
+                f"{bookie}: it holds no ledger any more. Stop it now; waiting until it is down"
             )
         case Stage.REMOVED:
             typer.echo(f"{bookie}: removed from the cluster; its directory may be deleted")
@@ -313,14 +311,14 @@ def _print_ledger(view: LedgerView) -> None:
     metadata = view.metadata
     quorum = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
     typer.echo(f"ledger {metadata.ledger}: {metadata.state.name}, E/Qw/Qa {quorum}")
-    typer.echo(f"made {time_of(metadata.created_ms)}")
+    typer.echo(f"created {time_of(metadata.created_ms)}")
     if metadata.last_entry is not None:
         typer.echo(f"{metadata.last_entry + 1} entries, {metadata.length} bytes")
     if metadata.under_replicated:
-        typer.echo("it was made with fewer copies than wanted")
-    if view.mark is not None:
-        since = time_of(view.mark.what.created_ms)
-        typer.echo(f"marked for repair since {since}: {view.mark.what.failure or 'waits'}")
+        typer.echo("created with fewer copies than wanted")
+    if view.record is not None:
+        since = time_of(view.record.faults.created_ms)
+        typer.echo(f"under-replicated since {since}: {view.record.faults.failure or 'waits'}")
     print_table(
         ("entries", "seat", "bookie", "incarnation", "state", "holds", "of"),
         (
@@ -352,17 +350,17 @@ def _bookie_json(row: BookieRow) -> dict[str, object]:
     }
 
 
-def _mark_json(what: UnderReplication) -> dict[str, object]:
+def _faults_json(faults: UnderReplication) -> dict[str, object]:
     return {
-        "since_ms": what.created_ms,
-        "lost": sorted((_member_json(member) for member in what.lost), key=str),
+        "since_ms": faults.created_ms,
+        "lost": sorted((_member_json(member) for member in faults.lost), key=str),
         "bad_copies": [
             {**_member_json(bad.member), "first": bad.first_entry, "last": bad.last_entry}
-            for bad in what.bad
+            for bad in faults.bad
         ],
-        "narrow": what.narrow,
-        "failure": what.failure,
-        "failed_ms": what.failed_ms,
+        "narrow": faults.narrow,
+        "failure": faults.failure,
+        "failed_ms": faults.failed_ms,
     }
 
 
@@ -378,7 +376,7 @@ def _ledger_json(view: LedgerView) -> dict[str, object]:
         "last_entry": metadata.last_entry,
         "length": metadata.length,
         "under_replicated": metadata.under_replicated,
-        "mark": None if view.mark is None else _mark_json(view.mark.what),
+        "under_replication": None if view.record is None else _faults_json(view.record.faults),
         "copies": [_copy_json(row) for row in view.copies],
     }
 

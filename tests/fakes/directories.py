@@ -111,10 +111,10 @@ def identity_of(path: Path) -> Identity:
 def given(directory: DataDirectory, incarnation: str, *, key: int = KEY) -> list[int]:
     """Which entries a reader gets of a former incarnation, each as it was written."""
     found = []
-    limbo = DamagedStore(directory.formers)
+    store = DamagedStore(directory.formers)
     for entry in range(ENTRIES):
         limits = {"bytes_max": 1 << 20, "entries_max": 1}
-        for value in limbo.run(incarnation, 1, key, entry, entry, **limits):
+        for value in store.run(incarnation, 1, key, entry, entry, **limits):
             assert value == envelope(1, entry, b"%d" % entry * 600)
             found.append(entry)
     return found

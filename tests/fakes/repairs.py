@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair.auditor import Auditor
 from magnetar.bookie.repair.config import RepairConfig
-from magnetar.bookie.repair.marks import Marks
-from magnetar.bookie.repair.replicator import MARKS_KEPT_MAX, Replicator
+from magnetar.bookie.repair.replicator import SAMPLE_MAX, Replicator
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_ledger, encode_bookie_cookie, encode_bookie_drain
 from magnetar.metadata.memory import MemoryStore
@@ -39,22 +39,22 @@ async def replicating(
     *,
     seed: int = 7,
     wanted: LedgerConfig = E,
-    marks_kept_max: int = MARKS_KEPT_MAX,
+    sample_max: int = SAMPLE_MAX,
 ) -> AsyncIterator[Replicator]:
-    """A process that works off marks while inside."""
+    """A process that runs a replicator inside the context."""
     store = MemoryStore(nodes.tree)
-    marks = Marks(store, SystemClock())
+    records = UnderReplicationRecords(store, SystemClock())
     async with nodes.process(wanted, seed=seed, store=store) as ledgers:
         replicator = Replicator(
             store,
-            marks,
+            records,
             ledgers.services,
             config or RepairConfig(),
             SystemClock(),
             Random(seed),
             name=f"replicator-{seed}",
             recover=ledgers.recover,
-            marks_kept_max=marks_kept_max,
+            sample_max=sample_max,
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(replicator.run())
@@ -76,7 +76,7 @@ async def auditing(
     async with nodes.process(wanted, seed=seed, store=store) as ledgers:
         auditor = Auditor(
             store,
-            Marks(store, SystemClock()),
+            UnderReplicationRecords(store, SystemClock()),
             ledgers.services,
             config or RepairConfig(),
             SystemClock(),
@@ -122,8 +122,10 @@ async def bake_cookies(nodes: BookieCluster, *, boot_epoch: int = 1) -> None:
 
 
 async def drain(nodes: BookieCluster, bookie: BookieId, *, decommission: bool) -> None:
-    mark = BookieDrain(bookie, 1, decommission=decommission)
-    await nodes.store.put(paths.bookie_draining(bookie), encode_bookie_drain(mark), expected=ABSENT)
+    record = BookieDrain(bookie, 1, decommission=decommission)
+    await nodes.store.put(
+        paths.bookie_draining(bookie), encode_bookie_drain(record), expected=ABSENT
+    )
 
 
 async def lose(nodes: BookieCluster, bookie: FakeBookie) -> None:

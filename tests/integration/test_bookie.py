@@ -231,7 +231,7 @@ def test_a_second_process_on_the_directory_is_refused(
     second = BookieProcess(tmp_path / "second", data_dir=str(bookie.data_dir))
     second.launch()
     assert second.wait() == 1
-    assert f"found that process {bookie.ready['pid']} uses it" in second.log
+    assert f"found process {bookie.ready['pid']} using it" in second.log
     assert json.loads(get(bookie, "/health"))["state"] == "serving"
 
 
@@ -262,8 +262,8 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
     for _ in range(2):
         bookie.start()
         assert bookie.incarnation != former
-        assert "the log has lost what was on disk" in bookie.log
-        found = await read_all(bookie, 1, former, ends={BookieCode.LIMBO})
+        assert "the log lost operations that were on disk" in bookie.log
+        found = await read_all(bookie, 1, former, ends={BookieCode.DAMAGED_STORE})
         assert 0 < len(found) < len(acked)
         for entry, stored in found.items():
             assert stored == envelope(1, entry, payload_of(1, entry))
@@ -271,12 +271,12 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
         channel = channel_to(bookie)
         refused = await connect(bookie.address.data, former)
         assert refused.reply is not None
-        assert refused.reply.code is BookieCode.LIMBO
+        assert refused.reply.code is BookieCode.DAMAGED_STORE
         fence = pb.LastConfirmedRequest(incarnation=former, ledger=1, master_key=KEY, fence=True)
         data = await call_unary(
             channel, "/magnetar.bookie.Bookie/LastConfirmed", fence.SerializeToString()
         )
-        assert pb.LastConfirmedReply.FromString(data).code == BookieCode.LIMBO
+        assert pb.LastConfirmedReply.FromString(data).code == BookieCode.DAMAGED_STORE
         writer = await connect(bookie.address.data, bookie.incarnation)
         assert await writer.add(add(2, 0)) == [OK]
         await channel.close()
@@ -490,7 +490,7 @@ def test_a_store_that_has_not_opened_at_the_deadline_is_left_alone(
         f"import os\nos.kill(os.getpid(), {int(signal.SIGSTOP)})\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(OpenTooSlow, match=r"not opened within 0.5 s.*Raise open_deadline_s"):
+    with pytest.raises(OpenTooSlow, match=r"did not open within 0.5 s.*Raise open_deadline_s"):
         open_killed_directory(tmp_path, open_deadline_s=0.5)
     assert not (tmp_path / "killed" / "former").exists()
 
@@ -516,5 +516,5 @@ def test_a_child_that_someone_killed_says_nothing_about_the_store(
     )
     with monkeypatch.context() as patched:
         patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-        with pytest.raises(DirectoryUnusable, match="SIGKILL ended the process"):
+        with pytest.raises(DirectoryUnusable, match="the store that SIGKILL ended"):
             open_killed_directory(tmp_path, open_deadline_s=20)

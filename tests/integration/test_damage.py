@@ -134,7 +134,9 @@ async def test_formers_gather_up_to_their_limit(cluster: DirectoryCluster, used:
     mark = (used / WATERMARK).read_bytes()
     (used / WATERMARK).unlink()
     for _ in range(2):
-        with pytest.raises(errors.TooManyFormers, match=r"watermark is gone.*those of 4 former"):
+        with pytest.raises(
+            errors.TooManyFormers, match=r"watermark is missing.*stores of 4 former"
+        ):
             await cluster.start(used)
     assert await cluster.cookie() == cookie
     (used / WATERMARK).write_bytes(mark)
@@ -259,20 +261,20 @@ PLACES: dict[str, dict[str, Callable[[bytes], int]]] = {
 
 
 def state_after(cluster: DirectoryCluster, path: Path, cookie: BookieCookie) -> str:
-    """Start on it and read everything: "whole", "unknown" (of some entries), or "limbo". Fails on a
+    """Start on it and read everything: "whole", "unknown" (some entries), or "damaged". Fails on a
     wrong entry and on a false "no"."""
     run(cluster.set_cookie(cookie))
     directory = run(cluster.start(path))
     try:
         if directory.identity.incarnation != cookie.incarnation:
             assert list(directory.formers) == [cookie.incarnation]
-            limbo = DamagedStore(directory.formers)
+            store = DamagedStore(directory.formers)
             for entry in range(TABLES + LOG):
-                found = limbo.run(
+                found = store.run(
                     cookie.incarnation, 1, KEY, entry, entry, bytes_max=1 << 20, entries_max=1
                 )
                 assert found in ([], [envelope(1, entry, payload_of(entry))])
-            return "limbo"
+            return "damaged"
         return present_state(directory.storage)
     finally:
         directory.close()
@@ -331,9 +333,9 @@ def test_every_field_of_every_file(
                 except AssertionError as wrong:
                     raise AssertionError(f"{pattern}: {name} at {at}, {cut=}: {wrong}") from wrong
                 shutil.rmtree(path)
-    assert states <= {"whole", "unknown", "limbo"}
+    assert states <= {"whole", "unknown", "damaged"}
     harmless = ("store/OPTIONS-*", "watermark")  # nobody needs it; the other slot is whole
-    assert pattern in harmless or states & {"unknown", "limbo"}
+    assert pattern in harmless or states & {"unknown", "damaged"}
 
 
 def cookie_of(cluster: DirectoryCluster, path: Path) -> BookieCookie:
@@ -367,7 +369,7 @@ def test_bytes_at_random(
     at = chance.randrange(len(data))
     damaged = changed(data, at, cut=chance.random() < 0.3, bit=1 << chance.randrange(8))
     file.write_bytes(damaged)
-    assert state_after(cluster, tmp_path / "damaged", cookie) in ("whole", "unknown", "limbo"), (
+    assert state_after(cluster, tmp_path / "damaged", cookie) in ("whole", "unknown", "damaged"), (
         f"{file.name} at {at}"
     )
 

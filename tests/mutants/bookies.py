@@ -247,7 +247,7 @@ enter(
 def _says_no(right: Any, fired: Fired) -> Any:
     def code(self: Any, incarnation: str) -> BookieCode:
         answer = right(self, incarnation)
-        if answer is BookieCode.LIMBO:
+        if answer is BookieCode.DAMAGED_STORE:
             fired()
             answer = BookieCode.NO_SUCH_ENTRY
         return BookieCode(answer)
@@ -258,7 +258,7 @@ def _says_no(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a former incarnation says no",
-        breaks="§4.6: in limbo what is not there is unknown",
+        breaks="§4.6: in a damaged store a missing entry is unknown",
         wrong={"magnetar.bookie.damaged_store:DamagedStore.code": _says_no},
         caught_by=LOST | {"I10", "R2"},
         scene=ROLLBACK,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mutants.plant import Fired
 
 COLLECTOR = "magnetar.bookie.collector:Collector."
-MARKS = "magnetar.bookie.repair.marks:Marks."
+RECORDS = "magnetar.bookie.repair.under_replication_records:UnderReplicationRecords."
 REPLICATOR = "magnetar.bookie.repair.replicator:Replicator."
 
 
@@ -151,11 +151,11 @@ enter(
 
 
 def _whatever_it_says_now(right: Any, fired: Fired) -> Any:
-    async def clear(self: Any, mark: Any) -> bool:
-        path = paths.under_replicated(mark.ledger)
+    async def clear(self: Any, record: Any) -> bool:
+        path = paths.under_replicated(record.ledger)
         stored = await self._store.get(path)
         if stored is not None:
-            if stored.version != mark.version:
+            if stored.version != record.version:
                 fired()
             await self._store.delete(path, expected=stored.version)
         return True
@@ -165,9 +165,9 @@ def _whatever_it_says_now(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a mark is removed without its version",
-        breaks="§5.2, T31: what was marked during the repair would be forgotten",
-        wrong={MARKS + "clear": _whatever_it_says_now},
+        name="a record is removed without its version",
+        breaks="§5.2, T31: what was added during the repair would be forgotten",
+        wrong={RECORDS + "clear": _whatever_it_says_now},
         caught_by=frozenset({"T31"}),
         scene=SCENARIOS["T31"],
         seeds=30,

@@ -27,9 +27,9 @@ from magnetar.bookie.reclaimer import Reclaimer
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.repair.auditor import Auditor
 from magnetar.bookie.repair.config import RepairConfig
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.replicator import Replicator
 from magnetar.bookie.repair.reporting import report_bad_copies
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.bookie.scrub import Scrub, ScrubConfig
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.storage.commit import GroupCommit
@@ -304,7 +304,7 @@ class BookieNode(Process):
             commit=commit,
             admission=admission,
             metadata=self.store,
-            marks=Marks(self.store, self.clock),
+            under_replication=UnderReplicationRecords(self.store, self.clock),
             reclaimer=reclaimer,
             clock=self.clock,
             chance=self.random,
@@ -325,11 +325,11 @@ class BookieNode(Process):
 
     def _scrub(self, storage: SimStorage, reclaimer: Reclaimer) -> Scrub:
         assert self.store is not None
-        marks, member = Marks(self.store, self.clock), self.member
+        marks, member = UnderReplicationRecords(self.store, self.clock), self.member
 
         async def report(ledger: int, first: int, last: int) -> None:
             self.world.trace.fault(self.name, "damage found by a scrub", ledger, first, last)
-            await marks.mark_bad(LedgerId(ledger), member, first, last)
+            await marks.add_bad(LedgerId(ledger), member, first, last)
 
         def on_sound() -> None:
             if reclaimer.suspended:
@@ -387,7 +387,7 @@ class ClientNode(Process):
     async def _main(self) -> None:
         ledgers = self._make_ledgers()
         assert self.store is not None
-        marks = Marks(self.store, self.clock)
+        marks = UnderReplicationRecords(self.store, self.clock)
         async with asyncio.TaskGroup() as group:
             group.create_task(ledgers.run())
             group.create_task(report_bad_copies(ledgers.bad_copies, marks))
@@ -444,7 +444,7 @@ class RepairNode(ClientNode):
         assert self.store is not None
         store, services = self.store, ledgers.services
         name = f"{self.name}-{self.starts}"
-        marks = Marks(store, self.clock)
+        marks = UnderReplicationRecords(store, self.clock)
         auditor = Auditor(store, marks, services, self.repair, self.clock, name=name)
         replicator = Replicator(
             store,

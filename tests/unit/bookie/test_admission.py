@@ -83,7 +83,7 @@ def record_of(storage: FaultyStorage, ledger: int) -> LedgerRecord | None:
 @pytest.mark.parametrize("right_key", [False, True])
 @pytest.mark.parametrize("flags", [0, RECOVERY, COPY, RECOVERY | COPY])
 @pytest.mark.parametrize("intake", Intake)
-def test_who_is_refused(
+def test_adds_are_refused_by_record_key_flags_and_intake(
     *, known: bool, fenced: bool, right_key: bool, flags: int, intake: Intake
 ) -> None:
     (offered,) = decode_adds(add(1, 0, flags=flags, master_key=KEY if right_key else KEY + 1))
@@ -122,7 +122,7 @@ def test_a_frame_is_one_write() -> None:
     assert len(storage.batches) == 1
 
 
-def test_whoever_comes_first_sets_the_master_key() -> None:
+def test_the_first_add_or_fence_sets_the_master_key() -> None:
     admission = make(FaultyStorage())
     assert admit(admission, add(1, 0, master_key=5)) == [OK]
     assert admit(admission, add(1, 1, master_key=6)) == [UNAUTHORIZED]
@@ -181,7 +181,7 @@ def test_the_same_entry_again_is_ok_and_the_stored_copy_stays() -> None:
     storage = FaultyStorage()
     admission = make(storage)
     admit(admission, add(1, 0), add(1, 5, confirmed=4))
-    # A recoverer wraps the payload anew: another `confirmed`, another checksum.
+    # A recoverer wraps the payload again: another `confirmed`, another checksum.
     assert admit(admission, add(1, 5, confirmed=2, flags=RECOVERY)) == [OK]
     assert storage.entry(1, 5) == envelope(1, 5, confirmed=4)
 
@@ -196,7 +196,7 @@ def test_another_payload_under_the_same_id_is_a_conflict(
     admission = make(storage) if restart else admission
     assert admit(admission, add(1, 5, b"PAYLOAD")) == [CONFLICT]
     assert storage.entry(1, 5) == envelope(1, 5)
-    assert "entry offered again with other content" in caplog.text
+    assert "entry offered with other content than stored" in caplog.text
 
 
 def test_conflicts_are_counted_and_logged_once_per_ledger(
@@ -208,7 +208,7 @@ def test_conflicts_are_counted_and_logged_once_per_ledger(
         for entry in range(10):
             assert admit(admission, add(ledger, entry, b"PAYLOAD")) == [CONFLICT]
     assert admission.conflicts == 20
-    assert caplog.text.count("entry offered again with other content") == 2
+    assert caplog.text.count("entry offered with other content than stored") == 2
 
 
 def test_another_length_under_the_same_id_is_a_conflict() -> None:
@@ -266,7 +266,7 @@ def test_another_entrys_envelope_in_an_entrys_place_is_damage_as_well(other: byt
 
 
 @pytest.mark.parametrize("flags", [RECOVERY, COPY])
-def test_a_copy_from_elsewhere_replaces_what_is_damaged_and_nothing_else(flags: int) -> None:
+def test_a_copy_replaces_only_a_damaged_entry(flags: int) -> None:
     storage = FaultyStorage()
     admission = make(storage)
     admit(admission, add(1, 0), add(1, 1))

@@ -15,7 +15,7 @@ from fakes.virtual_loop import stand_still
 
 from magnetar.bookie.collector import PAGE, Collector, CollectorConfig
 from magnetar.bookie.reclaimer import Reclaimer
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.bookie.storage.format import tombstone_key
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_cluster, encode_ledger, encode_ledger_counter
@@ -88,7 +88,7 @@ class CollectorRig:
             commit=bookie.commit,
             admission=service._admission,
             metadata=self.store,
-            marks=Marks(self.store, self.clock),
+            under_replication=UnderReplicationRecords(self.store, self.clock),
             reclaimer=self.reclaimer,
             clock=self.clock,
             chance=Random(1),
@@ -163,7 +163,7 @@ async def test_deleted_ledgers_go_and_leave_tombstones() -> None:
         assert await rig.collector.maybe_round()
         assert rig.stored == [1, 3]
         assert rig.tombstones == [2, 7]
-        assert rig.bookie.storage.unsynced <= 2  # of the marks that space was given back
+        assert rig.bookie.storage.unsynced <= 2  # the tombstones that record the reclaimed space
         writer = await rig.bookie.connect()
         assert await writer.add(add(2, 2)) == [BookieCode.DELETED]
         assert rig.collector.counts.ledgers_deleted == 2
@@ -217,7 +217,7 @@ async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("flags", [0, COPY])
-async def test_what_was_written_under_an_id_that_was_not_handed_out_deletes_nothing(
+async def test_an_entry_under_an_id_not_handed_out_aborts_the_round(
     flags: int,
 ) -> None:
     async with open_rig() as rig:
@@ -285,7 +285,7 @@ async def test_left_over_copies_go_at_the_second_look_without_tombstone() -> Non
         assert await rig.collector.maybe_round()
         assert rig.stored == [2, 3, 4]
         assert rig.tombstones == []
-        assert not await Marks(rig.store, rig.clock).locked(LedgerId(1))
+        assert not await UnderReplicationRecords(rig.store, rig.clock).locked(LedgerId(1))
 
 
 async def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
@@ -295,7 +295,7 @@ async def test_a_copy_that_is_named_again_or_under_repair_stays() -> None:
             await rig.keep(ledger, THERE, closed=True)
         assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        repairing = Marks(rig.elsewhere, rig.clock)
+        repairing = UnderReplicationRecords(rig.elsewhere, rig.clock)
         await repairing.lock(LedgerId(1), "replicator")
         await rig.keep(2, HERE, closed=True)
         assert await rig.collector.maybe_round()
@@ -334,7 +334,7 @@ async def test_tombstones_are_looked_through_a_page_at_a_time() -> None:
 
 
 @pytest.mark.real_loop
-async def test_a_former_store_goes_when_nobody_names_it() -> None:
+async def test_a_former_store_is_removed_when_no_ledger_names_it() -> None:
     async with open_rig() as rig:
         await rig.begin(1)
         await rig.keep(8, FORMER, THERE, closed=True)
@@ -386,14 +386,14 @@ async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() ->
 # -- Trouble -------------------------------------------------------------------------------------
 
 
-async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -> None:
+async def test_a_copy_made_again_by_a_repair_after_the_lock_was_lost_stays() -> None:
     async with open_rig(inline=True) as rig:
         await rig.begin(1)
         await rig.keep(1, THERE, closed=True)
         assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
         writer = await rig.bookie.connect()
-        repairing = Marks(rig.elsewhere, rig.clock)
+        repairing = UnderReplicationRecords(rig.elsewhere, rig.clock)
 
         async def lose_the_lock(path: str) -> None:
             if path != paths.ledger(LedgerId(1)) or not await repairing.locked(LedgerId(1)):
@@ -411,25 +411,25 @@ async def test_a_copy_that_a_repair_makes_anew_after_the_lock_was_lost_stays() -
 
 
 async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
-    """Its session may have ended meanwhile without its knowing, and its copy been made anew."""
+    """Its session may have ended unnoticed, and a repair may have made its copy again."""
 
     async with open_rig(inline=True) as rig:
         await rig.begin(1)
         await rig.keep(1, THERE, closed=True)
         assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
-        marks = Marks(rig.store, rig.clock)
+        records = UnderReplicationRecords(rig.store, rig.clock)
 
         async def pause(path: str) -> None:
             if path == paths.ledger(LedgerId(1)):
                 rig.store.on_get = None
-                assert await marks.locked(LedgerId(1))
+                assert await records.locked(LedgerId(1))
                 stand_still(5.0)
 
         rig.store.on_get = pause
         assert await rig.collector.maybe_round()
         assert rig.stored == [1]
-        assert not await marks.locked(LedgerId(1))
+        assert not await records.locked(LedgerId(1))
         assert await rig.collector.maybe_round()
         assert rig.stored == []
 
@@ -441,7 +441,7 @@ async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_
         assert await rig.collector.maybe_round()
         await asyncio.sleep(CONFIG.grace_s + 1)
         looking = asyncio.Event()
-        others = Marks(rig.elsewhere, rig.clock)
+        others = UnderReplicationRecords(rig.elsewhere, rig.clock)
 
         async def hang(path: str) -> None:
             if path == paths.ledger(LedgerId(1)) and await others.locked(LedgerId(1)):
@@ -460,7 +460,7 @@ async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_
 
 
 @pytest.mark.real_loop
-async def test_what_was_deleted_before_a_round_was_given_up_is_known_as_dead() -> None:
+async def test_ledgers_deleted_before_an_aborted_round_are_noted_as_dead() -> None:
     async with open_rig() as rig:
         await rig.begin(1, 2, 3)
         assert await rig.collector.maybe_round()

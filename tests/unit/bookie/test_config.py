@@ -42,7 +42,7 @@ def test_an_id_is_a_name(bookie: str) -> None:
 
 
 @pytest.mark.parametrize("missing", sorted(NEEDED))
-def test_what_cannot_be_guessed_is_asked_for(missing: str) -> None:
+def test_a_setting_without_a_default_is_required(missing: str) -> None:
     flags = {key: value for key, value in NEEDED.items() if key != missing}
     with pytest.raises(ConfigError, match=f"{missing} is required"):
         load_config(BookieConfig, file=None, flags=flags)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_loop
 
 DEAD = "d" * 32  # a former incarnation of which nothing can be read
-NOBODY = "e" * 32
+NEVER_SEEN = "e" * 32
 
 
 def former_store() -> MemoryStorage:
@@ -48,15 +48,15 @@ def former_store() -> MemoryStorage:
 FORMERS: dict[str, Storage | None] = {OTHER: former_store(), DEAD: None}
 
 
-async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> None:
+async def test_a_former_incarnation_returns_its_entries_and_never_answers_no() -> None:
     async with running_bookie(formers=FORMERS) as bookie:
-        limbo = BookieCode.LIMBO
+        unknown = BookieCode.DAMAGED_STORE
         for first, last, answer in (
-            (0, 9, [*some(0, 1, 2), none(3, limbo)]),
+            (0, 9, [*some(0, 1, 2), none(3, unknown)]),
             (0, 2, some(0, 1, 2)),
-            (3, 9, [none(3, limbo)]),
-            (4, 9, [*some(4), none(5, limbo)]),
-            (6, 6, [none(6, limbo)]),
+            (3, 9, [none(3, unknown)]),
+            (4, 9, [*some(4), none(5, unknown)]),
+            (6, 6, [none(6, unknown)]),
         ):
             assert await bookie.read(read_request(first, last, incarnation=OTHER)) == answer
         one = read_request(0, 9, incarnation=OTHER, entries_max=2)
@@ -65,16 +65,16 @@ async def test_a_former_incarnation_gives_what_is_there_and_never_says_no() -> N
             read_request(0, 9, ledger=2, incarnation=OTHER),
             read_request(0, 9, incarnation=OTHER, master_key=KEY + 1),
         ):
-            assert await bookie.read(request) == [none(0, limbo)]
+            assert await bookie.read(request) == [none(0, unknown)]
 
 
-async def test_a_former_incarnation_gives_a_recovery_what_is_there_and_is_not_fenced() -> None:
+async def test_a_former_incarnation_serves_a_recovery_without_a_fence() -> None:
     """An entry that is there needs no fence to be true; without it a ledger whose other copies are
     gone could never be closed."""
 
     async with running_bookie(formers=FORMERS) as bookie:
-        limbo = BookieCode.LIMBO
-        for first, answer in ((0, [*some(0, 1, 2), none(3, limbo)]), (3, [none(3, limbo)])):
+        unknown = BookieCode.DAMAGED_STORE
+        for first, answer in ((0, [*some(0, 1, 2), none(3, unknown)]), (3, [none(3, unknown)])):
             request = read_request(first, 9, incarnation=OTHER, fence=True)
             assert await bookie.read(request) == answer
         unreadable = read_request(0, 9, incarnation=DEAD, fence=True)
@@ -86,9 +86,9 @@ async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
     async with running_bookie(formers=FORMERS) as bookie:
         service = bookie.service
         for incarnation, code in (
-            (OTHER, BookieCode.LIMBO),
+            (OTHER, BookieCode.DAMAGED_STORE),
             (DEAD, BookieCode.WRONG_INCARNATION),
-            (NOBODY, BookieCode.WRONG_INCARNATION),
+            (NEVER_SEEN, BookieCode.WRONG_INCARNATION),
         ):
             assert not code.definite
             for fence in (False, True):

@@ -76,7 +76,7 @@ async def test_adds_and_reads_of_every_size() -> None:
         await writer.stream.close()
 
 
-async def test_an_entry_too_large_is_refused_and_the_stream_goes_on() -> None:
+async def test_an_entry_too_large_is_refused_and_the_stream_continues() -> None:
     async with bookie_on_ports() as (_, address):
         writer = await connect(address.data, INCARNATION)
         code = await writer.add(add(1, 0, bytes(ENTRY_BYTES_MAX + 1)))
@@ -118,7 +118,7 @@ async def test_the_limits_of_a_read_are_passed_on() -> None:
         await writer.stream.close()
 
 
-async def test_a_request_that_is_no_protobuf_is_refused_and_the_connection_goes_on() -> None:
+async def test_an_undecodable_request_is_refused_and_the_connection_continues() -> None:
     async with bookie_on_ports() as (_, address), reads(address.data) as stream:
         for _ in range(2):
             answers = await ask(stream, b"\xff\xff\xff")

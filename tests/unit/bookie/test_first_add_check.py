@@ -1,4 +1,4 @@
-"""First adds: what the metadata must say, who waits meanwhile, and what a fence does to them."""
+"""First adds: the required metadata, which adds wait, and what a fence does to them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_first_adds_wait_in_order_and_other_ledgers_do_not() -> None:
 
 
 @pytest.mark.real_loop
-async def test_who_was_verified_is_so_after_a_restart() -> None:
+async def test_a_verified_ledger_stays_verified_after_a_restart() -> None:
     async def never(_: int) -> BookieCode:
         raise AssertionError("asked again")
 
@@ -96,7 +96,7 @@ async def test_who_was_verified_is_so_after_a_restart() -> None:
 
 
 @pytest.mark.real_loop
-async def test_a_fence_that_comes_meanwhile_wins() -> None:
+async def test_a_fence_during_the_first_add_check_wins() -> None:
     async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         await writer.send(add(1, 0))
@@ -158,7 +158,7 @@ async def test_a_write_that_fails_later_ends_the_bookie() -> None:
         await wait_until(lambda: bookie.deaths)
 
 
-async def test_what_waits_is_bounded() -> None:
+async def test_waiting_first_adds_are_bounded() -> None:
     gate = Gate()
     settled: list[int] = []
     size = len(decode_adds(add(1, 0))[0].envelope) + ADD_OVERHEAD_BYTES
@@ -223,7 +223,7 @@ CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry=EntryId(-1), length=
         (b"nonsense", BookieCode.IO_ERROR),
     ],
 )
-async def test_what_the_metadata_must_say(
+async def test_the_first_add_check_answers_by_ledger_metadata(
     metadata: LedgerMetadata | bytes | None, code: BookieCode
 ) -> None:
     store = MemoryStore(MemoryTree())

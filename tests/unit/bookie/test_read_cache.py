@@ -181,7 +181,7 @@ async def with_five_read(bookie: Bookie) -> None:
     assert bookie.service.read_cache.bytes > 0
 
 
-async def test_what_was_read_is_not_read_again_and_what_was_not_is() -> None:
+async def test_cached_entries_are_not_read_again_and_others_are() -> None:
     async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.storage.failing["read"] = BROKEN
@@ -224,13 +224,13 @@ async def test_a_deleted_ledger_is_forgotten(*, for_good: bool) -> None:
             assert await bookie.read(read_request(3, 4)) == [*some(3), none(4, missing)]
 
 
-async def test_what_was_read_while_its_ledger_was_deleted_is_not_kept() -> None:
+async def test_an_entry_read_during_a_deletion_is_not_cached() -> None:
     async with running_bookie(inline=True) as bookie:
         writer = await bookie.connect()
         await writer.add(*(add(1, entry) for entry in range(5)))
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(bookie.read(read_request(0, 4)))
-            await asyncio.sleep(0)  # the store has been asked, inline, and nobody was told yet
+            await asyncio.sleep(0)  # the store was read, inline, and the caller has no answer yet
             bookie.service._admission.delete(1, for_good=False)
         assert reading.result() == some(0, 1, 2, 3, 4)
         assert bookie.service.read_cache.misses == 1
@@ -259,11 +259,11 @@ async def test_a_read_that_fences_is_told_what_the_disk_holds() -> None:
         assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
 
 
-async def test_who_may_not_read_gets_nothing_out_of_it() -> None:
+async def test_a_wrong_master_key_gets_nothing_from_the_cache() -> None:
     async with running_bookie(formers={OTHER: FaultyStorage()}) as bookie:
         await with_five_read(bookie)
         wrong_key = read_request(0, 4, master_key=KEY + 1)
         assert await bookie.read(wrong_key) == [none(0, BookieCode.UNAUTHORIZED)]
         # Nor does what is read of another incarnation of the bookie mix with it, either way.
         former = read_request(0, 9, incarnation=OTHER)
-        assert await bookie.read(former) == [none(0, BookieCode.LIMBO)]
+        assert await bookie.read(former) == [none(0, BookieCode.DAMAGED_STORE)]

@@ -1,4 +1,4 @@
-"""Space is given back, and a compaction that cannot go on does not end the bookie for ever."""
+"""Space is reclaimed, and a compaction that fails does not end the bookie repeatedly."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_cl
     again = Reclaimer(storage, thread=InlineThread(), marker=marker)
     assert again.suspended
     await again.reclaim(dead, alive)
-    assert "no space is given back before a scrub" in caplog.text
+    assert "space reclaim suspended until a scrub" in caplog.text
     storage.write([(entry_key(0, 5), os.urandom(50_000))])  # a repair
     again.resume()
     await again.reclaim([], alive)

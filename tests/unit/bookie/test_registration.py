@@ -87,7 +87,7 @@ async def test_a_suspended_session_is_not_a_lost_one() -> None:
 
 
 @pytest.mark.parametrize("former", [OURS.incarnation, "b" * 32])
-async def test_what_an_earlier_start_left_behind_is_replaced(former: str) -> None:
+async def test_the_remains_of_an_earlier_start_are_replaced(former: str) -> None:
     tree = MemoryTree()
     before, now = MemoryStore(tree), MemoryStore(tree)
     async with registered(before, replace(OURS, incarnation=former, boot_epoch=4)) as entry:
@@ -98,7 +98,7 @@ async def test_what_an_earlier_start_left_behind_is_replaced(former: str) -> Non
 
 
 @pytest.mark.parametrize("other", [{"incarnation": "b" * 32, "boot_epoch": 5}, {"boot_epoch": 6}])
-async def test_somebody_elses_entry_is_waited_for(other: dict[str, object]) -> None:
+async def test_a_registration_of_another_process_is_awaited(other: dict[str, object]) -> None:
     tree = MemoryTree()
     before, now = MemoryStore(tree), MemoryStore(tree)
     theirs = replace(OURS, **other)  # type: ignore[arg-type]

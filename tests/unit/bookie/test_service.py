@@ -79,7 +79,7 @@ async def test_a_refusal_does_not_wait_for_a_sync() -> None:
         assert await writer.add(add(1, 0)) == [BookieCode.FENCED]
 
 
-async def test_the_hello_reply_says_who_answers() -> None:
+async def test_the_hello_reply_names_the_member() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         assert writer.reply == (OK, INCARNATION, IDENTITY.boot_epoch)
@@ -137,7 +137,7 @@ def corrupt(data: bytes, at: int) -> bytes:
         (add(1, 1, bytes(ENTRY_BYTES_MAX + 1)), BookieCode.TOO_LARGE),
     ],
 )
-async def test_a_bad_add_is_answered_alone_and_the_stream_goes_on(
+async def test_a_bad_add_is_refused_alone_and_the_stream_continues(
     bad: bytes, code: BookieCode
 ) -> None:
     async with running_bookie() as bookie:
@@ -310,7 +310,7 @@ async def test_stopping_acknowledges_what_was_written_and_refuses_the_rest_as_un
         assert bookie.storage.entry(1, 1) is None
 
 
-async def test_a_writer_that_leaves_meanwhile_does_not_break_a_stop() -> None:
+async def test_a_writer_that_disconnects_during_a_stop_does_not_break_it() -> None:
     async with running_bookie() as bookie:
         service = bookie.service
         slow, leaving = await bookie.connect(frames_max=1), await bookie.connect()

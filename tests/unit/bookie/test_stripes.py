@@ -18,7 +18,7 @@ def striped(first: int, last: int, run: int, stride: int) -> ReadRequest:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_it_gives_what_is_there_up_to_the_first_that_is_missing_or_a_limit(seed: int) -> None:
+def test_a_striped_read_ends_at_the_first_missing_entry_or_a_limit(seed: int) -> None:
     random = Random(seed)
     held = {entry: bytes(random.randrange(9)) for entry in range(60) if random.random() < 0.97}
 

@@ -1,4 +1,4 @@
-"""Marks add up, and stay small."""
+"""Under-replication records merge, and stay small."""
 
 from __future__ import annotations
 

@@ -286,7 +286,9 @@ def run_by_steps(frame: bytes, ledger: int, first: int) -> tuple[list[bytes], Bo
             st.integers(0, 3),
             st.integers(0, 3),
             st.sampled_from([7, 7, 7, 8]),
-            st.sampled_from([BookieCode.OK] * 5 + [BookieCode.NO_SUCH_ENTRY, BookieCode.LIMBO]),
+            st.sampled_from(
+                [BookieCode.OK] * 5 + [BookieCode.NO_SUCH_ENTRY, BookieCode.DAMAGED_STORE]
+            ),
             st.binary(max_size=3),
         ),
         max_size=5,

@@ -32,7 +32,7 @@ async def rolled_back(world: World) -> None:
     await _lose_copies(world, "roll back")
 
 
-@scenario("T10", "the log is damaged in its midst, or its end is lost: limbo, never 'no'", TWO_ACKS)
+@scenario("T10", "a log with damage in the middle or a lost end is never answered 'no'", TWO_ACKS)
 async def damaged_log(world: World) -> None:
     await _lose_copies(world, world.random.choice(("break", "lose the end")))
 

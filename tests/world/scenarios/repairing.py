@@ -12,7 +12,7 @@ from world.rot import Damage
 from world.scenario import scenario
 from world.stage import PATIENCE_S, Stage
 
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_cluster
 from magnetar.metadata.errors import MetadataError
@@ -303,7 +303,7 @@ async def _bad_copies_marked_again(world: World) -> None:
         bookie.disk.health.sync_s = 0.1
     one, other = stage.some(stage.seated(), 2)
     assert stage.clients[1].store is not None
-    marks = Marks(stage.clients[1].store, stage.clients[1].clock)
+    marks = UnderReplicationRecords(stage.clients[1].store, stage.clients[1].clock)
     world.add_repairer(audits=False)
     await _damage(stage, marks, one, 0)
     locked = paths.repair_lock(stage.ledger)
@@ -320,7 +320,9 @@ async def _bad_copies_marked_again(world: World) -> None:
     await end_repaired(stage)
 
 
-async def _damage(stage: Stage, marks: Marks, bookie: BookieNode, first: int) -> None:
+async def _damage(
+    stage: Stage, marks: UnderReplicationRecords, bookie: BookieNode, first: int
+) -> None:
     """Every other entry, as somebody has noticed; another bookie is sound where this one is not."""
     last, image = stage.stored.last_entry, bookie.disk.image
     assert last is not None
@@ -331,7 +333,7 @@ async def _damage(stage: Stage, marks: Marks, bookie: BookieNode, first: int) ->
     for entry in bad:
         bookie.disk.damage(stage.ledger, entry, Damage.UNREADABLE)
     member = bookie.member
-    await marks.mark_copies(
+    await marks.add_bad_copies(
         stage.ledger, [BadCopy(member, EntryId(entry), EntryId(entry)) for entry in bad]
     )
 

@@ -116,15 +116,15 @@ async def test_a_lost_stream_is_told_at_once_and_opened_again() -> None:
         bookie.kill()
         await wait_until(lambda: sink.streams == [True, False])
         assert stream.put is None
-        assert not stream.calm
+        assert not stream.keeps_up
         await settle()
         bookie.restart()
         await wait_until(lambda: sink.streams == [True, False, True])
-        assert stream.calm
+        assert stream.keeps_up
         assert bookie.opened == 2
 
 
-async def test_nobody_wants_it_nobody_opens_it() -> None:
+async def test_an_unwanted_stream_is_not_opened() -> None:
     async with streaming() as (bookie, stream):
         await settle()
         assert bookie.opened == 0

@@ -20,9 +20,9 @@ from magnetar.metadata.under_replication import BookieDrain
 from magnetar.protos.envelope import Add, BookieCode
 
 
-async def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_already() -> None:
+async def test_an_append_from_a_progress_callback_survives_a_failed_new_member() -> None:
     """What was acknowledged during a change is confirmed with it, and the stream of the member that
-    came in was lost meanwhile: nobody has told the ledger, which did not listen to it yet."""
+    came in was lost during it. The ledger did not listen to that stream yet."""
 
     async with bookie_cluster(4) as nodes:
         faults: list[Fault] = []
@@ -51,7 +51,7 @@ async def test_who_is_told_of_progress_may_append_though_the_new_member_is_gone_
 
             appender.progress = progress
             newcomer.kill()
-            await wait_until(lambda: not ledgers.services.pool.adds(newcomer.member).calm)
+            await wait_until(lambda: not ledgers.services.pool.adds(newcomer.member).keeps_up)
             faults.clear()
             await wait_until(lambda: told)
             await confirmed(appender)
@@ -95,8 +95,8 @@ async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_t
 
 
 @pytest.mark.parametrize("how", ["draining", "unlisted"])
-async def test_who_may_get_nothing_new_is_taken_back_to_the_seat_it_has(how: str) -> None:
-    """There is nobody else, and it serves."""
+async def test_a_draining_bookie_rejoins_the_seat_it_has(how: str) -> None:
+    """There is no other bookie, and this one serves."""
 
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
@@ -130,7 +130,7 @@ async def ended(ledgers: Ledgers, nodes: BookieCluster, count: int = 4) -> Ledge
     return appender
 
 
-async def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None:
+async def test_a_member_with_late_acks_is_not_noted() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await ended(ledgers, nodes)
         late = seated(nodes, appender)[0]
@@ -141,7 +141,7 @@ async def test_who_stores_the_last_entries_after_the_end_lacks_nothing() -> None
 
 
 @pytest.mark.parametrize("how", ["lost", "refused", "silent"])
-async def test_who_does_not_store_the_last_entries_after_the_end_is_noted(how: str) -> None:
+async def test_a_member_without_late_acks_is_noted(how: str) -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await ended(ledgers, nodes)
         late = seated(nodes, appender)[0]

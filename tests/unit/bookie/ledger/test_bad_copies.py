@@ -14,8 +14,8 @@ A, B = member(0), member(1)
 ONE, TWO = LedgerId(1), LedgerId(2)
 
 
-def bad(who: int, first: int, last: int) -> BadCopy:
-    return BadCopy(member(who), EntryId(first), EntryId(last))
+def bad(number: int, first: int, last: int) -> BadCopy:
+    return BadCopy(member(number), EntryId(first), EntryId(last))
 
 
 def test_notes_come_out_once_and_in_order() -> None:
@@ -60,11 +60,11 @@ def test_beyond_the_limit_the_oldest_is_lost_and_counted() -> None:
 def test_nothing_that_was_noted_is_left_out(seed: int) -> None:
     random, copies, twin = Random(seed), BadCopies(), set[tuple[int, int, int]]()
     for _ in range(60):
-        ledger, who = random.randrange(2), random.randrange(2)
+        ledger, number = random.randrange(2), random.randrange(2)
         first = random.randrange(60)
         last = first + random.randrange(3)
-        copies.note(LedgerId(ledger), member(who), first, last)
-        twin |= {(ledger, who, entry) for entry in range(first, last + 1)}
+        copies.note(LedgerId(ledger), member(number), first, last)
+        twin |= {(ledger, number, entry) for entry in range(first, last + 1)}
         copies.check()
     told = {
         (int(ledger), int(note.member.bookie[1:]), entry)

@@ -62,7 +62,7 @@ async def test_a_change_of_data_alone_is_noticed() -> None:
         await wait_until(lambda: names(directory) == ["b0"])
 
 
-async def test_who_has_left_can_still_be_found_where_it_was() -> None:
+async def test_an_unlisted_bookie_is_found_at_its_last_address() -> None:
     async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         member = nodes.bookies[0].member
         await nodes.unregister(nodes.bookies[0])

@@ -9,7 +9,7 @@ def budget() -> ByteBudget:
     return ByteBudget(retained_bytes_max=1000, lag_bytes_max=100)
 
 
-def test_it_adds_up_whatever_is_reported() -> None:
+def test_the_budget_equals_the_sum_of_all_reports() -> None:
     random, tested = Random(1), budget()
     streams = [object() for _ in range(4)]
     accounts = [Account() for _ in range(5)]
@@ -29,7 +29,7 @@ def test_it_adds_up_whatever_is_reported() -> None:
             assert tested.lags(stream) == (total > 100)  # type: ignore[arg-type]
 
 
-def test_who_waits_is_woken_once_when_there_is_room() -> None:
+def test_waiters_are_woken_once_when_the_budget_has_room() -> None:
     tested, account, woken = budget(), Account(), list[str]()
     tested.account(account, retained=1500, lag=0, laggards=())
     tested.when_room("a", lambda: woken.append("a"))

@@ -27,6 +27,6 @@ def test_the_defaults_are_three_three_two_down_to_two() -> None:
         ("ensemble_change_delay_s", -1, "ensemble_change_delay_s"),
     ],
 )
-def test_what_cannot_work_is_refused(field: str, value: float, named: str) -> None:
+def test_a_contradictory_setting_is_refused(field: str, value: float, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         LedgerConfig(**{field: value})  # type: ignore[arg-type]

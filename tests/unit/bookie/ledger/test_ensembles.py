@@ -1,4 +1,4 @@
-"""Who is chosen: bookies that answer, the healthy ones first, in as many zones as there are."""
+"""The chosen bookies answer, are healthy if possible, and are in as many zones as there are."""
 
 import asyncio
 from collections.abc import AsyncIterator

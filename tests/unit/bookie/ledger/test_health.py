@@ -1,4 +1,4 @@
-"""BookieHealth: what raises the score, what lowers it, and that it never bans anybody for good."""
+"""BookieHealth: what raises and lowers the score, and that it never bans a bookie for good."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ def health() -> BookieHealth:
     return BookieHealth(half_life_s=10.0)
 
 
-def test_whoever_nothing_is_known_of_is_healthy() -> None:
+def test_an_unknown_bookie_is_healthy() -> None:
     scores = health()
     scores.on_success(A, 1.0)
     assert scores.score(A, 2.0) == 0.0
@@ -82,13 +82,13 @@ def test_the_score_stays_in_bounds_and_time_always_heals(seed: int) -> None:
     random, scores, now = Random(seed), health(), 0.0
     for _ in range(300):
         now += random.choice([0.0, 0.5, 3.0])
-        who = random.choice([A, B])
-        before = scores.score(who, now)
+        bookie = random.choice([A, B])
+        before = scores.score(bookie, now)
         event = random.choice([scores.on_error, scores.on_slow, scores.on_success])
-        event(who, now)
-        after = scores.score(who, now)
+        event(bookie, now)
+        after = scores.score(bookie, now)
         assert 0 <= after <= SCORE_MAX
         assert (after <= before) if event == scores.on_success else (after >= before)
-        assert scores.score(who, now + 1.0) <= after
+        assert scores.score(bookie, now + 1.0) <= after
         scores.check()
     assert scores.grade(A, now + 60.0) is Grade.HEALTHY

@@ -72,9 +72,9 @@ def steps(case: Case, state: State) -> list[tuple[str, int]]:
     return result
 
 
-def matters(state: State, who: int, action: Any) -> bool:
+def matters(state: State, recoverer: int, action: Any) -> bool:
     """Requests whose answer the recoverer ignores can only help, by fencing: they are lost."""
-    machine = state.recoveries[who]
+    machine = state.recoveries[recoverer]
     if isinstance(action, recovering.Fence):
         return machine.state is RecoveryState.FENCING
     if isinstance(action, recovering.ReadRange):
@@ -105,48 +105,48 @@ def take(case: Case, state: State, step: tuple[str, int]) -> None:
             state.recoveries.append(machine)
             carry_out(case, state, len(state.recoveries) - 1, machine.begin())
     else:
-        who, action = state.requests.pop(number)
-        deliver(case, state, who, action)
+        recoverer, action = state.requests.pop(number)
+        deliver(case, state, recoverer, action)
     state.requests = [each for each in state.requests if matters(state, *each)]
 
 
-def deliver(case: Case, state: State, who: int, action: Any) -> None:
-    machine = state.recoveries[who]
+def deliver(case: Case, state: State, recoverer: int, action: Any) -> None:
+    machine = state.recoveries[recoverer]
     bookie = state.bookies[action.seat]
     match action:
         case recovering.Fence(seat):
             code, known = bookie.last_confirmed(fence=True)
-            carry_out(case, state, who, machine.on_fence_answer(seat, code, known, 0.0))
+            carry_out(case, state, recoverer, machine.on_fence_answer(seat, code, known, 0.0))
         case recovering.ReadRange(seat, first, last):
             answers = []
             for entry in range(first, last + 1):
                 answers.append(bookie.read(entry, fence=True))
                 if answers[-1].code is not BookieCode.OK:
                     break
-            carry_out(case, state, who, machine.on_answers(seat, answers, 0.0))
-            carry_out(case, state, who, machine.on_read_end(seat, BookieCode.OK, 0.0))
+            carry_out(case, state, recoverer, machine.on_answers(seat, answers, 0.0))
+            carry_out(case, state, recoverer, machine.on_read_end(seat, BookieCode.OK, 0.0))
         case writing.SendAdd(entry, seat):
             parts = machine.parts(entry)
             if parts is not None:
                 assert bookie.add(parts) is BookieCode.OK
-                carry_out(case, state, who, machine.on_acks(seat, [entry], 0.0))
+                carry_out(case, state, recoverer, machine.on_acks(seat, [entry], 0.0))
     machine.check()
 
 
-def carry_out(case: Case, state: State, who: int, actions: Any) -> None:
-    machine = state.recoveries[who]
+def carry_out(case: Case, state: State, recoverer: int, actions: Any) -> None:
+    machine = state.recoveries[recoverer]
     for action in actions:
         match action:
             case recovering.ReadLength(entry):
                 held = next(b.entries[entry] for b in state.bookies if entry in b.entries)
                 length = decode_envelope(held).length
-                carry_out(case, state, who, machine.on_length(length))
+                carry_out(case, state, recoverer, machine.on_length(length))
             case recovering.Close():
                 close(case, state, machine, action)
             case recovering.Abort(why):
                 raise AssertionError(why)
             case _:
-                state.requests.append((who, action))
+                state.requests.append((recoverer, action))
 
 
 def close(case: Case, state: State, machine: LedgerRecovery, action: recovering.Close) -> None:
@@ -274,12 +274,12 @@ def test_t15_walks_through_striped_ledgers(sizes: tuple[int, int, int]) -> None:
     for seed in range(600):
         random = Random(seed)
         case, state = beginning(quorum, 5, 3)
-        patience = random.random() * 0.2  # how likely a recovery is to begin early
+        early_share = random.random() * 0.2  # how likely a recovery is to begin early
         while choices := steps(case, state):
             recover = ("recover", 0)
             if state.metadata.state is LedgerState.CLOSED:
                 choices = [each for each in choices if each != recover]  # it would do nothing
-            elif recover in choices and len(choices) > 1 and random.random() > patience:
+            elif recover in choices and len(choices) > 1 and random.random() > early_share:
                 choices.remove(recover)
             if not choices:
                 break

@@ -8,7 +8,7 @@ from support import wait_until
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored: bool) -> None:
+async def test_late_acks_of_write_backs_are_awaited(*, stored: bool) -> None:
     async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         append(appender, 5)
@@ -33,8 +33,8 @@ async def test_who_is_late_with_what_a_recovery_writes_back_is_awaited(*, stored
 
 
 @pytest.mark.parametrize("how", ["fenced", "abandoned", "failed"])
-async def test_what_a_writer_knows_that_does_not_get_to_close_its_ledger_is_noted(how: str) -> None:
-    """Whoever recovers the ledger begins behind what is confirmed, and looks at nothing before."""
+async def test_a_writer_that_cannot_close_notes_what_members_miss(how: str) -> None:
+    """A recovery begins behind the confirmed entries, and reads none before them."""
 
     async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
@@ -62,8 +62,8 @@ async def test_what_a_writer_knows_that_does_not_get_to_close_its_ledger_is_note
         await asyncio.sleep(2 * QUICK.add_timeout_s)
         noted = {
             entry
-            for who in (ledgers, others)
-            for _, note in who.bad_copies.drain()
+            for each in (ledgers, others)
+            for _, note in each.bad_copies.drain()
             if note.member == late.member
             for entry in range(note.first_entry, note.last_entry + 1)
         }

@@ -100,7 +100,7 @@ async def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None
         assert all(bookie.opened == 1 for bookie in nodes.bookies)
 
 
-async def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
+async def test_many_entries_in_one_call_equal_single_calls() -> None:
     async with ledger_cluster(3) as (_, ledgers):
         one, many = await create(ledgers), await create(ledgers)
         payloads = [[bytes([number]), b"x" * number] for number in range(40)]
@@ -265,7 +265,7 @@ async def test_a_killed_bookie_is_replaced_at_once_and_nothing_is_lost() -> None
         assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(15)]
 
 
-async def test_without_a_spare_appends_go_on_and_a_returning_bookie_is_taken_back() -> None:
+async def test_without_a_spare_appends_continue_and_a_returning_bookie_rejoins() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
@@ -303,7 +303,7 @@ async def test_a_delayed_change_gives_a_restarted_bookie_its_seat_back() -> None
         assert [note.member for _, note in ledgers.bad_copies.drain()] == [victim.member]
 
 
-async def test_a_ledger_that_ends_with_a_member_away_tells_what_that_one_lacks() -> None:
+async def test_a_ledger_that_ends_with_a_member_away_reports_its_missing_entries() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
@@ -507,7 +507,7 @@ async def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
             assert (await appender.close()).last_entry == 5
 
 
-async def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
+async def test_t12_an_ensemble_change_is_rejected_during_a_recovery() -> None:
     async with ledger_cluster(4) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
         append(appender, 3)
@@ -523,7 +523,7 @@ async def test_t12_the_change_is_rejected_because_somebody_recovers() -> None:
         assert await ledgers.metadata(appender.ledger) == recovered
 
 
-async def test_while_the_store_is_away_the_ledger_goes_on_at_the_ack_quorum() -> None:
+async def test_without_the_metadata_store_the_ledger_continues_at_the_ack_quorum() -> None:
     async with bookie_cluster(4) as nodes:
         store = MemoryStore(nodes.tree)
         config = LedgerConfig(metadata_timeout_s=0.2, connect_timeout_s=0.3)

@@ -1,7 +1,7 @@
 """Lives of several writers in one process among bookies in every kind of trouble, by seed.
 
-Afterwards every ledger has what was confirmed, and whoever lacks a copy that metadata says it has
-was noted for repair: nobody has to wait until all replicas are compared.
+Afterwards every ledger has its confirmed entries. Each member that lacks a copy which the metadata
+expects was noted for repair, so no repair has to wait for a comparison of all replicas.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class Life:
             ends.append(metadata)
             appender.abandon()  # it tells what it knows when it learns that its ledger has ended
         await asyncio.sleep(2 * QUICK.add_timeout_s)  # so long late members are awaited
-        notes = [note for who in both for note in who.bad_copies.drain()]
+        notes = [note for each in both for note in each.bad_copies.drain()]
         noted = {
             (ledger, note.member, entry)
             for ledger, note in notes

@@ -124,9 +124,9 @@ def test_the_healthy_come_first_then_the_slow_then_the_failing() -> None:
     quorum = Quorum(3, 3, 2)
     grades = [Grade.FAILING, Grade.HEALTHY, Grade.SLOW, Grade.FAILING, Grade.HEALTHY, Grade.SLOW]
     for size in range(3, 7):
-        everybody = [Candidate(member(n), "", grade) for n, grade in enumerate(grades[:size])]
+        candidates = [Candidate(member(n), "", grade) for n, grade in enumerate(grades[:size])]
         for seed in range(20):
-            chosen = choose_ensemble(everybody, quorum, Random(seed))
+            chosen = choose_ensemble(candidates, quorum, Random(seed))
             assert chosen is not None
             by_grade = sorted(grades[:size])[:3]
             assert sorted(grades[int(each.bookie[1:])] for each in chosen) == by_grade
@@ -163,6 +163,6 @@ def test_any_choice_is_distinct_and_leaves_healthy_seats_alone(seed: int) -> Non
     changed = [seat for seat in range(size) if chosen[seat] != ensemble[seat].member]
     assert set(changed) <= set(failed)
     fresh = [chosen[seat] for seat in changed]
-    assert len([who for who in fresh if who.bookie in strangers]) == min(
+    assert len([each for each in fresh if each.bookie in strangers]) == min(
         len(failed), len(strangers)
     )

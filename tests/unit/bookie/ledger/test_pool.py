@@ -102,7 +102,7 @@ async def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
     assert made[1].closed
 
 
-async def test_who_was_never_listed_cannot_be_reached() -> None:
+async def test_a_never_listed_bookie_is_unavailable() -> None:
     async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, _made):
         stranger = Member(BookieId("b7"), "f" * 32)
         with pytest.raises(BookieUnavailable, match="not listed"):
@@ -128,18 +128,18 @@ async def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
         made[0].kill()
         await wait_until(lambda: stream.put is None)
         for _ in range(3):
-            await stream.connect(0.2)  # the pauses between attempts have grown meanwhile
+            await stream.connect(0.2)  # the pauses between attempts have grown
         made[0].restart()
         await nodes.register(nodes.bookies[0])
         assert await stream.connect(1.0)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-async def test_who_is_listed_again_is_tried_at_once_also_if_it_takes_nothing_new(
+async def test_a_bookie_listed_again_is_retried_at_once_even_if_draining(
     *, read_only: bool
 ) -> None:
-    """Another bookie answered at its address meanwhile, so it is seldom asked for; but it may have
-    seats still, and be read-only or draining."""
+    """Another bookie answered at its address in between, so retries are rare. But the bookie may
+    still have seats, and be read-only or draining."""
 
     async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, made):
         member = nodes.bookies[0].member

@@ -1,4 +1,4 @@
-"""Streams whose tasks end while the pool runs: told lost and begun anew, or they end the pool."""
+"""Streams whose tasks end while the pool runs: reported lost, restarted, or ending the pool."""
 
 import asyncio
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Sink:
 
 
 @pytest.mark.parametrize("side", ["send", "receive"])
-async def test_a_stream_whose_task_was_cancelled_by_nobody_is_told_lost_and_begun_anew(
+async def test_a_stream_whose_task_ends_by_itself_is_reported_lost_and_restarted(
     side: str,
 ) -> None:
     class Frail(FakeBookie):

@@ -38,7 +38,7 @@ def test_proofs_agree_with_enumeration(quorum: Quorum) -> None:
     for chosen in subsets(quorum):
         mask = seats(chosen)
         assert seat_numbers(mask) == tuple(sorted(chosen))
-        # Covered: nobody can put an ack quorum together out of the others.
+        # Covered: the other seats cannot form an ack quorum.
         assert quorum.covered(mask) == all(acks & chosen for acks in ack_sets)
         # Writable without them: each entry has an ack quorum among the others.
         assert quorum.writable(mask) == all(
@@ -90,7 +90,7 @@ def test_impossible_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 2), (4, 3, 2), (5, 3, 2), (6, 2, 1), (3, 3, 2)])
-def test_a_cover_asks_for_each_entry_once_and_only_from_those_who_hold_it(
+def test_a_cover_asks_for_each_entry_once_and_only_from_a_holder(
     sizes: tuple[int, int, int],
 ) -> None:
     quorum = Quorum(*sizes)

@@ -52,7 +52,7 @@ def frame_of(*answers: ReadAnswer) -> bytes:
 
 
 @pytest.mark.parametrize("code", [code for code in BookieCode if code is not OK])
-def test_the_next_replica_is_asked_whatever_is_wrong(code: BookieCode) -> None:
+def test_the_next_replica_is_asked_after_any_failure(code: BookieCode) -> None:
     machine = read()
     assert machine.begin(0.0) == [Ask(B[0])]
     assert machine.on_refused(B[0], code, 0.0) == [Ask(B[1])]
@@ -61,7 +61,7 @@ def test_the_next_replica_is_asked_whatever_is_wrong(code: BookieCode) -> None:
     assert machine.timer_at() is None
 
 
-def test_it_gives_up_only_after_a_refresh_showed_nobody_new() -> None:
+def test_a_read_gives_up_only_after_a_refresh_showed_no_new_replica() -> None:
     machine = read(B[0], B[1])
     machine.begin(0.0)
     machine.on_refused(B[0], NONE, 0.0)
@@ -95,7 +95,7 @@ def test_a_slow_replica_gets_company_ever_more_patiently() -> None:
     assert machine.on_entries(B[1], ENTRIES) == []
 
 
-def test_who_is_still_being_asked_is_waited_for() -> None:
+def test_a_replica_still_being_asked_is_awaited() -> None:
     machine = read(B[0], B[1])
     machine.begin(0.0)
     machine.on_tick(2.0)
@@ -113,9 +113,9 @@ def test_random_conversations_end_with_one_answer(start: int) -> None:
         while True:
             for action in actions:
                 match action:
-                    case Ask(who):
-                        assert who not in asked
-                        asked.append(who)
+                    case Ask(member):
+                        assert member not in asked
+                        asked.append(member)
                     case Refresh():
                         pass
                     case _:
@@ -125,12 +125,12 @@ def test_random_conversations_end_with_one_answer(start: int) -> None:
             if Refresh() in actions:
                 actions = machine.on_refreshed(random.sample(B, 3), now)
             elif machine.asking and random.random() < 0.7:
-                who = random.choice(list(machine.asking))
+                member = random.choice(list(machine.asking))
                 if random.random() < 0.3:
-                    actions = machine.on_entries(who, ENTRIES)
+                    actions = machine.on_entries(member, ENTRIES)
                 else:
                     actions = machine.on_refused(
-                        who, random.choice([NONE, BookieCode.IO_ERROR]), now
+                        member, random.choice([NONE, BookieCode.IO_ERROR]), now
                     )
             elif machine.asking:
                 actions = machine.on_tick(now)

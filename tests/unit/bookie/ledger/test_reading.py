@@ -19,7 +19,7 @@ from magnetar.metadata.model import Member
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.errors import StreamClosed
 
-# Nobody is silent but where a test says so: a busy machine must not look like it.
+# No bookie is silent unless a test says so: a busy machine must not look like one.
 PATIENT = replace(QUICK, read_timeout_s=10.0, speculative_read_s=10.0, add_timeout_s=10.0)
 
 
@@ -41,7 +41,7 @@ def noted(copies: BadCopies) -> list[tuple[Member, int, int]]:
 
 
 async def read_until_noted(ledgers: Ledgers, appender: LedgerAppender, entry: int) -> None:
-    """Whoever is asked first is chosen by lot."""
+    """The first replica to ask is chosen at random."""
     for _ in range(50):
         reader = ledgers.reader(appender.metadata)
         assert len(await reader.read(entry, entry, bytes_max=1)) == 1
@@ -84,7 +84,7 @@ async def test_a_bad_copy_in_the_midst_of_a_range_is_noted_at_once() -> None:
         assert noted(ledgers.bad_copies) == [(nodes.bookies[0].member, 3, 3)]
 
 
-async def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
+async def test_an_interrupted_answer_returns_its_first_entries() -> None:
     async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 5)
 
@@ -104,7 +104,7 @@ async def test_what_came_of_an_answer_that_breaks_off_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [BookieCode.LIMBO, BookieCode.OVERLOADED, BookieCode.WRONG_INCARNATION]
+    "code", [BookieCode.DAMAGED_STORE, BookieCode.OVERLOADED, BookieCode.WRONG_INCARNATION]
 )
 async def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> None:
     async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
@@ -136,7 +136,7 @@ async def test_in_the_open_segment_an_absent_entry_is_nothing_to_note() -> None:
 # -- what it says in the end ---------------------------------------------------------------------
 
 
-async def test_a_ledger_that_was_deleted_meanwhile_is_not_called_lost() -> None:
+async def test_a_ledger_deleted_during_a_read_is_not_reported_lost() -> None:
     async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 2)
         reader = ledgers.reader(appender.metadata)
@@ -172,7 +172,7 @@ async def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None
 
 
 async def first_asked(ledgers: Ledgers, nodes: BookieCluster, appender: LedgerAppender) -> set[str]:
-    """Who is asked first, over a number of fresh readers."""
+    """The replicas that fresh readers ask first."""
     names = set()
     for _ in range(20):
         for bookie in nodes.bookies:
@@ -356,7 +356,7 @@ async def test_a_striped_read_gives_what_comes_before_an_unreadable_entry() -> N
             await reader.read(11, 19, bytes_max=1 << 20)
         assert caught.value.entry == 11
         assert len(await reader.read(12, 19, bytes_max=1 << 20)) == 8
-        assert {who for who, _, _ in noted(ledgers.bad_copies)} == {
+        assert {member for member, _, _ in noted(ledgers.bad_copies)} == {
             member for member in (b.member for b in nodes.bookies) if holds(member, appender)
         }
 

@@ -128,7 +128,7 @@ async def test_a_ledger_of_another_creator_under_the_same_id_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("state", ["claimed", "closed", "deleted", "other ensemble"])
-async def test_t12_an_ensemble_change_is_refused_once_somebody_else_has_the_ledger(
+async def test_t12_an_ensemble_change_is_refused_after_a_takeover(
     state: str,
 ) -> None:
     rig = RecordsRig()
@@ -224,7 +224,7 @@ async def test_a_change_that_was_never_sent_is_known_not_to_have_happened() -> N
     assert await rig.records.get(NEW.ledger) == NEW
 
 
-async def test_nobody_wants_the_change_any_more() -> None:
+async def test_an_unwanted_change_with_an_unknown_outcome_raises_outcome_unknown() -> None:
     rig = RecordsRig(timeout_s=0.1)
     await rig.records.create(NEW)
     rig.faults = [None, Fault.REQUEST_LOST]
@@ -289,7 +289,7 @@ async def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
     assert replaced is not None
     assert [each.members for each in replaced.segments] == [(B[4], B[1], B[2]), tuple(B[1:4])]
     for first, old, new in (
-        (0, B[0], B[5]),  # somebody else was first
+        (0, B[0], B[5]),  # another process was first
         (0, B[1], B[2]),  # it sits there already
         (7, B[1], B[5]),  # no such segment
     ):

@@ -121,7 +121,7 @@ def aborts(actions: list[Action]) -> list[str]:
 # -- R2: fencing ---------------------------------------------------------------------------------
 
 
-def test_r2_reading_begins_as_soon_as_nobody_can_confirm_any_more() -> None:
+def test_r2_reading_begins_once_no_writer_can_confirm() -> None:
     machine = recovery()
     machine.begin()
     assert fence(machine, 0) == []
@@ -269,7 +269,7 @@ def test_conclusions_come_in_order_however_early_the_answers() -> None:
     assert closes(answer(machine, 2, *missing(0))) == []
 
 
-def test_who_lacked_an_entry_is_asked_on_when_others_gave_it() -> None:
+def test_a_seat_that_lacked_an_entry_is_asked_on_after_others_had_it() -> None:
     machine = begun()
     assert answer(machine, 0, *missing(0)) == []  # not asked again yet
     actions = machine.on_answers(1, found(0), 0.0)
@@ -289,7 +289,7 @@ def test_striped_reads_ask_a_seat_for_its_own_entries_only() -> None:
 
 
 def test_r5_write_backs_are_the_bytes_that_were_found_with_the_recovery_flag() -> None:
-    """All copies of an entry are equal for ever, and none says more than its writer knew (D15)."""
+    """All copies of an entry stay equal, and none says more than its writer knew (D15)."""
     machine = begun()
     found_bytes = envelope(0, confirmed=-1)
     machine.on_answers(2, [ReadAnswer(0, OK, found_bytes)], 0.0)
@@ -321,14 +321,14 @@ def test_r6_a_failed_member_is_replaced_in_private() -> None:
     new = (B[0], B[1], B[5])
     assert machine.on_spares_found({2: B[5]}, 0.0) == [SendAdd(1, 2)]
     assert machine.metadata.segments == (Segment(EntryId(0), tuple(B[:3])),)
-    assert machine.asked == tuple(B[:3])  # who is read stays as it was
+    assert machine.asked == tuple(B[:3])  # the members to read stay the same
     ack(machine, 1, 1)
     ack(machine, 2, 1)
     (close,) = closes(answer(machine, 1, *found(0, 1), *missing(2)))
     assert close.segments == (Segment(EntryId(0), tuple(B[:3])), Segment(EntryId(1), new))
 
 
-def test_r6_without_a_spare_it_goes_on_with_the_ack_quorum() -> None:
+def test_r6_without_a_spare_recovery_continues_with_the_ack_quorum() -> None:
     machine = begun()
     answer(machine, 0, *found(0), *missing(1))
     answer(machine, 1, *found(0), *missing(1))
@@ -338,7 +338,7 @@ def test_r6_without_a_spare_it_goes_on_with_the_ack_quorum() -> None:
     assert closes(ack(machine, 1, 0))
 
 
-def test_r6_who_failed_while_nothing_was_written_back_is_replaced_once_something_is() -> None:
+def test_r6_a_member_that_failed_before_write_backs_is_replaced_at_the_first() -> None:
     machine = begun()
     assert machine.on_add_failed(1, BookieCode.CONNECTION_LOST, 0.0) == []
     assert machine.on_add_failed(2, BookieCode.CONNECTION_LOST, 0.0) == []
@@ -387,7 +387,7 @@ def test_r7_the_close_keeps_what_others_did_to_sealed_segments() -> None:
     assert closed.segments == (moved.segments[0], *private)
 
 
-def test_r7_nobody_else_may_have_touched_the_last_segment() -> None:
+def test_r7_a_changed_last_segment_fails_the_close() -> None:
     machine = recovery()
     touched = replace(machine.metadata, segments=(Segment(EntryId(0), tuple(B[1:4])),))
     with pytest.raises(AssertionError, match="last segment"):
@@ -529,7 +529,7 @@ def test_t17_write_back_fails_and_a_second_recoverer_runs_beside() -> None:
         assert ends <= {world.metadata.last_entry}
 
 
-def test_t19_an_entry_that_only_one_bookie_has_is_in_or_out_for_everybody() -> None:
+def test_t19_an_entry_on_one_bookie_is_kept_or_dropped_for_all_readers() -> None:
     ends = set()
     for seed in range(40):
         world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(seed))
@@ -545,7 +545,7 @@ def test_t19_an_entry_that_only_one_bookie_has_is_in_or_out_for_everybody() -> N
 
 def test_d15_a_readers_view_of_confirmed_never_gets_ahead_of_the_close() -> None:
     """Only one bookie holds the unconfirmed entries 0 and 1. Recoverer A begins to write them back
-    and dies, recoverer C concludes without them: nobody may have been told that 0 is confirmed."""
+    and dies, recoverer C concludes without them: no client may know 0 as confirmed."""
     for seed in range(200):
         world = LedgerRig.build(Quorum(3, 3, 2), 4, Random(seed))
         writer = WriterActor(world)

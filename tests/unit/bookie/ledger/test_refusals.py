@@ -97,7 +97,7 @@ def writer_of(metadata: LedgerMetadata, ledgers: Ledgers) -> LedgerAppender:
 
 
 async def pretend(store: MemoryStore, metadata: LedgerMetadata) -> None:
-    """Metadata as somebody who means harm, or is mistaken, would have it."""
+    """Metadata that is forged or mistaken."""
     path = paths.ledger(metadata.ledger)
     stored = await store.get(path)
     expected = -1 if stored is None else stored.version
@@ -161,7 +161,7 @@ async def test_members_of_another_incarnation_are_not_written_to_and_prove_nothi
         append(appender, 2)
         await confirmed(appender)
         true = appender.metadata
-        former = [Member(who.bookie, OTHER) for who in true.last_segment.members]
+        former = [Member(each.bookie, OTHER) for each in true.last_segment.members]
         wrong = true.with_ensemble(true.segments[0].first_entry, former)
         await pretend(store, wrong)
         with pytest.raises(RecoveryIncomplete, match="WRONG_INCARNATION"):
@@ -173,12 +173,12 @@ async def test_members_of_another_incarnation_are_not_written_to_and_prove_nothi
         stranger.abandon()
         reader = LedgerReader(wrong, ledgers.services)
         await pretend(store, true)
-        # The refresh shows who really has it.
+        # The refresh shows the real holders.
         assert len(await reader.read(0, 0, bytes_max=1)) == 1
         await unharmed(ledgers, appender, 2)
 
 
-# -- ledgers that nobody knows -------------------------------------------------------------------
+# -- ledgers unknown to bookies ------------------------------------------------------------------
 
 
 async def test_a_ledger_without_metadata_is_not_found() -> None:
@@ -191,7 +191,7 @@ async def test_a_ledger_without_metadata_is_not_found() -> None:
 
 
 async def test_a_ledger_that_no_bookie_knows_is_closed_empty_but_its_entries_are_missed() -> None:
-    """Recovery believes undamaged bookies; who was told of entries hears that they are lost."""
+    """Recovery trusts undamaged bookies; a reader of the entries learns that they are lost."""
 
     async with three_bookies() as (ledgers, store):
         appender = await create(ledgers)

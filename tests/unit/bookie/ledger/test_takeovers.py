@@ -151,7 +151,7 @@ async def test_t17_write_backs_go_to_a_spare_and_the_ensemble_is_recorded_with_t
         assert await read_all(ledgers, appender.ledger) == [payload(n) for n in range(4)]
 
 
-async def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
+async def test_a_recovery_reports_entries_it_could_not_write_back_in_time() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
@@ -168,7 +168,7 @@ async def test_a_recovery_tells_what_it_could_not_write_back_in_time() -> None:
         assert bad.first_entry <= 2 <= bad.last_entry
 
 
-async def test_a_recovery_without_a_spare_tells_what_the_dead_member_lacks() -> None:
+async def test_a_recovery_without_a_spare_reports_what_the_dead_member_lacks() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         victim = seated(nodes, appender)[2]
@@ -197,8 +197,8 @@ async def test_concurrent_recoveries_agree() -> None:
         await wait_until(lambda: appender.confirmed >= 0)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(who.recover(appender.ledger))
-                for who in (first, second, first, second)
+                group.create_task(each.recover(appender.ledger))
+                for each in (first, second, first, second)
             ]
         (end,) = {task.result().last_entry for task in tasks}
         assert end is not None
@@ -246,7 +246,7 @@ async def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_whoever_waits_for_a_recovery_is_told_when_the_process_stops(begun: bool) -> None:
+async def test_callers_of_a_recovery_get_an_error_when_the_process_stops(begun: bool) -> None:
     """Told, not cancelled: it did not ask for that. Also when the work had not begun yet."""
 
     async with bookie_cluster(3) as nodes:
@@ -299,7 +299,7 @@ async def live(seed: int) -> tuple[int, int]:
         ensemble_size=sizes[0],
         write_quorum=sizes[1],
         ack_quorum=sizes[2],
-        # Nobody is silent here: only a busy machine would make these run out.
+        # No bookie is silent here: only a busy machine would exceed these timeouts.
         add_timeout_s=10.0,
         read_timeout_s=10.0,
         quorum_timeout_s=20.0,
@@ -325,14 +325,14 @@ async def live(seed: int) -> tuple[int, int]:
         for bookie in nodes.bookies:
             bookie.restart()
         async with asyncio.TaskGroup() as group:
-            both = [group.create_task(who.recover(appender.ledger)) for who in (ledgers, others)]
+            both = [group.create_task(each.recover(appender.ledger)) for each in (ledgers, others)]
         (metadata,) = {task.result().last_entry: task.result() for task in both}.values()
         assert metadata.last_entry is not None
         assert metadata.last_entry >= appender.confirmed
         assert len(await read_all(others, appender.ledger)) == metadata.last_entry + 1
         for entry in range(metadata.last_entry + 1):
             holders = metadata.segment_of(EntryId(entry)).members
-            copies = sum(entry in nodes.bookie(who).entries(appender.ledger) for who in holders)
+            copies = sum(entry in nodes.bookie(each).entries(appender.ledger) for each in holders)
             assert copies >= sizes[2], entry
         return appender.confirmed + 1, len(appender.metadata.segments) - 1
 
@@ -401,7 +401,7 @@ async def test_reads_fall_back_from_dead_and_hanging_bookies() -> None:
         nodes.bookies[1].may_read.set()
 
 
-async def test_an_entry_that_nobody_has_is_named_missing() -> None:
+async def test_an_entry_on_no_bookie_is_reported_missing() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender)

@@ -183,7 +183,7 @@ def test_w1_w2_nothing_is_confirmed_while_the_ensemble_is_recorded() -> None:
     assert ack(machine, 1, 0) == [Confirm(0)]  # looking for spares holds up nothing
     record = RecordEnsemble(1, (B[0], B[1], B[3]))
     assert machine.on_spares_found({2: B[3]}) == [record]
-    assert machine.ensemble == (B[0], B[1], B[2])  # W1: nobody uses the new one yet
+    assert machine.ensemble == (B[0], B[1], B[2])  # W1: the new one is not used yet
     assert ack(machine, 0, 1) == []
     assert ack(machine, 1, 1) == []
     assert machine.confirmed == 0
@@ -281,7 +281,7 @@ def test_t12_striped_change_touches_only_the_entries_of_that_seat() -> None:
 
 
 def test_t13_the_word_of_a_replaced_bookie_no_longer_counts() -> None:
-    """On the way to the machine a member is turned into its seat; who has none is dropped there
+    """On the way to the machine a member is mapped to its seat; one without a seat is dropped there
     (the appender, and the actor of the random worlds). Its earlier acks are dropped here."""
     machine = writer(3, 3, 2)
     append(machine)
@@ -318,7 +318,7 @@ def test_w9_w10_what_is_confirmed_is_neither_touched_nor_sent_again() -> None:
     assert machine.parts(0) is None
 
 
-def test_t14_without_a_spare_the_ledger_goes_on_at_the_ack_quorum() -> None:
+def test_t14_without_a_spare_the_ledger_continues_at_the_ack_quorum() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
@@ -328,7 +328,7 @@ def test_t14_without_a_spare_the_ledger_goes_on_at_the_ack_quorum() -> None:
     assert machine.append(10, (b"", b""), 1.0) == (0, 1)
     ack(machine, 0, 1)
     assert ack(machine, 1, 1) == [Confirm(1)]
-    assert machine.parts(1) is None  # nobody is awaited
+    assert machine.parts(1) is None  # no seat is awaited
     assert not machine.stuck
 
 
@@ -341,7 +341,7 @@ def test_t14_a_spare_that_arrives_later_is_used() -> None:
     assert exchange(machine, {2: B[3]}) == [SendAdd(0, 2)]
 
 
-def test_partial_replacement_goes_on_with_the_rest() -> None:
+def test_partial_replacement_continues_with_the_remaining_members() -> None:
     machine = writer(3, 3, 2)
     append(machine)
     lose(machine, 1)
@@ -373,7 +373,7 @@ def test_with_too_few_seats_left_it_is_stuck_and_waits() -> None:
     assert not machine.stuck
 
 
-def test_a_failed_member_that_is_back_gets_what_is_not_confirmed() -> None:
+def test_a_returning_member_gets_the_unconfirmed_entries() -> None:
     machine = writer()
     append(machine, 2)
     lose(machine, 2)
@@ -520,7 +520,7 @@ def test_sealing_gives_the_confirmed_end_and_stops_everything() -> None:
     assert machine.on_tick(1000.0) == []
 
 
-def test_describe_shows_who_is_waited_for() -> None:
+def test_describe_shows_the_awaited_seats() -> None:
     machine = writer()
     append(machine)
     ack(machine, 1, 0)
@@ -533,7 +533,7 @@ QUORUMS = [(3, 3, 2), (2, 2, 2), (3, 2, 2), (5, 3, 2), (3, 3, 3), (1, 1, 1), (4,
 
 
 def writer_world(seed: int) -> WriterActor:
-    """Bookies come and go, messages are lost; the writer alone, nobody recovers."""
+    """Bookies come and go, messages are lost; only the writer runs, without recovery."""
     random = Random(seed)
     quorum = Quorum(*random.choice(QUORUMS))
     world = LedgerRig.build(
@@ -584,7 +584,7 @@ def test_every_append_of_every_world_is_confirmed_in_the_end(start: int) -> None
         changes += machine.changes
     assert entries > 1500, "the worlds did not do anything"
     assert changes > 50, "the fault had no effect"
-    assert missed > 50, "nobody ever missed anything"
+    assert missed > 50, "no member ever missed an entry"
 
 
 def check_missed(actor: WriterActor) -> int:
@@ -598,7 +598,9 @@ def check_missed(actor: WriterActor) -> int:
     for entry in range(last + 1):
         members = world.metadata.segment_of(EntryId(entry)).members
         holders = [members[seat] for seat in world.quorum.write_order(entry)]
-        lacking |= {(who, entry) for who in holders if entry not in world.bookies[who].entries}
+        lacking |= {
+            (member, entry) for member in holders if entry not in world.bookies[member].entries
+        }
     assert lacking <= told
     return len(lacking)
 

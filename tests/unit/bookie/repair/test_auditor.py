@@ -12,7 +12,7 @@ from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair.config import RepairConfig
-from magnetar.bookie.repair.marks import Marks
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_check_progress
 from magnetar.metadata.model import EntryId, LedgerId
@@ -31,12 +31,12 @@ SOON = RepairConfig(lost_bookie_delay_s=600, check_period_s=1000, audit_period_s
 
 
 async def marked(nodes: BookieCluster) -> dict[LedgerId, UnderReplication]:
-    marks = Marks(nodes.store, SystemClock())
+    records = UnderReplicationRecords(nodes.store, SystemClock())
     found = {}
-    async for ledger in marks.list():
-        mark = await marks.get(ledger)
-        assert mark is not None
-        found[ledger] = mark.what
+    async for ledger in records.list():
+        record = await records.get(ledger)
+        assert record is not None
+        found[ledger] = record.faults
     return found
 
 
@@ -54,7 +54,7 @@ async def audited(auditor: Auditor, *, times: int = 1) -> None:
     await until(lambda: auditor.findings.audits >= times)
 
 
-async def test_t29_a_bookie_that_stays_away_is_marked_after_the_delay() -> None:
+async def test_t29_a_bookie_that_stays_away_is_recorded_after_the_delay() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = [await written(ledgers, 3) for _ in range(12)]
@@ -70,7 +70,7 @@ async def test_t29_a_bookie_that_stays_away_is_marked_after_the_delay() -> None:
             assert await lost(nodes) == dict.fromkeys(touched, frozenset({dead.member}))
 
 
-async def test_t29_a_bookie_that_returns_in_time_is_not_marked() -> None:
+async def test_t29_a_bookie_that_returns_in_time_is_not_recorded() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 3)
@@ -85,7 +85,7 @@ async def test_t29_a_bookie_that_returns_in_time_is_not_marked() -> None:
             assert await marked(nodes) == {}
 
 
-async def test_t29_mass_loss_marks_nothing_until_it_is_over() -> None:
+async def test_t29_mass_loss_records_nothing_until_it_is_over() -> None:
     async with bookie_cluster(6) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         for _ in range(6):
@@ -107,7 +107,7 @@ async def test_t29_mass_loss_marks_nothing_until_it_is_over() -> None:
             assert members == {nodes.bookies[1].member}
 
 
-async def test_a_former_incarnation_is_marked_at_once() -> None:
+async def test_a_former_incarnation_is_recorded_as_lost_at_once() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers, asyncio.TaskGroup() as group:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
@@ -130,9 +130,7 @@ async def test_a_former_incarnation_is_marked_at_once() -> None:
         reborn.kill()
 
 
-async def test_a_bookie_that_nobody_knows_any_more_is_lost_and_one_that_just_joined_is_not() -> (
-    None
-):
+async def test_an_unregistered_bookie_is_lost_and_a_newly_joined_one_is_not() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
@@ -149,7 +147,7 @@ async def test_a_bookie_that_nobody_knows_any_more_is_lost_and_one_that_just_joi
             assert new.ledger not in await lost(nodes)
 
 
-async def test_what_an_operator_decommissions_is_marked_though_it_serves() -> None:
+async def test_a_decommissioned_bookie_is_recorded_although_it_serves() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
@@ -202,7 +200,7 @@ async def test_a_bookie_that_is_busy_or_away_is_not_suspected() -> None:
             assert await marked(nodes) == {}
 
 
-async def test_the_rota_goes_on_where_the_last_auditor_was() -> None:
+async def test_a_new_auditor_continues_at_the_stored_position() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = [await written(ledgers, 1) for _ in range(10)]
@@ -247,7 +245,7 @@ async def test_a_round_over_no_ledgers_lasts_as_long_as_any_other() -> None:
         assert (round(second - first), round(third - second)) == (1000, 1000)
 
 
-async def test_a_narrow_ledger_is_marked_once_there_are_bookies_for_it() -> None:
+async def test_a_narrow_ledger_is_recorded_once_enough_bookies_are_writable() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await lose(nodes, nodes.bookies[2])
@@ -283,7 +281,7 @@ async def test_one_of_several_audits_and_another_takes_over() -> None:
             await audited(other)
 
 
-async def test_a_term_begins_with_new_patience() -> None:
+async def test_a_new_term_restarts_the_lost_bookie_delay() -> None:
     """What an auditor saw in an earlier term says nothing of what has been since."""
 
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
@@ -294,7 +292,7 @@ async def test_a_term_begins_with_new_patience() -> None:
             await audited(auditor)
             restarting = nodes.bookies[1]
             await lose(nodes, restarting)
-            await until(lambda: auditor._absences.timer_at() is not None)
+            await until(lambda: auditor._lost_bookies.timer_at() is not None)
             store = auditor._store
             store.suspend()  # type: ignore[attr-defined]
             await until(lambda: not auditor.is_leader)
@@ -307,7 +305,7 @@ async def test_a_term_begins_with_new_patience() -> None:
             await asyncio.sleep(590)
             assert await marked(nodes) == {}
             await asyncio.sleep(20)
-            assert auditor.findings.marked > 0
+            assert auditor.findings.recorded > 0
 
 
 async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_left_out() -> None:
@@ -319,7 +317,7 @@ async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_l
         async with auditing(nodes, SOON) as auditor:
             await until(lambda: auditor.is_leader)
             await asyncio.sleep(10)
-            assert auditor.findings.audits == 0, "there is nobody to copy from or to"
+            assert auditor.findings.audits == 0, "no bookie is there to copy from or to"
             nodes.bookies[0].restart()
             await nodes.register(nodes.bookies[0])
             await audited(auditor)
@@ -352,4 +350,4 @@ async def test_the_store_going_away_puts_an_audit_off() -> None:
             await asyncio.sleep(60)
             assert await marked(nodes) == {}
             store.reconnect()  # type: ignore[attr-defined]
-            await until(lambda: auditor.findings.marked > 0)
+            await until(lambda: auditor.findings.recorded > 0)

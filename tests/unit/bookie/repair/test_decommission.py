@@ -144,7 +144,7 @@ class Restarting(MemoryStore):
         return found
 
 
-async def test_t32_what_keeps_it_is_named() -> None:
+async def test_t32_blockers_of_a_decommission_are_named() -> None:
     told: list[Progress] = []
     async with founded(3) as nodes, nodes.process() as ledgers:
         made = await written(ledgers, 5)
@@ -177,7 +177,7 @@ async def test_t32_what_keeps_it_is_named() -> None:
         assert await nodes.store.get(paths.bookie_cookie(name)) is not None
 
 
-async def test_what_a_later_version_wrote_into_the_mark_stays() -> None:
+async def test_unknown_fields_of_a_record_are_kept() -> None:
     async with founded(2) as nodes:
         clock, name, later = ManualClock(), BookieId("b0"), b"\xc2\x3e\x05later"  # field 1000
         value = encode_bookie_drain(BookieDrain(name, 1)) + later

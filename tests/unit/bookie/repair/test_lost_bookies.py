@@ -1,4 +1,4 @@
-"""Who is given up, when, and when nobody is."""
+"""Which bookies are declared lost, when, and when none is."""
 
 from __future__ import annotations
 
@@ -22,77 +22,79 @@ def all_but(size: int, *missing: int) -> list[Member]:
 
 
 def test_t29_one_that_is_missing_is_awaited_and_then_given_up() -> None:
-    absences = LostBookies(delay_s=600, at_once_max=1)
-    absences.on_bookies(cluster(4), all_but(4, 2), (), now=1000)
-    assert absences.presence(member(2)) is Presence.AWAITED
-    assert absences.presence(member(1)) is Presence.PRESENT
-    assert absences.timer_at() == 1600
-    absences.on_bookies(cluster(4), all_but(4, 2), (), now=1599.9)
-    assert absences.presence(member(2)) is Presence.AWAITED
-    absences.on_bookies(cluster(4), all_but(4, 2), (), now=1600)
-    assert absences.presence(member(2)) is Presence.LOST
-    assert absences.timer_at() is None
-    absences.on_bookies(cluster(4), all_but(4), (), now=1700)
-    assert absences.presence(member(2)) is Presence.PRESENT
-    absences.on_bookies(cluster(4), all_but(4, 2), (), now=1800)
-    assert absences.presence(member(2)) is Presence.AWAITED, "patience begins anew"
+    lost_bookies = LostBookies(delay_s=600, at_once_max=1)
+    lost_bookies.on_bookies(cluster(4), all_but(4, 2), (), now=1000)
+    assert lost_bookies.presence(member(2)) is Presence.AWAITED
+    assert lost_bookies.presence(member(1)) is Presence.PRESENT
+    assert lost_bookies.timer_at() == 1600
+    lost_bookies.on_bookies(cluster(4), all_but(4, 2), (), now=1599.9)
+    assert lost_bookies.presence(member(2)) is Presence.AWAITED
+    lost_bookies.on_bookies(cluster(4), all_but(4, 2), (), now=1600)
+    assert lost_bookies.presence(member(2)) is Presence.LOST
+    assert lost_bookies.timer_at() is None
+    lost_bookies.on_bookies(cluster(4), all_but(4), (), now=1700)
+    assert lost_bookies.presence(member(2)) is Presence.PRESENT
+    lost_bookies.on_bookies(cluster(4), all_but(4, 2), (), now=1800)
+    assert lost_bookies.presence(member(2)) is Presence.AWAITED, "the delay starts again"
 
 
-def test_t29_when_many_are_missing_at_once_nobody_is_given_up() -> None:
-    absences = LostBookies(delay_s=600, at_once_max=1)
+def test_t29_when_many_are_missing_at_once_none_is_declared_lost() -> None:
+    lost_bookies = LostBookies(delay_s=600, at_once_max=1)
     for now in (0, 10_000):
-        absences.on_bookies(cluster(10), all_but(10, 1, 2), (), now)
-        assert absences.held
-        assert absences.timer_at() is None
-        assert absences.presence(member(1)) is Presence.AWAITED
-    # One is back, and the other may follow: patience begins anew.
-    absences.on_bookies(cluster(10), all_but(10, 1), (), now=10_001)
-    assert not absences.held
-    assert absences.presence(member(1)) is Presence.AWAITED
-    assert absences.timer_at() == 10_601
-    absences.on_bookies(cluster(10), all_but(10, 1), (), now=10_601)
-    assert absences.presence(member(1)) is Presence.LOST
-    # Who was given up already does not count: the next one may be given up too.
-    absences.on_bookies(cluster(10), all_but(10, 1, 2), (), now=10_602)
-    assert not absences.held
-    absences.on_bookies(cluster(10), all_but(10, 1, 2), (), now=11_202)
-    assert absences.given_up == {member(1), member(2)}
+        lost_bookies.on_bookies(cluster(10), all_but(10, 1, 2), (), now)
+        assert lost_bookies.held
+        assert lost_bookies.timer_at() is None
+        assert lost_bookies.presence(member(1)) is Presence.AWAITED
+    # One is back, and the other may follow: the delay starts again.
+    lost_bookies.on_bookies(cluster(10), all_but(10, 1), (), now=10_001)
+    assert not lost_bookies.held
+    assert lost_bookies.presence(member(1)) is Presence.AWAITED
+    assert lost_bookies.timer_at() == 10_601
+    lost_bookies.on_bookies(cluster(10), all_but(10, 1), (), now=10_601)
+    assert lost_bookies.presence(member(1)) is Presence.LOST
+    # A bookie that is lost already does not count: the next one may be lost too.
+    lost_bookies.on_bookies(cluster(10), all_but(10, 1, 2), (), now=10_602)
+    assert not lost_bookies.held
+    lost_bookies.on_bookies(cluster(10), all_but(10, 1, 2), (), now=11_202)
+    assert lost_bookies.given_up == {member(1), member(2)}
 
 
 def test_more_than_a_third_is_too_many_whatever_the_limit() -> None:
-    absences = LostBookies(delay_s=0, at_once_max=5)
-    absences.on_bookies(cluster(6), all_but(6, 0, 1), (), now=0)
-    assert not absences.held
-    absences.on_bookies(cluster(8), all_but(8, 0, 1, 2, 3, 4), (), now=1)
-    assert absences.held, "three more of eight"
-    absences.on_bookies(cluster(2), all_but(2, 0), (), now=2)
-    assert not absences.held, "it was given up before"
-    absences = LostBookies(delay_s=0, at_once_max=5)
-    absences.on_bookies(cluster(2), all_but(2, 0), (), now=0)
-    assert absences.held
+    lost_bookies = LostBookies(delay_s=0, at_once_max=5)
+    lost_bookies.on_bookies(cluster(6), all_but(6, 0, 1), (), now=0)
+    assert not lost_bookies.held
+    lost_bookies.on_bookies(cluster(8), all_but(8, 0, 1, 2, 3, 4), (), now=1)
+    assert lost_bookies.held, "three more of eight"
+    lost_bookies.on_bookies(cluster(2), all_but(2, 0), (), now=2)
+    assert not lost_bookies.held, "it was given up before"
+    lost_bookies = LostBookies(delay_s=0, at_once_max=5)
+    lost_bookies.on_bookies(cluster(2), all_but(2, 0), (), now=0)
+    assert lost_bookies.held
 
 
 def test_an_operators_word_counts_for_those_it_names() -> None:
-    absences = LostBookies(delay_s=600, at_once_max=1)
-    absences.on_bookies(cluster(9), all_but(9, 1, 2), (), now=0)
-    assert absences.held
-    absences.on_bookies(cluster(9), all_but(9, 1, 2), {member(1).bookie}, now=600)
-    assert not absences.held
-    assert absences.presence(member(2)) is Presence.AWAITED, "it was not waited for it alone yet"
-    absences.on_bookies(cluster(9), all_but(9, 1, 2), {member(1).bookie}, now=1200)
-    assert absences.presence(member(2)) is Presence.LOST
-    assert absences.presence(member(1)) is Presence.AWAITED  # (the auditor moves it anyway)
+    lost_bookies = LostBookies(delay_s=600, at_once_max=1)
+    lost_bookies.on_bookies(cluster(9), all_but(9, 1, 2), (), now=0)
+    assert lost_bookies.held
+    lost_bookies.on_bookies(cluster(9), all_but(9, 1, 2), {member(1).bookie}, now=600)
+    assert not lost_bookies.held
+    assert lost_bookies.presence(member(2)) is Presence.AWAITED, (
+        "it was not waited for it alone yet"
+    )
+    lost_bookies.on_bookies(cluster(9), all_but(9, 1, 2), {member(1).bookie}, now=1200)
+    assert lost_bookies.presence(member(2)) is Presence.LOST
+    assert lost_bookies.presence(member(1)) is Presence.AWAITED  # (the auditor moves it anyway)
 
 
 def test_a_former_incarnation_is_lost_at_once_and_a_stranger_is_unknown() -> None:
-    absences = LostBookies(delay_s=600, at_once_max=1)
+    lost_bookies = LostBookies(delay_s=600, at_once_max=1)
     known = {**cluster(3), member(1).bookie: member(1, 2).incarnation}
     listed = [member(0), member(1, 2), member(2)]
-    absences.on_bookies(known, listed, (), now=0)
-    assert absences.presence(member(1)) is Presence.LOST
-    assert absences.presence(member(1, 2)) is Presence.PRESENT
-    assert absences.presence(member(7)) is Presence.UNKNOWN
-    assert not absences.held
+    lost_bookies.on_bookies(known, listed, (), now=0)
+    assert lost_bookies.presence(member(1)) is Presence.LOST
+    assert lost_bookies.presence(member(1, 2)) is Presence.PRESENT
+    assert lost_bookies.presence(member(7)) is Presence.UNKNOWN
+    assert not lost_bookies.held
 
 
 @given(
@@ -102,30 +104,30 @@ def test_a_former_incarnation_is_lost_at_once_and_a_stranger_is_unknown() -> Non
     ),
     st.integers(0, 3),
 )
-def test_nobody_is_given_up_early_or_in_a_crowd(
+def test_no_bookie_is_declared_lost_early_or_when_too_many_are_missing(
     looks: list[tuple[set[int], set[int], float]], at_once_max: int
 ) -> None:
     """A stupid twin: since when each has been missing without a break, and not in a crowd."""
-    absences, now, since = LostBookies(delay_s=300, at_once_max=at_once_max), 0.0, {}
+    lost_bookies, now, since = LostBookies(delay_s=300, at_once_max=at_once_max), 0.0, {}
     in_crowd = False
     for missing, leaving, pause in looks:
         now += pause
         since = {n: since.get(n, now) for n in missing}
-        before = absences.given_up
-        absences.on_bookies(
+        before = lost_bookies.given_up
+        lost_bookies.on_bookies(
             cluster(6), all_but(6, *missing), {member(n).bookie for n in leaving}, now
         )
-        absences.check()
-        fresh = absences.given_up - before
+        lost_bookies.check()
+        fresh = lost_bookies.given_up - before
         assert all(now >= since[int(each.bookie[1:])] + 300 for each in fresh)
         crowd = {n for n in missing if member(n) not in before and n not in leaving}
         if len(crowd) > at_once_max or len(crowd) > 2:
-            assert absences.held
+            assert lost_bookies.held
             assert not fresh
             in_crowd = True
         elif in_crowd:
             assert not fresh
             since |= dict.fromkeys(crowd, now)
             in_crowd = False
-        timer_at = absences.timer_at()
+        timer_at = lost_bookies.timer_at()
         assert timer_at is None or timer_at > now

@@ -11,7 +11,7 @@ from magnetar.bookie.repair.pace import Pace
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 3)), max_size=20))
-def test_what_was_taken_fits_into_the_time_that_passed(takes: list[tuple[float, float]]) -> None:
+def test_the_amount_taken_fits_into_the_elapsed_time(takes: list[tuple[float, float]]) -> None:
     pace, now, taken = Pace(10), 0.0, 0.0
     for amount, idle in takes:
         now += idle

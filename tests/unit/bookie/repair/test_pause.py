@@ -1,4 +1,4 @@
-"""An operator's word stops repair, and what was marked meanwhile is repaired afterwards."""
+"""A pause stops repair; ledgers recorded during the pause are repaired afterwards."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support import ManualClock, wait_until
 
 from magnetar.bookie.repair.config import RepairConfig
 from magnetar.bookie.repair.errors import NoSuchCluster
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.pause import PauseWatch, pause, paused, resume
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_cluster, encode_repair_pause
 from magnetar.metadata.errors import InvalidRecord
@@ -34,8 +34,8 @@ async def found(store: MemoryStore) -> None:
     await store.put(paths.CLUSTER, encode_cluster("c" * 32), expected=ABSENT)
 
 
-async def marks_of(nodes: BookieCluster) -> list[int]:
-    return [ledger async for ledger in Marks(nodes.store, ManualClock()).list()]
+async def records_of(nodes: BookieCluster) -> list[int]:
+    return [ledger async for ledger in UnderReplicationRecords(nodes.store, ManualClock()).list()]
 
 
 async def test_the_word_stands_with_its_reason_until_it_is_taken_back() -> None:
@@ -57,7 +57,7 @@ async def test_the_word_stands_with_its_reason_until_it_is_taken_back() -> None:
     assert await paused(store) is None
 
 
-async def test_another_reason_keeps_what_a_later_version_wrote() -> None:
+async def test_another_reason_keeps_unknown_fields() -> None:
     store = MemoryStore()
     await found(store)
     later = encode_repair_pause(RepairPause(5, "disks")) + b"\xc0\x3e\x01"  # field 1,000
@@ -68,7 +68,7 @@ async def test_another_reason_keeps_what_a_later_version_wrote() -> None:
     assert found_there.unknown == b"\xc0\x3e\x01"
 
 
-async def test_what_is_not_known_or_cannot_be_read_is_a_pause() -> None:
+async def test_an_unknown_or_unreadable_pause_counts_as_paused() -> None:
     tree, away = MemoryTree(), [True]
     store = MemoryStore(tree, faults=lambda *_: Fault.REQUEST_LOST if away else None)
     other = MemoryStore(tree)
@@ -86,7 +86,7 @@ async def test_what_is_not_known_or_cannot_be_read_is_a_pause() -> None:
         running.cancel()
 
 
-async def test_nobody_is_given_up_during_a_pause_and_patience_begins_anew() -> None:
+async def test_no_bookie_is_declared_lost_during_a_pause_and_the_delay_restarts() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await found(nodes.store)
         await bake_cookies(nodes)
@@ -98,13 +98,13 @@ async def test_nobody_is_given_up_during_a_pause_and_patience_begins_anew() -> N
             await wait_until(lambda: auditor.paused)
             await lose(nodes, nodes.bookies[1])
             await asyncio.sleep(600)
-            assert await marks_of(nodes) == []
+            assert await records_of(nodes) == []
             assert auditor.is_leader
             await resume(nodes.store)
             await asyncio.sleep(50)
-            assert await marks_of(nodes) == []
+            assert await records_of(nodes) == []
             await asyncio.sleep(20)
-            assert await marks_of(nodes) != []
+            assert await records_of(nodes) != []
 
 
 async def test_no_copy_is_begun_during_a_pause() -> None:
@@ -115,9 +115,11 @@ async def test_no_copy_is_begun_during_a_pause() -> None:
         await lose(nodes, dead)
         await pause(nodes.store, ManualClock(), reason="")
         async with replicating(nodes) as replicator:
-            await Marks(nodes.store, ManualClock()).mark_lost(before.ledger, [dead.member])
+            await UnderReplicationRecords(nodes.store, ManualClock()).add_lost(
+                before.ledger, [dead.member]
+            )
             await asyncio.sleep(60)
-            assert replicator.marked == 1, "it is counted all the same"
+            assert replicator.under_replicated == 1, "it is counted all the same"
             assert replicator.counts.copied_bytes == 0
             assert await metadata_of(nodes, before.ledger) == before
             await resume(nodes.store)
@@ -136,7 +138,9 @@ async def test_a_repair_that_is_under_way_ends_with_the_copy_that_it_makes() -> 
         for each in nodes.bookies[1:]:
             each.may_ack.clear()
         for each in touched:
-            await Marks(nodes.store, ManualClock()).mark_lost(each.ledger, [dead.member])
+            await UnderReplicationRecords(nodes.store, ManualClock()).add_lost(
+                each.ledger, [dead.member]
+            )
         async with replicating(nodes, RepairConfig(ledgers_at_once=1)) as replicator:
             await wait_until(lambda: any(b.entries(touched[0].ledger) for b in nodes.bookies))
             await pause(nodes.store, ManualClock(), reason="")
@@ -145,6 +149,6 @@ async def test_a_repair_that_is_under_way_ends_with_the_copy_that_it_makes() -> 
                 each.may_ack.set()
             await asyncio.sleep(60)
             assert replicator.counts.members_replaced <= 1
-            assert len(await marks_of(nodes)) == len(touched), "marks stay"
+            assert len(await records_of(nodes)) == len(touched), "records stay"
             await resume(nodes.store)
             await wait_until(lambda: replicator.counts.ledgers_repaired == len(touched))

@@ -67,8 +67,8 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 def test_all_that_lost_members_held_of_sealed_segments_is_moved_and_nothing_else(
     metadata: LedgerMetadata, gone: set[Member], wide: bool
 ) -> None:
-    mark = UnderReplication(1, frozenset(gone))
-    plan = plan_repair(metadata, mark, frozenset(gone), copies_wanted=3)
+    record = UnderReplication(1, frozenset(gone))
+    plan = plan_repair(metadata, record, frozenset(gone), copies_wanted=3)
     closed = metadata.state is LedgerState.CLOSED
     end = metadata.last_entry if closed else metadata.last_segment.first_entry - 1
     assert end is not None
@@ -88,7 +88,7 @@ def test_all_that_lost_members_held_of_sealed_segments_is_moved_and_nothing_else
     assert moved == {(entry, member) for entry, member in copies if member in gone}
     # Each seat of a lost member in a sealed segment changes hands, even where nothing was striped.
     parts = metadata.segments if closed else metadata.segments[:-1]
-    seats = {(part.first_entry, who) for part in parts for who in part.members if who in gone}
+    seats = {(part.first_entry, each) for part in parts for each in part.members if each in gone}
     assert {(step.first, step.lost) for step in plan.steps if isinstance(step, Move)} == seats
     tail = () if closed else metadata.last_segment.members
     assert set(plan.unwritable) == gone & set(tail)
@@ -121,7 +121,7 @@ def test_bad_copies_are_rewritten_where_they_belong(
         for entry in range(begin, end + 1)
         if first <= entry <= first + count and belongs(entry)
     }
-    # Whoever is replaced is not written to.
+    # A replaced member is not written to.
     gone = plan_repair(
         metadata, UnderReplication(1, bad=(bad,)), frozenset({member}), copies_wanted=3
     )
@@ -153,7 +153,7 @@ def as_runs(numbers: set[int]) -> list[range]:
 
 
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
-def test_what_is_missing_is_the_difference(expected: set[int], held: set[int]) -> None:
+def test_missing_is_the_difference_of_expected_and_held(expected: set[int], held: set[int]) -> None:
     found = missing(iter(as_runs(expected)), as_runs(held))
     assert {entry for run in found for entry in run} == expected - held
     assert sum(map(len, found)) == len(expected - held)

@@ -13,8 +13,8 @@ from support import wait_until
 
 from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.repair.config import RepairConfig
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.plan import sealed, striped
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_ledger
 from magnetar.metadata.model import (
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 STRIPED = LedgerConfig(ensemble_size=4, write_quorum=3, ack_quorum=2)
 
 
-def marks_of(nodes: BookieCluster) -> Marks:
-    return Marks(nodes.store, SystemClock())
+def records_of(nodes: BookieCluster) -> UnderReplicationRecords:
+    return UnderReplicationRecords(nodes.store, SystemClock())
 
 
-async def unmarked(nodes: BookieCluster, ledger: LedgerId, *, within_s: float = 60.0) -> None:
+async def repaired(nodes: BookieCluster, ledger: LedgerId, *, within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
-        while await marks_of(nodes).get(ledger) is not None:  # noqa: ASYNC110
+        while await records_of(nodes).get(ledger) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
 async def noted(nodes: BookieCluster, ledger: LedgerId, text: str) -> None:
-    """Until the mark tells such a reason."""
+    """Until the record tells such a reason."""
     async with asyncio.timeout(60):
         while True:
-            mark = await marks_of(nodes).get(ledger)
-            if mark is not None and text in mark.what.failure:
+            record = await records_of(nodes).get(ledger)
+            if record is not None and text in record.faults.failure:
                 return
             await asyncio.sleep(0.05)
 
@@ -87,7 +87,7 @@ def check_whole(nodes: BookieCluster, metadata: LedgerMetadata) -> None:
 
 
 @pytest.mark.parametrize("sizes", [None, STRIPED])
-async def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(
+async def test_the_copies_of_a_dead_bookie_are_restored_on_others(
     sizes: LedgerConfig | None,
 ) -> None:
     async with bookie_cluster(5) as nodes, nodes.process(sizes) as ledgers:
@@ -95,9 +95,9 @@ async def test_the_copies_of_a_dead_bookie_are_made_anew_elsewhere(
         members = before.segments[0].members
         dead = nodes.bookie(members[1])
         await lose(nodes, dead)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes) as replicator:
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         after = await metadata_of(nodes, before.ledger)
         heir = after.segments[0].members[1]
         assert heir not in members
@@ -125,9 +125,9 @@ async def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
         await nodes.store.put(path, encode_ledger(before), expected=stored.version)
         dead = nodes.bookie(members[1])
         await lose(nodes, dead)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         after = await metadata_of(nodes, before.ledger)
         assert [part.first_entry for part in after.segments] == [0, 10]
         assert all(dead.member not in part.members for part in after.segments)
@@ -139,9 +139,9 @@ async def test_an_empty_ledger_is_moved_too() -> None:
         before = await written(ledgers, 0)
         dead = nodes.bookie(before.segments[0].members[2])
         await lose(nodes, dead)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         after = await metadata_of(nodes, before.ledger)
         assert dead.member not in after.segments[0].members
 
@@ -152,9 +152,9 @@ async def test_two_lost_members_of_one_segment() -> None:
         dead = [nodes.bookie(member) for member in before.segments[0].members[:2]]
         for each in dead:
             await lose(nodes, each)
-        await marks_of(nodes).mark_lost(before.ledger, [each.member for each in dead])
+        await records_of(nodes).add_lost(before.ledger, [each.member for each in dead])
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         after = await metadata_of(nodes, before.ledger)
         assert not {each.member for each in dead} & set(after.segments[0].members)
         check_whole(nodes, after)
@@ -165,13 +165,13 @@ async def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare()
         before = await written(ledgers, 20)
         wiped = nodes.bookies[1]
         await lose(nodes, wiped)
-        await marks_of(nodes).mark_lost(before.ledger, [wiped.member])
+        await records_of(nodes).add_lost(before.ledger, [wiped.member])
         async with replicating(nodes), asyncio.TaskGroup() as group:
             await noted(nodes, before.ledger, "no other bookie")
             reborn = FakeBookie("b1", incarnation=2, group=group)
             nodes.bookies.append(reborn)
             await nodes.register(reborn)
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
             after = await metadata_of(nodes, before.ledger)
             assert reborn.member in after.segments[0].members
             assert wiped.member not in after.segments[0].members
@@ -179,7 +179,7 @@ async def test_a_wiped_bookie_takes_its_seat_back_in_a_cluster_without_a_spare()
             reborn.kill()
 
 
-async def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> None:
+async def test_t28_an_unreadable_entry_leaves_the_metadata_unchanged() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         members = before.segments[0].members
@@ -187,13 +187,13 @@ async def test_t28_an_entry_that_nobody_gives_leaves_the_metadata_alone() -> Non
         await lose(nodes, dead)
         for other in others:
             other.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 13 else None
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes):
             await noted(nodes, before.ledger, f"entry {before.ledger}:13")
             assert await metadata_of(nodes, before.ledger) == before
             # The disk was not broken after all: its bookie comes back with the only copy.
             others[0].judge_read = lambda *_: None
-            await unmarked(nodes, before.ledger, within_s=700)
+            await repaired(nodes, before.ledger, within_s=700)
         after = await metadata_of(nodes, before.ledger)
         assert dead.member not in after.segments[0].members
 
@@ -206,9 +206,9 @@ async def test_an_unreadable_entry_of_another_stripe_stops_nothing() -> None:
         # Entry 22 lies on seats 2, 3 and 0.
         for each in nodes.bookies:
             each.judge_read = lambda _, entry: BookieCode.IO_ERROR if entry == 22 else None
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         after = await metadata_of(nodes, before.ledger)
         assert dead.member not in after.segments[0].members
         check_whole(nodes, after)
@@ -233,26 +233,26 @@ async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str)
             spare.judge_add = die
         else:
             spare.may_ack.clear()
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes):
-            await noted(nodes, before.ledger, "does not take copies")
+            await noted(nodes, before.ledger, "did not store copies")
             assert await metadata_of(nodes, before.ledger) == before
             spare.judge_add = lambda _: None
             spare.may_ack.set()
             spare.restart()
-            await unmarked(nodes, before.ledger, within_s=700)
+            await repaired(nodes, before.ledger, within_s=700)
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> None:
+async def test_a_repair_that_failed_during_membership_changes_is_retried_soon() -> None:
     """Each change of the list is a reason to try. Together they are none to wait for minutes."""
 
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
         spare.judge_add = refuse(BookieCode.OVERLOADED)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes) as replicator:
-            await noted(nodes, before.ledger, "does not take copies")
+            await noted(nodes, before.ledger, "did not store copies")
             other = await nodes.add_bookie()
             other.judge_add = refuse(BookieCode.OVERLOADED)
             for change in [nodes.unregister, nodes.register] * 5:
@@ -260,50 +260,50 @@ async def test_what_failed_while_bookies_came_and_went_is_soon_tried_again() -> 
                 await change(other)
                 await wait_until(lambda was=failed: replicator.counts.repairs_failed > was)
             spare.judge_add = other.judge_add = lambda _: None
-            await unmarked(nodes, before.ledger, within_s=20)
+            await repaired(nodes, before.ledger, within_s=20)
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-async def test_t31_what_is_marked_during_a_repair_survives_it() -> None:
+async def test_t31_an_addition_during_a_repair_survives_it() -> None:
     async with bookie_cluster(5) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         first, second = (nodes.bookie(member) for member in before.segments[0].members[:2])
         await lose(nodes, first)
         for each in nodes.bookies:
             each.may_ack.clear()
-        await marks_of(nodes).mark_lost(before.ledger, [first.member])
+        await records_of(nodes).add_lost(before.ledger, [first.member])
         async with replicating(nodes) as replicator:
             spares = [b for b in nodes.bookies if b.member not in before.segments[0].members]
             await wait_until(lambda: any(each.entries(before.ledger) for each in spares))
             await lose(nodes, second)
-            await marks_of(nodes).mark_lost(before.ledger, [second.member])
+            await records_of(nodes).add_lost(before.ledger, [second.member])
             for each in nodes.bookies:
                 each.may_ack.set()
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
             assert replicator.counts.members_replaced == 2
         after = await metadata_of(nodes, before.ledger)
         assert not {first.member, second.member} & set(after.segments[0].members)
         check_whole(nodes, after)
 
 
-async def test_t26_a_replicator_that_lost_its_lock_names_nobody() -> None:
+async def test_t26_a_replicator_that_lost_its_lock_names_no_member() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
         spare.may_ack.clear()
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes) as replicator:
             await wait_until(lambda: spare.entries(before.ledger) == list(range(20)))
             store = replicator._store
             store.expire()  # type: ignore[attr-defined]
             store.reconnect()  # type: ignore[attr-defined]
             # As the spare's collector does: it does not see why it should keep the copies.
-            assert await marks_of(nodes).lock(before.ledger, "collector")
+            assert await records_of(nodes).lock(before.ledger, "collector")
             spare.may_ack.set()
             await asyncio.sleep(60)
             assert await metadata_of(nodes, before.ledger) == before
             del spare.ledgers[before.ledger]
-            await marks_of(nodes).unlock(before.ledger, "collector")
-            await unmarked(nodes, before.ledger, within_s=700)
+            await records_of(nodes).unlock(before.ledger, "collector")
+            await repaired(nodes, before.ledger, within_s=700)
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
@@ -311,20 +311,20 @@ async def test_a_bookie_that_came_back_needs_nothing() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         member = before.segments[0].members[0]
-        await marks_of(nodes).mark_lost(before.ledger, [member])
+        await records_of(nodes).add_lost(before.ledger, [member])
         async with replicating(nodes) as replicator:
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
             assert replicator.counts.copied_bytes == 0
         assert await metadata_of(nodes, before.ledger) == before
 
 
-async def test_the_mark_of_a_deleted_ledger_goes() -> None:
+async def test_the_record_of_a_deleted_ledger_is_removed() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 3)
-        await marks_of(nodes).mark_lost(before.ledger, before.segments[0].members[:1])
+        await records_of(nodes).add_lost(before.ledger, before.segments[0].members[:1])
         await ledgers.delete(before.ledger)
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
 
 
 async def test_bad_copies_are_written_again_where_they_were() -> None:
@@ -335,9 +335,9 @@ async def test_bad_copies_are_written_again_where_they_were() -> None:
         lost = [entry for entry in sorted(stored) if 10 <= entry <= 20]
         for entry in lost:
             del stored[entry]
-        await marks_of(nodes).mark_bad(before.ledger, member, 10, 20)
+        await records_of(nodes).add_bad(before.ledger, member, 10, 20)
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         assert await metadata_of(nodes, before.ledger) == before
         assert set(lost) <= set(stored)
         assert all(entry % 4 in (2, 1, 0) for entry in stored)
@@ -359,9 +359,9 @@ async def narrow_ledger(nodes: BookieCluster) -> LedgerMetadata:
 async def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_metadata() -> None:
     async with bookie_cluster(3) as nodes:
         before = await narrow_ledger(nodes)
-        await marks_of(nodes).mark_narrow(before.ledger)
+        await records_of(nodes).add_narrow(before.ledger)
         async with replicating(nodes):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         after = await metadata_of(nodes, before.ledger)
         assert (after.ensemble_size, after.write_quorum, after.ack_quorum) == (3, 3, 2)
         assert not after.under_replicated
@@ -394,12 +394,12 @@ async def open_with_a_loss(nodes: BookieCluster) -> tuple[LedgerMetadata, FakeBo
 async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_sooner() -> None:
     async with bookie_cluster(4) as nodes:
         before, dead = await open_with_a_loss(nodes)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes, RepairConfig(open_grace_s=300)) as replicator:
             await noted(nodes, before.ledger, "waits for its writer")
             await asyncio.sleep(250)
             assert await metadata_of(nodes, before.ledger) == before
-            await unmarked(nodes, before.ledger, within_s=200)
+            await repaired(nodes, before.ledger, within_s=200)
             assert replicator.counts.ledgers_recovered == 1
         after = await metadata_of(nodes, before.ledger)
         assert after.state is LedgerState.CLOSED
@@ -408,26 +408,26 @@ async def test_t30_a_ledger_without_a_writer_is_taken_after_the_grace_and_no_soo
         check_whole(nodes, after)
 
 
-async def test_t30_a_ledgers_grace_is_remembered_however_many_marks_there_are() -> None:
+async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
     async with bookie_cluster(4) as nodes:
         before, dead = await open_with_a_loss(nodes)
-        marks = marks_of(nodes)
-        await marks.mark_lost(before.ledger, [dead.member])
+        records = records_of(nodes)
+        await records.add_lost(before.ledger, [dead.member])
         for number in range(1000, 1015):  # which cannot be repaired: they cannot be read
             path = paths.ledger(LedgerId(number))
             await nodes.store.put(path, b"what is this", expected=ABSENT)
-            await marks.mark_narrow(LedgerId(number))
+            await records.add_narrow(LedgerId(number))
         config = RepairConfig(open_grace_s=300)
-        async with replicating(nodes, config, marks_kept_max=1) as replicator:
+        async with replicating(nodes, config, sample_max=1) as replicator:
             await asyncio.sleep(3000)
-            assert replicator.marked >= 15
+            assert replicator.under_replicated >= 15
             assert replicator.counts.ledgers_recovered == 1
 
 
 async def test_a_ledger_is_not_taken_from_its_writer_when_nothing_is_gained() -> None:
     async with bookie_cluster(3) as nodes:
         before, dead = await open_with_a_loss(nodes)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         async with replicating(nodes, RepairConfig(open_grace_s=60)):
             await asyncio.sleep(900)
             assert await metadata_of(nodes, before.ledger) == before
@@ -440,9 +440,9 @@ async def test_t30_a_writer_that_lives_replaces_the_bookie_and_keeps_its_ledger(
             appender.append_nowait([[payload_of(entry)]])
         dead = nodes.bookie(appender.metadata.segments[0].members[0])
         await lose(nodes, dead)
-        await marks_of(nodes).mark_lost(appender.ledger, [dead.member])
+        await records_of(nodes).add_lost(appender.ledger, [dead.member])
         appender.append_nowait([[payload_of(5)]])
-        await unmarked(nodes, appender.ledger)
+        await repaired(nodes, appender.ledger)
         after = await appender.close()
         assert after.last_entry == 5
         assert all(dead.member not in part.members for part in after.segments)
@@ -457,12 +457,12 @@ async def test_several_replicators_do_each_ledger_once() -> None:
         await lose(nodes, dead)
         touched = [each for each in made if dead.member in each.segments[0].members]
         for each in touched:
-            await marks_of(nodes).mark_lost(each.ledger, [dead.member])
+            await records_of(nodes).add_lost(each.ledger, [dead.member])
         there: list[Replicator] = []
         async with replicating(nodes, seed=5) as one, replicating(nodes, seed=6) as two:
             there += [one, two]
             for each in touched:
-                await unmarked(nodes, each.ledger)
+                await repaired(nodes, each.ledger)
         for each in touched:
             check_whole(nodes, await metadata_of(nodes, each.ledger))
         replaced = [each.counts.members_replaced for each in there]
@@ -476,9 +476,9 @@ async def test_copying_keeps_to_its_rate() -> None:
         before = await written(ledgers, 80, size=100_000)
         dead = nodes.bookie(before.segments[0].members[0])
         await lose(nodes, dead)
-        await marks_of(nodes).mark_lost(before.ledger, [dead.member])
+        await records_of(nodes).add_lost(before.ledger, [dead.member])
         began = loop.time()
         async with replicating(nodes, RepairConfig(copy_bytes_per_s=1 << 20)):
-            await unmarked(nodes, before.ledger)
+            await repaired(nodes, before.ledger)
         # 8 MB at 1 MiB/s; the last piece of 4 MiB may go at once.
         assert 3.0 <= loop.time() - began <= 12.0

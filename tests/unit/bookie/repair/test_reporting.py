@@ -1,4 +1,4 @@
-"""What readers noted becomes marks, also when the store was away for a while."""
+"""What readers noted becomes records, also when the store was away for a while."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 from support import ManualClock
 
 from magnetar.bookie.ledger.bad_copies import BadCopies
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.reporting import REPORT_S, report_bad_copies
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import BookieId, EntryId, LedgerId, Member
 from magnetar.metadata.under_replication import BadCopy
@@ -17,11 +17,11 @@ A, B = (Member(BookieId(name), f"{number:032x}") for number, name in enumerate("
 LEDGER = LedgerId(5)
 
 
-async def test_notes_become_marks_once_the_store_is_there() -> None:
+async def test_notes_become_records_once_the_store_is_reachable() -> None:
     store, notes = MemoryStore(), BadCopies()
-    marks = Marks(store, ManualClock())
+    records = UnderReplicationRecords(store, ManualClock())
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(report_bad_copies(notes, marks))
+        running = group.create_task(report_bad_copies(notes, records))
         store.suspend()
         for entry in (3, 4, 9):
             notes.on_bad_copy(LEDGER, EntryId(entry), A)
@@ -30,9 +30,9 @@ async def test_notes_become_marks_once_the_store_is_there() -> None:
         store.reconnect()
         await asyncio.sleep(3 * REPORT_S)
         running.cancel()
-    mark = await marks.get(LEDGER)
-    assert mark is not None
-    assert mark.what.bad == (
+    record = await records.get(LEDGER)
+    assert record is not None
+    assert record.faults.bad == (
         BadCopy(A, EntryId(3), EntryId(4)),
         BadCopy(A, EntryId(9), EntryId(9)),
         BadCopy(B, EntryId(4), EntryId(4)),

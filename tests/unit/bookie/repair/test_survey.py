@@ -10,13 +10,13 @@ from fakes.repairs import bake_cookies, drain, lose, written
 
 from magnetar.bookie.ledger.errors import LedgerNotFound
 from magnetar.bookie.repair.errors import NoSuchCluster
-from magnetar.bookie.repair.marks import Marks
 from magnetar.bookie.repair.survey import (
     BookieState,
     survey_bookies,
     survey_ledger,
-    survey_marks,
+    survey_under_replication,
 )
+from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_cluster
 from magnetar.metadata.memory import MemoryStore
@@ -111,7 +111,9 @@ async def test_a_ledger_shows_which_copies_are_there() -> None:
         nodes.bookie(members[0]).entries_page = 3
         del nodes.bookie(members[1]).ledgers[made.ledger]
         nodes.bookie(members[2]).kill()
-        await Marks(nodes.store, SystemClock()).mark_lost(made.ledger, [members[2]])
+        await UnderReplicationRecords(nodes.store, SystemClock()).add_lost(
+            made.ledger, [members[2]]
+        )
         view = await survey_ledger(
             nodes.store,
             opener(nodes),  # type: ignore[arg-type]
@@ -119,7 +121,7 @@ async def test_a_ledger_shows_which_copies_are_there() -> None:
             made.ledger,
         )
         assert view.metadata == made
-        assert view.mark is not None
+        assert view.record is not None
         assert [(row.member, row.expected, row.held) for row in view.copies] == [
             (members[0], 10, 9),
             (members[1], 10, 0),
@@ -128,10 +130,10 @@ async def test_a_ledger_shows_which_copies_are_there() -> None:
         assert "CONNECTION_LOST" in view.copies[2].why
         damaged = paths.under_replicated(LedgerId(99))
         await nodes.store.put(damaged, b"what is this", expected=ABSENT)
-        (mark, working), (other, _) = await survey_marks(nodes.store, SystemClock())
-        assert (mark, working) == (view.mark, False)
+        (record, working), (other, _) = await survey_under_replication(nodes.store, SystemClock())
+        assert (record, working) == (view.record, False)
         assert other.ledger == 99
-        assert "invalid under-replication mark" in other.what.failure
+        assert "invalid under-replication mark" in other.faults.failure
 
 
 async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
@@ -146,16 +148,16 @@ async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
             appender.ledger,
         )
         assert [(row.last, row.expected) for row in view.copies] == [(None, None)] * 3
-        mark = paths.under_replicated(appender.ledger)
-        await nodes.store.put(mark, b"what is this", expected=ABSENT)
+        record = paths.under_replicated(appender.ledger)
+        await nodes.store.put(record, b"what is this", expected=ABSENT)
         view = await survey_ledger(
             nodes.store,
             opener(nodes),  # type: ignore[arg-type]
             SystemClock(),
             appender.ledger,
         )
-        assert view.mark is not None, "a mark that cannot be read hides no ledger"
-        assert "invalid under-replication mark" in view.mark.what.failure
+        assert view.record is not None, "a record that cannot be read hides no ledger"
+        assert "invalid under-replication mark" in view.record.faults.failure
         appender.append_nowait([[b"x"]])
         assert (await appender.close()).last_entry == 1
 

@@ -98,13 +98,13 @@ async def test_each_start_is_a_new_epoch_of_the_same_incarnation(
         assert cookie is not None
         assert directory.identity.boot_epoch == cookie.boot_epoch == epoch
         incarnations.add(directory.identity.incarnation)
-        mark = read_watermark(tmp_path / WATERMARK)
-        assert mark is not None
-        assert (mark.boot_epoch, mark.closed) == (epoch, False)
+        noted = read_watermark(tmp_path / WATERMARK)
+        assert noted is not None
+        assert (noted.boot_epoch, noted.closed) == (epoch, False)
         directory.close()
-        mark = read_watermark(tmp_path / WATERMARK)
-        assert mark is not None
-        assert mark.closed
+        noted = read_watermark(tmp_path / WATERMARK)
+        assert noted is not None
+        assert noted.closed
     assert len(incarnations) == 1
 
 
@@ -153,7 +153,7 @@ async def test_a_lost_reply_of_the_metadata_is_cleared_up(tmp_path: Path, fault:
         directory.close()
 
 
-async def test_formatting_goes_on_after_a_crash_at_any_step(
+async def test_formatting_continues_after_a_crash_at_any_step(
     cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     path = tmp_path / "b1"
@@ -208,7 +208,7 @@ REFUSALS: list[tuple[Callable[[Path], object], type[errors.StartRefused], str]] 
 
 
 @pytest.mark.parametrize(("damage", "error", "words"), REFUSALS)
-async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
+async def test_an_invalid_directory_is_refused_and_left_unchanged(
     cluster: DirectoryCluster,
     used: Path,
     damage: Callable[[Path], object],
@@ -227,7 +227,7 @@ async def test_a_directory_of_who_knows_whom_is_refused_and_left_alone(
 async def test_another_name_or_another_cluster_is_refused(
     cluster: DirectoryCluster, used: Path
 ) -> None:
-    with pytest.raises(errors.WrongBookie, match="bookie b1; expected that of bookie b2"):
+    with pytest.raises(errors.WrongBookie, match="bookie b1; expected the data of bookie b2"):
         await cluster.start(used, bookie="b2")
     with pytest.raises(errors.WrongCluster):
         await DirectoryCluster(seed=2).start(used)
@@ -263,7 +263,7 @@ async def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None
             return found
 
     store = Raced()
-    with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+    with pytest.raises(errors.WrongIncarnation, match="process of this bookie; the metadata names"):
         await open_directory(tmp_path, bookie="b1", metadata=store, chance=random.Random(1))
     stored = await store.get(COOKIE)
     assert stored is not None
@@ -274,7 +274,7 @@ async def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
     cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     directory = await cluster.start(tmp_path)
-    with pytest.raises(errors.DirectoryLocked, match=f"process {os.getpid()} uses it"):
+    with pytest.raises(errors.DirectoryLocked, match=f"process {os.getpid()} using it"):
         await cluster.start(tmp_path)
     directory.close()
     (await cluster.start(tmp_path)).close()

@@ -15,7 +15,7 @@ from magnetar.bookie.storage.format import (
     FormatDamaged,
     Identity,
     LedgerRecord,
-    ManifestMark,
+    ManifestState,
     Watermark,
     decode_identity,
     decode_ledger_record,
@@ -113,13 +113,13 @@ def test_a_torn_slot_leaves_the_other_one(torn: bytes) -> None:
         decode_watermark(slots(torn, torn))
 
 
-@given(U64, U64, st.booleans(), st.builds(ManifestMark, U64, U64, U64), st.integers(0, 49))
+@given(U64, U64, st.booleans(), st.builds(ManifestState, U64, U64, U64), st.integers(0, 49))
 def test_a_watermark_may_name_a_manifest(
-    epoch: int, sequence: int, closed: bool, manifest: ManifestMark, at: int
+    epoch: int, sequence: int, closed: bool, manifest: ManifestState, at: int
 ) -> None:
-    mark = Watermark(epoch, sequence, closed, manifest)
-    whole = encode_watermark(mark)
-    assert decode_watermark(slots(whole, b"")) == mark
+    noted = Watermark(epoch, sequence, closed, manifest)
+    whole = encode_watermark(noted)
+    assert decode_watermark(slots(whole, b"")) == noted
     torn = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
     with pytest.raises(FormatDamaged):
         decode_watermark(slots(torn, b""))

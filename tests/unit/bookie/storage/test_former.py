@@ -77,14 +77,14 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     directory.close()
 
 
-async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
+async def test_a_former_incarnation_checks_the_master_key(
     cluster: DirectoryCluster, used: Path
 ) -> None:
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
     directory = await cluster.start(used)
-    limbo = DamagedStore(directory.formers)
-    given_run = partial(limbo.run, former, 1, KEY)
+    store = DamagedStore(directory.formers)
+    given_run = partial(store.run, former, 1, KEY)
     assert given_run(0, 100, bytes_max=1 << 20, entries_max=7) == [
         envelope(1, entry, b"%d" % entry * 600) for entry in range(7)
     ]
@@ -92,8 +92,8 @@ async def test_a_former_incarnation_gives_only_what_the_caller_may_have(
     assert len(given_run(5, 100, bytes_max=700, entries_max=100)) == 2
     assert len(given_run(5, 5, bytes_max=1 << 20, entries_max=100)) == 1
     assert given(directory, former, key=KEY + 1) == []
-    assert limbo.run(former, 2, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
-    assert limbo.run("e" * 32, 1, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
+    assert store.run(former, 2, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
+    assert store.run("e" * 32, 1, KEY, 0, 9, bytes_max=1 << 20, entries_max=100) == []
     directory.close()
 
 
@@ -114,7 +114,7 @@ async def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
     directory.close()
 
 
-async def test_an_older_image_goes_on_as_a_new_incarnation(
+async def test_an_older_image_starts_as_a_new_incarnation(
     cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     former = identity_of(used).incarnation
@@ -130,7 +130,7 @@ async def test_an_older_image_goes_on_as_a_new_incarnation(
 
 
 @pytest.mark.parametrize("left", [[], [STORE], [STORE, WATERMARK]])
-async def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
+async def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
     cluster: DirectoryCluster, used: Path, tmp_path: Path, left: list[str]
 ) -> None:
     """Formatting it to the end would make it the bookie that has served since, and empty."""
@@ -215,7 +215,7 @@ async def test_of_two_copies_that_start_at_once_one_does(
     assert sorted(outcomes) in (["copy", "starts"], ["starts", "starts"])
 
 
-async def test_a_wiped_bookie_begins_anew_when_told_to(
+async def test_a_wiped_bookie_is_formatted_with_new_incarnation(
     cluster: DirectoryCluster, used: Path
 ) -> None:
     former = identity_of(used).incarnation
@@ -238,7 +238,7 @@ async def test_an_identity_file_from_the_time_of_formatting_erases_nothing(
 ) -> None:
     before = replace(identity_of(used), state=DirectoryState.FORMATTING)
     (used / IDENTITY).write_bytes(encode_identity(before))
-    with pytest.raises(errors.DirectoryRolledBack, match="identity file from before"):
+    with pytest.raises(errors.DirectoryRolledBack, match="an older identity file"):
         await cluster.start(used)
 
 
@@ -297,12 +297,12 @@ async def test_a_count_whose_outcome_is_unknown_is_the_same_count_next_time(
     directory.close()
 
 
-async def test_a_bookie_whose_name_was_taken_learns_it(
+async def test_a_bookie_whose_name_was_taken_is_refused_at_its_next_epoch(
     cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     directory = await cluster.start(used)
     (await cluster.start(tmp_path / "other", new_incarnation=True)).close()
-    with pytest.raises(errors.WrongIncarnation, match="meanwhile the metadata names"):
+    with pytest.raises(errors.WrongIncarnation, match="process of this bookie; the metadata names"):
         await count_up(directory, MemoryStore(cluster.tree), cluster.chance)
     directory.close()
 

@@ -172,7 +172,7 @@ def test_every_cookie_epoch_against_every_local_one() -> None:
 
 
 @pytest.mark.parametrize("others", [(), ("store",), ("former", "store", "watermark")])
-def test_an_image_from_the_time_of_formatting_goes_on_as_a_new_incarnation(
+def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
     others: tuple[str, ...],
 ) -> None:
     """What was acknowledged since is not in it."""
@@ -203,7 +203,7 @@ def entered(identity: Identity) -> BookieCookie:
 
 
 @pytest.mark.parametrize("landed", range(5))
-def test_of_a_directory_and_its_copy_one_goes_on(landed: int) -> None:
+def test_of_a_directory_and_its_copy_only_one_starts(landed: int) -> None:
     """Five starts of the original fail at the cookie, a copy is made before each of them and is
     started once; the write of one start lands late."""
     original, copies, cookies = LOCAL, [], []
@@ -217,7 +217,7 @@ def test_of_a_directory_and_its_copy_one_goes_on(landed: int) -> None:
         if made_before <= landed:
             with pytest.raises(errors.DirectoryCloned):
                 begin(copy, cookies[landed], LATE)
-        else:  # as the original: whoever is first leaves the other one behind
+        else:  # as the original: the first leaves the other one behind
             begin(copy, cookies[landed], LATE)
         behind = plan_start(Path("/d"), Found(copy, ("store",)), entered(again), WANTED)
         assert behind.rolled_back is not None

@@ -90,7 +90,7 @@ def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
     directory.storage.write([*puts, (ledger_key(4), b"no record")])
     directory.close()
     whole = inspect_directory(tmp_path / "live", verify=False)
-    assert whole.whole  # nobody looked
+    assert whole.whole  # checksums were not verified
     facts = inspect_directory(tmp_path / "live", verify=True)
     assert not facts.whole
     [ledger, bad] = facts.store.ledgers
@@ -126,15 +126,15 @@ def test_a_ledger_that_cannot_be_listed_hides_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (cut_log, "the log has lost what was on disk"),
-        (grow_length_field, "the log has lost what was on disk"),
+        (cut_log, "the log lost operations that were on disk"),
+        (grow_length_field, "the log lost operations that were on disk"),
         (flip_payload, "does not open"),
-        (lambda path: (path / WATERMARK).unlink(), "the watermark is gone"),
+        (lambda path: (path / WATERMARK).unlink(), "the watermark is missing"),
         (lambda path: (path / WATERMARK).write_bytes(b"x"), "the watermark is damaged"),
-        (lambda path: (path / IDENTITY).unlink(), "the identity file is gone"),
+        (lambda path: (path / IDENTITY).unlink(), "the identity file is missing"),
         (lambda path: (path / IDENTITY).write_bytes(b"x"), "the identity file is damaged"),
         (lambda path: (path / STORE / "CURRENT").unlink(), "CURRENT"),
-        (lambda path: shutil.rmtree(path / STORE), "the store is gone"),
+        (lambda path: shutil.rmtree(path / STORE), "the store is missing"),
     ],
 )
 def test_damage_is_named_and_nothing_is_written(
@@ -164,13 +164,13 @@ async def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
     assert facts["whole"]
     assert [each["ledger"] for each in facts["store"]["ledgers"]] == [7]
     [kept] = facts["formers"]
-    assert (kept["incarnation"], kept["damage"]) == (former, ["the watermark is gone"])
+    assert (kept["incarnation"], kept["damage"]) == (former, ["the watermark is missing"])
     assert [each["entries"] for each in kept["ledgers"]] == [ENTRIES]
     assert f"former incarnation {former}" in inspect(tmp_path / "used")[1]
     assert fingerprint(tmp_path / "used") == before
 
 
-def test_what_is_no_bookies_directory_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_bookies_files_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(errors.DirectoryForeign):
             inspect_directory(path, verify=False)
@@ -179,7 +179,7 @@ def test_what_is_no_bookies_directory_is_refused(tmp_path: Path) -> None:
 
 def test_a_running_bookies_directory_is_refused(tmp_path: Path) -> None:
     directory = run(DirectoryCluster().start(tmp_path / "live"))
-    with pytest.raises(errors.DirectoryLocked, match="uses it"):
+    with pytest.raises(errors.DirectoryLocked, match="using it"):
         inspect_directory(tmp_path / "live", verify=False)
     crash_image(tmp_path / "live", tmp_path / "copy")
     assert inspect_directory(tmp_path / "copy", verify=True).whole

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.bookie.storage.format import ManifestMark, Watermark, entry_key
+from magnetar.bookie.storage.format import ManifestState, Watermark, entry_key
 from magnetar.bookie.storage.logfile import BLOCK_BYTES, LogFile, log_damage, read_log
 from magnetar.bookie.storage.manifest import ManifestWatch, current_manifest, find_damage
 from magnetar.bookie.storage.rocks import RocksStorage
@@ -74,7 +74,7 @@ def test_any_changed_byte_of_a_log_is_seen(log: bytes) -> None:
         if found.damage:
             seen += 1
             assert found.whole_bytes <= at
-        else:  # padding at the end of a block, which nobody reads
+        else:  # padding at the end of a block, which is not read
             assert at % BLOCK_BYTES >= BLOCK_BYTES - 6
     assert seen > 190
 
@@ -86,24 +86,24 @@ def log_of(first: int, count: int) -> LogFile:
 # logs by number, flushed, durable, what is said
 CHAINS = [
     ({4: log_of(1, 10)}, 0, 10, ""),
-    ({4: log_of(1, 10)}, 0, 11, "operations 11 to 11 are gone"),
+    ({4: log_of(1, 10)}, 0, 11, "operations 11 to 11 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 0, 15, ""),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 8, 12, ""),
-    ({4: log_of(1, 9), 6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are gone"),
+    ({4: log_of(1, 9), 6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
     ({4: log_of(1, 9), 6: log_of(11, 5)}, 10, 15, ""),  # the first is needed no longer
-    ({6: log_of(11, 5)}, 9, 15, "operations 10 to 10 are gone"),
-    ({6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are gone"),
-    ({4: log_of(1, 10), 6: log_of(11, 0)}, 0, 12, "operations 11 to 12 are gone"),
+    ({6: log_of(11, 5)}, 9, 15, "operations 10 to 10 are missing"),
+    ({6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
+    ({4: log_of(1, 10), 6: log_of(11, 0)}, 0, 12, "operations 11 to 12 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 0), 8: log_of(11, 2)}, 0, 12, ""),
     ({4: log_of(1, 0)}, 7, 7, ""),
-    ({4: log_of(1, 0)}, 7, 9, "operations 8 to 9 are gone"),
-    ({}, 7, 9, "operations 8 to 9 are gone"),
+    ({4: log_of(1, 0)}, 7, 9, "operations 8 to 9 are missing"),
+    ({}, 7, 9, "operations 8 to 9 are missing"),
     ({}, 9, 9, ""),
 ]
 
 
 @pytest.mark.parametrize(("logs", "flushed", "durable", "said"), CHAINS)
-def test_what_logs_must_hold(
+def test_logs_without_needed_operations_are_damaged(
     logs: dict[int, LogFile], flushed: int, durable: int, said: str
 ) -> None:
     assert log_damage(logs, flushed=flushed, durable=durable) == said
@@ -140,16 +140,16 @@ def test_the_watch_knows_up_to_where_tables_go(tmp_path: Path) -> None:
     assert flushed.flushed == 10
     write_batches(storage, [100] * 3)
     assert watch.look() == flushed
-    mark = Watermark(1, storage.sequence(), manifest=flushed)
-    assert find_damage(tmp_path / "store", mark) == ""
+    noted = Watermark(1, storage.sequence(), manifest=flushed)
+    assert find_damage(tmp_path / "store", noted) == ""
     [log] = (tmp_path / "store").glob("*.log")
     whole = log.read_bytes()
     log.write_bytes(b"")
-    assert "operations 11 to 16 are gone" in find_damage(tmp_path / "store", mark)
+    assert "operations 11 to 16 are missing" in find_damage(tmp_path / "store", noted)
     log.write_bytes(whole)
-    later = Watermark(1, 16, manifest=ManifestMark(flushed.number, flushed.size_bytes + 1, 10))
-    assert "which had" in find_damage(tmp_path / "store", later)
-    later = Watermark(1, 16, manifest=ManifestMark(flushed.number + 1, 1, 10))
+    later = Watermark(1, 16, manifest=ManifestState(flushed.number, flushed.size_bytes + 1, 10))
+    assert "bytes, had" in find_damage(tmp_path / "store", later)
+    later = Watermark(1, 16, manifest=ManifestState(flushed.number + 1, 1, 10))
     assert "CURRENT names" in find_damage(tmp_path / "store", later)
     storage.flush()
     assert watch.look().flushed == 16
@@ -170,9 +170,9 @@ def test_no_more_of_the_manifest_is_noted_than_is_on_disk(tmp_path: Path) -> Non
     storage = RocksStorage(tmp_path / "store", create=True)
     watch = ManifestWatch(tmp_path / "store", storage, sync=sync)
     for _ in range(3):
-        mark = watch.look()
-        manifest = tmp_path / "store" / f"MANIFEST-{mark.number:06}"
-        assert synced[manifest.stat().st_ino] >= mark.size_bytes > 0
+        noted = watch.look()
+        manifest = tmp_path / "store" / f"MANIFEST-{noted.number:06}"
+        assert synced[manifest.stat().st_ino] >= noted.size_bytes > 0
         write_batches(storage, [100])
         storage.flush()
     storage.close()

@@ -50,7 +50,7 @@ async def test_a_probe_that_crashes_where_there_is_memory_blames_the_store(
 
 
 @pytest.mark.parametrize("doing", ["exec sleep 60", "exec cat /dev/zero > /dev/null"])
-async def test_a_probe_that_is_slow_blames_nobody_and_says_what_to_raise(
+async def test_a_slow_probe_is_refused_and_names_the_setting_to_raise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", program(tmp_path, doing))
@@ -67,10 +67,10 @@ async def test_a_probe_that_computes_without_end_blames_the_store(
     # Others may compute at the same time.
     reason = await probe(tmp_path, "whole", tmp_path, "0", deadline_s=3, spinning_share=0.0)
     assert reason is not None
-    assert "comes to no end" in reason
+    assert "without an end" in reason
 
 
-def test_only_who_computes_and_moves_not_a_byte_spins() -> None:
+def test_only_a_process_that_computes_without_io_spins() -> None:
     before = Effort(1.0, 500)
     assert Effort(4.5, 500).spins_since(before, 30)
     assert not Effort(4.5, 501).spins_since(before, 30)

@@ -1,4 +1,4 @@
-"""A table with a rotten block, met by a compaction: the bookie ends once, not for ever."""
+"""A table with a rotten block, met by a compaction: the bookie ends once, not repeatedly."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def fence_until_dead(
         await asyncio.Event().wait()  # the store's failure ends this
 
 
-async def test_a_bookie_that_ended_over_a_rotten_table_goes_on_as_a_new_incarnation(
+async def test_a_bookie_that_ended_over_a_rotten_table_restarts_as_a_new_incarnation(
     tmp_path: Path,
 ) -> None:
     cluster, deaths = DirectoryCluster(), list[StorageFailed]()

@@ -8,7 +8,7 @@ import pytest
 from magnetar.bookie.storage.format import (
     WATERMARK_SLOT_BYTES,
     FormatDamaged,
-    ManifestMark,
+    ManifestState,
     Watermark,
 )
 from magnetar.bookie.storage.watermark import LAG_S, WatermarkFile, read_watermark
@@ -67,18 +67,18 @@ def test_a_closed_one_says_so_until_the_next_start(tmp_path: Path) -> None:
     file.close(sequence=6)
 
 
-def test_what_an_idle_stores_manifest_became_is_not_forgotten(tmp_path: Path) -> None:
+def test_an_idle_stores_manifest_change_is_recorded(tmp_path: Path) -> None:
     """The sequence stays the same: only the manifest tells the slots apart."""
-    marks = iter([ManifestMark(4, 100, 0), ManifestMark(4, 180, 5), ManifestMark(6, 90, 5)])
-    look = [next(marks)]
+    states = iter([ManifestState(4, 100, 0), ManifestState(4, 180, 5), ManifestState(6, 90, 5)])
+    look = [next(states)]
     file = WatermarkFile(
         tmp_path / "watermark", boot_epoch=1, now_s=Seconds(), look_at_manifest=lambda: look[0]
     )
     file.advance(5)
-    for mark in marks:
-        look[0] = mark
+    for noted in states:
+        look[0] = noted
         file.follow_manifest()
-        assert read_watermark(tmp_path / "watermark") == Watermark(1, 5, manifest=mark)
+        assert read_watermark(tmp_path / "watermark") == Watermark(1, 5, manifest=noted)
     file.abandon()
 
 

@@ -1,10 +1,10 @@
-"""Marks: which ledgers are to be repaired, kept in the metadata store.
+"""Under-replication records: the ledgers that need repair, in the metadata store.
 
-Anybody may mark (an auditor, a reader that met a damaged copy, a bookie's scrub); marking is a
-compare-and-set merge, so that marks never take anything from one another. A mark is removed in the
-version that was read when the repair began, or not at all: then somebody has added to it meanwhile.
-Whoever repairs holds the ledger's lock, an ephemeral node. The lock only saves double work; what
-keeps a repair from harming anything is the compare-and-set on the ledger's own metadata.
+Any process may add to a record: an auditor, a reader that found a damaged copy, a bookie's scrub.
+Adding is a merge by compare-and-set, so additions never overwrite each other. A record is removed
+only in the version that was read when the repair began: a later version has new additions. A repair
+holds the ledger's lock, an ephemeral node. The lock only avoids duplicate work. The compare-and-set
+on the ledger's own metadata makes repairs safe.
 """
 
 from __future__ import annotations
@@ -45,75 +45,79 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 TIMEOUT_S: Final = 10.0
-"""For one change, lost races and a store that is away for a moment included."""
+"""For one change, including lost races and a short failure of the store."""
 
 UNLOCK_S: Final = 2.0
-"""Whoever is cancelled waits no longer until it has let go of a lock: it ends, and its session with
-it."""
+"""A cancelled task waits at most this long to release a lock. Its process is ending, and its
+session ends too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class UnderReplicationRecord:
     ledger: LedgerId
-    what: UnderReplication
+    faults: UnderReplication
     version: int
 
 
-class Marks:
-    """Every call raises what the metadata store raises, and InvalidRecord for a mark that cannot be
-    read; all of them may be repeated."""
+class UnderReplicationRecords:
+    """Every call raises the errors of the metadata store, and InvalidRecord for an unreadable
+    record. All calls may be repeated."""
 
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
-    async def mark_lost(self, ledger: LedgerId, members: Iterable[Member]) -> bool:
-        """These members are to be replaced in the ledger. False: that was marked already."""
+    async def add_lost(self, ledger: LedgerId, members: Iterable[Member]) -> bool:
+        """Record that these members must be replaced. False: the record has this already."""
         return await self._merge(ledger, lost=frozenset(members))
 
-    async def mark_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
-        """The member lacks sound copies of the entries `first` to `last`, as far as it should have
-        any. False: that was marked already."""
-        return await self.mark_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
+    async def add_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
+        """Record that the member lacks sound copies of entries `first` to `last`, as far as it
+        should have them. False: the record has this already."""
+        return await self.add_bad_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
 
-    async def mark_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:
-        """Several of these at once."""
+    async def add_bad_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:
+        """Record several bad copies at once."""
         return await self._merge(ledger, bad=joined(copies))
 
-    async def mark_narrow(self, ledger: LedgerId) -> bool:
-        """The ledger was made with fewer copies than wanted. False: that was marked already."""
+    async def add_narrow(self, ledger: LedgerId) -> bool:
+        """Record that the ledger has too few copies. False: the record has this already."""
         return await self._merge(ledger, narrow=True)
 
-    async def get(self, ledger: LedgerId) -> Mark | None:
-        """None: the ledger is not marked."""
+    async def get(self, ledger: LedgerId) -> UnderReplicationRecord | None:
+        """None: the ledger has no record."""
         stored = await self._store.get(paths.under_replicated(ledger))
         if stored is None:
             return None
-        return Mark(ledger, decode_under_replication(stored.value), stored.version)
+        return UnderReplicationRecord(
+            ledger, decode_under_replication(stored.value), stored.version
+        )
 
     async def list(self) -> AsyncIterator[LedgerId]:
-        """The marked ledgers, ascending; see `ledger_ids`."""
+        """The ledgers with a record, ascending; see `ledger_ids`."""
         async for ledger in ledger_ids(self._store, paths.UNDER_REPLICATED):
             yield ledger
 
-    async def replace(self, mark: Mark, what: UnderReplication) -> Mark | None:
-        """Put another value there. None: it has changed since `mark` was read, or is gone."""
-        if what == mark.what:
-            return mark
-        value = encode_under_replication(what)
+    async def replace(
+        self, record: UnderReplicationRecord, faults: UnderReplication
+    ) -> UnderReplicationRecord | None:
+        """Store another value. None: the record was changed or removed since it was read."""
+        if faults == record.faults:
+            return record
+        value = encode_under_replication(faults)
         try:
             version = await self._store.put(
-                paths.under_replicated(mark.ledger), value, expected=mark.version
+                paths.under_replicated(record.ledger), value, expected=record.version
             )
         except BadVersion:
             return None
-        return Mark(mark.ledger, what, version)
+        return UnderReplicationRecord(record.ledger, faults, version)
 
-    async def clear(self, mark: Mark) -> bool:
-        """Remove the mark. False: it has changed since it was read, and stays."""
-        path = paths.under_replicated(mark.ledger)
+    async def clear(self, record: UnderReplicationRecord) -> bool:
+        """Remove the record. False: it was changed since it was read, and stays."""
+        path = paths.under_replicated(record.ledger)
         try:
-            await self._store.delete(path, expected=mark.version)
+            await self._store.delete(path, expected=record.version)
         except NoNode:
             return True
         except BadVersion:
@@ -125,14 +129,14 @@ class Marks:
     async def holding(
         self, ledger: LedgerId, owner: str
     ) -> AsyncIterator[Callable[[], bool] | None]:
-        """Hold the ledger's lock while inside. None: somebody else has it; else what says whether
-        it is held still, as far as can be told.
+        """Hold the ledger's lock inside the context. None: another process has it. Otherwise yields
+        a function that says whether the lock is still held, as far as this process knows.
 
-        On leaving it is let go of, for however long the store is away: one that stayed would keep
-        everybody from the ledger for as long as this process lives.
+        The lock is released at the end, however long the store is unreachable. A lock that stayed
+        would block all other repairs of the ledger for the life of this process.
         """
         session = self._store.session_id
-        ours: bool | None = None  # None: nobody knows
+        ours: bool | None = None  # None: unknown
         cancelled = False
         try:
             ours = await self.lock(ledger, owner)
@@ -142,7 +146,7 @@ class Marks:
             raise
         finally:
             if ours is not False:
-                # Nothing that fails here may take the place of a cancellation that is under way.
+                # An error here must not replace a running cancellation.
                 with suppress(MetadataError, TimeoutError):
                     async with asyncio.timeout(UNLOCK_S if cancelled else None):
                         await self.unlock(ledger, owner, known=ours is not None)
@@ -152,10 +156,11 @@ class Marks:
         return connected and self._store.session_id == session
 
     async def lock(self, ledger: LedgerId, owner: str) -> bool:
-        """False: somebody has it. It is gone with this process's metadata session at the latest.
+        """Take the lock. False: another process has it. The lock ends at the latest with this
+        process's metadata session.
 
-        A lock that this owner left behind, because a reply was lost, is taken up again: an owner
-        asks for no lock that it has.
+        If an earlier call took the lock but lost the reply, this call returns True: an owner never
+        asks for a lock that it knows it has.
         """
         try:
             await self._store.create_ephemeral(paths.repair_lock(ledger), owner.encode())
@@ -164,13 +169,13 @@ class Marks:
         return True
 
     async def unlock(self, ledger: LedgerId, owner: str, *, known: bool = True) -> None:
-        """Let go of a lock of this owner and session; others' are left alone. Tries again while the
-        store is away or does not answer, until this one is closed. Not `known`: the reply to its
-        taking was lost."""
+        """Release a lock of this owner and session; other locks are left alone. Repeats while the
+        store is unreachable or silent, until this store is closed. `known` False: the reply to
+        taking the lock was lost."""
         while True:
             try:
                 if not known:
-                    # The server behind the next connection may not have seen it yet.
+                    # The server behind the next connection may not have the lock yet.
                     await self._store.sync(paths.repair_lock(ledger))
                 version = await self._own_lock(ledger, owner)
                 if version is not None:
@@ -183,7 +188,7 @@ class Marks:
                 return
 
     async def _own_lock(self, ledger: LedgerId, owner: str) -> int | None:
-        """Its version. None: it is not this owner's, of this session."""
+        """The version of this owner's lock in this session. None: it has none."""
         stored = await self._store.get(paths.repair_lock(ledger))
         if stored is None or stored.value != owner.encode():
             return None
@@ -215,13 +220,13 @@ class Marks:
         path = paths.under_replicated(ledger)
         deadline = asyncio.get_running_loop().time() + TIMEOUT_S
         await update(self._store, path, change, deadline=deadline)
-        if not changed:  # a stale read may show a mark that was removed meanwhile
+        if not changed:  # a stale read may show a record that was removed
             await self._store.sync(path)
             await update(self._store, path, change, deadline=deadline)
         return changed
 
     async def _prune(self, path: str) -> None:
-        """Remove the folders that a mark has left empty, so that looking for marks stays cheap."""
+        """Remove the folders that the record left empty, so that listing records stays cheap."""
         folders = [
             each for each in parents_of(path) if each.startswith(paths.UNDER_REPLICATED + "/")
         ]

@@ -88,7 +88,7 @@ def test_a_member_that_is_back_in_time_keeps_its_seat() -> None:
     assert machine.changes == 0
     ack(machine, [0, 1, 2], 1)
     append(machine, now=4.0)
-    assert fail(machine, 2) == []  # and the delay begins anew
+    assert fail(machine, 2) == []  # and the delay starts again
     tick(machine, 4.5)
     assert tick(machine, 6.4) == []
     assert tick(machine, 6.5) == [FindSpares((2,))]
@@ -108,7 +108,7 @@ def test_nothing_is_kept_when_nothing_could_be_confirmed_without_it() -> None:
 
 
 @pytest.mark.parametrize("code", [BookieCode.READ_ONLY, BookieCode.IO_ERROR, BookieCode.TIMEOUT])
-def test_whoever_refuses_is_replaced_at_once(code: BookieCode) -> None:
+def test_a_bookie_that_refuses_is_replaced_at_once(code: BookieCode) -> None:
     """Waiting would not make it take what it refuses."""
     machine = writer(delay_s=2.0)
     append(machine)
@@ -146,7 +146,7 @@ def test_silence_and_lag_are_not_waited_for_any_longer() -> None:
 
 
 def test_remembered_failures_lead_to_a_change_when_something_is_appended_again() -> None:
-    """#1390: tolerated failures must not leave a ledger at its ack quorum for ever."""
+    """#1390: tolerated failures must not leave a ledger at its ack quorum for good."""
     machine = writer(delay_s=2.0)
     assert fail(machine, 2) == []
     tick(machine, 0.0)
@@ -170,7 +170,7 @@ def test_an_entry_in_flight_to_the_member_counts_as_missed_once_it_is_confirmed(
     assert machine.missed == [Missed(B[2], 1, 2)]
 
 
-def test_a_member_that_fails_while_nothing_is_in_flight_misses_what_comes() -> None:
+def test_a_member_that_fails_on_an_idle_ledger_misses_the_next_entries() -> None:
     machine = writer()
     append(machine)
     ack(machine, [0, 1, 2], 0)
@@ -203,7 +203,7 @@ def test_the_replaced_member_missed_what_it_is_still_listed_for() -> None:
     assert machine.missed == []
 
 
-def test_who_lacks_nothing_that_is_confirmed_missed_nothing() -> None:
+def test_a_member_with_all_confirmed_entries_missed_nothing() -> None:
     machine = writer()
     append(machine)
     fail(machine, 2)
@@ -216,7 +216,7 @@ def test_who_lacks_nothing_that_is_confirmed_missed_nothing() -> None:
 # -- changes in vain -----------------------------------------------------------------------------
 
 
-def test_t35_an_entry_that_every_ensemble_dies_of_is_not_given_to_the_whole_cluster() -> None:
+def test_t35_ensemble_changes_stop_when_every_ensemble_fails() -> None:
     machine = writer()
     append(machine)
     for number in range(CHANGES_IN_VAIN_MAX):
@@ -256,7 +256,7 @@ def test_an_entry_that_is_confirmed_at_last_ends_the_row() -> None:
     assert machine.maybe_find() == [FindSpares((0,))]
 
 
-def test_what_is_owed_is_what_is_confirmed_and_awaited_still() -> None:
+def test_owed_entries_are_confirmed_and_still_awaited() -> None:
     machine = writer(5, 3, 2)
     append(machine, 4)
     for entry in range(3):

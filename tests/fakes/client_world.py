@@ -38,7 +38,7 @@ async def client_among(
 ) -> AsyncIterator[tuple[Client, Cluster]]:
     """A client, and the cluster that it talks to. The client is shut down at the end."""
     async with Cluster(*(urls or (A, B))) as cluster:
-        client = Client.in_world(ClientOptions(service_url, **options), world_of(cluster))
+        client = Client.in_environment(ClientOptions(service_url, **options), world_of(cluster))
         try:
             yield client, cluster
         finally:

@@ -148,7 +148,7 @@ def test_who_gets_no_receipt_is_told_where_the_reason_stands(
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("pulsar://localhost:6650", "is an address for Apache Pulsar's clients"),
+        ("pulsar://localhost:6650", "is a URL for Apache Pulsar's clients"),
         ("localhost:6660", "expected grpc://host:port"),
         ("grpc://localhost:port", "is not host:port"),
     ],
@@ -206,10 +206,12 @@ def test_more_than_may_be_on_its_way_is_sent_all_the_same(
         pass
 
     cluster = Cluster(A)
-    in_world = magnetar.asyncio.Client.in_world
+    in_environment = magnetar.asyncio.Client.in_environment
     monkeypatch.setattr("magnetar.cli.client.require_reachable", reachable)
     monkeypatch.setattr(
-        magnetar.asyncio, "Client", lambda url: in_world(ClientOptions(url), world_of(cluster))
+        magnetar.asyncio,
+        "Client",
+        lambda url: in_environment(ClientOptions(url), world_of(cluster)),
     )
     large = tmp_path / "large"
     large.write_bytes(bytes(5_000_000))

@@ -31,7 +31,7 @@ TIMEOUT_MS = 30_000
 @contextmanager
 def client_among(**options: Any) -> Iterator[tuple[Client, Cluster]]:
     cluster = Cluster(A)
-    client = Client.in_world(ClientOptions(A, **options), world_of(cluster))
+    client = Client.in_environment(ClientOptions(A, **options), world_of(cluster))
     try:
         yield client, cluster
     finally:
@@ -238,7 +238,7 @@ def test_close_reports_what_is_not_known_to_be_durable() -> None:
         producer.send(b"0")
         cluster.brokers[A].hold_acks = True
         consumer.acknowledge(consumer.receive(TIMEOUT_MS))
-        with pytest.raises(magnetar.Timeout, match="durable"):
+        with pytest.raises(magnetar.Timeout, match="did not confirm all acknowledgements"):
             client.close()
 
 

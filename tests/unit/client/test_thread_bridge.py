@@ -91,7 +91,7 @@ def test_a_put_that_is_interrupted_holds_nobody_up(when: str) -> None:
 def test_everything_that_was_put_arrives_in_order_also_at_the_end() -> None:
     thread = LoopThread("test")
     got: list[tuple[int, int]] = []
-    way = thread.crossing(got.extend)
+    way = thread.bridge(got.extend)
     refused: list[tuple[int, int]] = []
 
     def put(sender: int) -> None:

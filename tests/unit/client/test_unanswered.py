@@ -108,5 +108,7 @@ async def test_a_time_out_says_what_is_known_of_the_reason() -> None:
         with pytest.raises(Timeout, match=r"the broker does not answer \("):
             await producer.send(b"x")
         broker.kill()
-        with pytest.raises(Timeout, match=r"no broker takes it; last: .*connection refused"):
+        with pytest.raises(
+            Timeout, match=r"no broker accepts the producer; last: .*connection refused"
+        ):
             await producer.send(b"x")

@@ -16,7 +16,11 @@ from magnetar.client.errors import (
     NotAllowedError,
     ProducerQueueIsFull,
 )
-from magnetar.client.producing.outgoing import MESSAGE_OVERHEAD_BYTES, Room, outgoing_message
+from magnetar.client.producing.outgoing import (
+    MESSAGE_OVERHEAD_BYTES,
+    PendingLimit,
+    outgoing_message,
+)
 
 CLOCK = ManualClock(1_000_000)
 
@@ -98,26 +102,26 @@ def test_size_counts_all_parts() -> None:
 
 @given(st.lists(st.integers(0, 60), max_size=50), st.data())
 def test_room_against_a_list(sizes: list[int], data: st.DataObject) -> None:
-    room = Room(5, 100, topic="t")
+    limit = PendingLimit(5, 100, topic="t")
     inside: list[int] = []
     for size in sizes:
         fits = len(inside) < 5 and (not inside or sum(inside) + size <= 100)
-        assert room.maybe_take(size) == fits
-        room.check()
+        assert limit.maybe_reserve(size) == fits
+        limit.check()
         if fits:
             inside.append(size)
         else:
             full = len(inside) == 5
-            assert isinstance(room.refusal(), ProducerQueueIsFull if full else MemoryBufferIsFull)
+            assert isinstance(limit.refusal(), ProducerQueueIsFull if full else MemoryBufferIsFull)
             gone = data.draw(st.integers(1, len(inside)))
-            room.give(gone, sum(inside[:gone]))
+            limit.release(gone, sum(inside[:gone]))
             del inside[:gone]
-            room.check()
+            limit.check()
 
 
 def test_one_message_may_exceed_the_bytes() -> None:
-    room = Room(5, 100, topic="t")
-    assert room.maybe_take(1000)
-    assert not room.maybe_take(1)
-    room.give(1, 1000)
-    assert room.maybe_take(1)
+    limit = PendingLimit(5, 100, topic="t")
+    assert limit.maybe_reserve(1000)
+    assert not limit.maybe_reserve(1)
+    limit.release(1, 1000)
+    assert limit.maybe_reserve(1)

@@ -472,7 +472,7 @@ async def test_creation_gives_up_after_the_operations_time() -> None:
     async with client_among(operation_timeout_seconds=3) as (client, cluster):
         cluster.brokers[A].script(pb.CommandProducer, None)
         began = asyncio.get_running_loop().time()
-        with pytest.raises(Timeout, match=r"no answer within 3\.0 s"):
+        with pytest.raises(Timeout, match=r"the broker did not answer within 3 s"):
             await client.create_producer("t")
         assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.01)
         await settle()

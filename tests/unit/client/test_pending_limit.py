@@ -112,7 +112,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 
 def test_threads_get_room_in_the_order_of_their_coming() -> None:
     cluster = Cluster(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    client = sync.Client.in_environment(ClientOptions(A), world_of(cluster))
     try:
         producer = client.create_producer("t", block_if_queue_full=True)
         cluster.topic(TOPIC).hold_receipts = True
@@ -133,7 +133,7 @@ def test_threads_get_room_in_the_order_of_their_coming() -> None:
 
 def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
     cluster = Cluster(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster))
+    client = sync.Client.in_environment(ClientOptions(A), world_of(cluster))
     errors: list[type[Exception]] = []
 
     def send() -> None:

@@ -1,4 +1,4 @@
-"""The asyncio reader: a consumer with a temporary subscription of its own."""
+"""The asyncio reader: a consumer with a temporary subscription."""
 
 from __future__ import annotations
 

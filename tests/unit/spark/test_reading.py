@@ -191,7 +191,7 @@ def test_brokers_that_name_each_other_are_not_followed_for_ever(servers: ExitSta
     one = servers.enter_context(serving(RangeServer(None)))
     two = servers.enter_context(serving(RangeServer(None, owner=one.url)))
     one.owner = two.url
-    with pytest.raises(ReadStalled, match="changing"):
+    with pytest.raises(ReadStalled, match="no owner after 4 redirects"):
         TopicReader(options(one.url, timeout_ms=1500)).plan()
 
 

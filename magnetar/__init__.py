@@ -1,4 +1,4 @@
-"""Magnetar: publish-subscribe and queueing on quorum-replicated storage, for Python teams.
+"""Magnetar: publish-subscribe and queueing on replicated storage, for Python.
 
     import magnetar
 
@@ -6,9 +6,9 @@
         producer = client.create_producer("greetings")
         producer.send(b"hello")
 
-The names are those of Apache Pulsar's Python client. They are loaded when they are first used, so
-that importing a part of Magnetar does not import all of it; __init__.pyi tells type checkers what
-they are.
+The names are those of Apache Pulsar's Python client. A name is loaded when it is first used, so
+that importing a part of Magnetar does not import all of it. __init__.pyi declares the names for
+type checkers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HOMES = (
     "magnetar.client.message",
     "magnetar.client.options",
     "magnetar.client.errors",
-    "magnetar.client.sync",  # last: it is the one that takes long to load
+    "magnetar.client.sync",  # last: it takes the longest to load
 )
 
 

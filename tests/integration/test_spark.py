@@ -377,7 +377,7 @@ def test_the_command_says_what_it_did(
     assert done.returncode == 0, done.stderr
     assert f"publish_date={day}" in done.stdout or "2 partitions" in done.stdout
     assert "30" in done.stdout
-    assert done.stdout.endswith(f"read it back: spark.read.parquet({str(path)!r})\n")
+    assert done.stdout.endswith(f"To read the archive: spark.read.parquet({str(path)!r})\n")
     assert pq.read_table(path).num_rows == 30
     again = _run(command)
     assert again.returncode == 1

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint sim chaos powercuts explore mutants bench docs protos clean
+.PHONY: setup demo test lint sim chaos powercuts explore mutants bench docs constraints compose protos clean
 
 setup: $(STAMP)
 
@@ -27,7 +27,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	MYPYPATH=tests $(BIN)/mypy -p magnetar -p benchmarks -p fakes -p checkers -p chaos -p power -p world -p explorer -p mutants
+	MYPYPATH=tests $(BIN)/mypy -p magnetar -p benchmarks -p fakes -p checkers -p chaos -p power -p world -p explorer -p mutants -p compose
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory protos
 	git diff --exit-code --stat -- protos
@@ -67,6 +67,18 @@ bench: setup
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' --config-settings editable_mode=compat
 	$(BIN)/python -m mkdocs build --quiet
+
+# The versions that the image installs (deploy/constraints.txt), resolved in a fresh environment.
+constraints:
+	rm -rf $(VENV).constraints && $(PYTHON) -m venv $(VENV).constraints
+	$(VENV).constraints/bin/pip install --quiet --disable-pip-version-check .
+	{ sed -n '/^#/p' deploy/constraints.txt; $(VENV).constraints/bin/pip freeze --exclude magnetar; } >$(VENV).new
+	mv $(VENV).new deploy/constraints.txt && rm -rf $(VENV).constraints build/lib build/bdist.*
+
+# Build the image and run the compose file in a Docker engine, with kills under load. Needs an engine
+# and Docker Compose v2; without them every test is skipped with its reason. Takes about 5 minutes.
+compose: setup
+	$(BIN)/python -m pytest tests/compose/suite.py
 
 # Generated modules are committed, so that `pip install` needs no compiler; lint compares them.
 # Stubs are not generated: every method is served and called with serializers of our own.

@@ -28,7 +28,7 @@ from benchmarks.figures import Figure, Shape, median
 from benchmarks.processes import alone, cpu_s, own_peak_mb, run
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.local_cluster import LocalCluster
@@ -103,7 +103,7 @@ async def ledgers_of(cluster: Cluster) -> AsyncIterator[Ledgers]:
     directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
-        GrpcBookiePeer,
+        RemoteBookiePeer,
         client_name="benchmark",
         random=chance,
         connect_timeout_s=cluster.config.connect_timeout_s,
@@ -146,7 +146,7 @@ async def fill(appender: LedgerAppender, shape: Shape) -> Figure:
         following = min(free, shape.count - 1 - appender.appended)
         if following:
             appended_s += [time.perf_counter()] * following
-            appender.append_many([[body]] * following)
+            appender.append_nowait([[body]] * following)
         await moved.wait()
     return Figure.of(shape, time.perf_counter() - began_s, latencies)
 
@@ -326,7 +326,7 @@ async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
 async def forget(cluster: LocalCluster) -> None:
     """Restart the first bookie and drop its files from the kernel's cache."""
     process = cluster.of_role("bookie")[0]
-    await process.stop()
+    await asyncio.to_thread(process.stop)
     for file in process.directory.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
@@ -394,7 +394,7 @@ def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
             body, before_mb = os.urandom(SLOW_ENTRY_BYTES), own_peak_mb()
             began_s = time.perf_counter()
             while time.perf_counter() - began_s < seconds:
-                appender.append_nowait([body], len(body))
+                appender.append_nowait([[body]])
                 await asyncio.sleep(0)
                 await appender.wait_room()
             rate = appender.length / (time.perf_counter() - began_s) / 1e6
@@ -408,7 +408,7 @@ async def report_memory(cluster: LocalCluster) -> None:
     """Measure a writer's memory while one of three bookies needs 10 s for each sync and add."""
     process = cluster.of_role("bookie")[-1]
     known = Cluster.of(cluster)
-    await process.stop()
+    await asyncio.to_thread(process.stop)
     async with slow_bookie.running(process.directory / "bookie.toml", sync_s=SLOW_ADD_S):
         before_mb, after_mb, rate = await asyncio.to_thread(alone, append_for, known, SLOW_S)
     await cluster.restart("bookie", process.id)

@@ -97,7 +97,7 @@ def write_steadily(cluster: Cluster, until: str | None) -> Figure:
             began_s = time.perf_counter()
             while _goes_on(until, began_s):
                 appended_s.append(time.perf_counter())
-                appender.append_nowait([body], ENTRY_BYTES)
+                appender.append_nowait([[body]])
                 await appender.wait_room()
                 due_s = began_s + len(appended_s) / WRITES_PER_S
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))

@@ -32,7 +32,7 @@ async def running(config: Path, *, sync_s: float) -> AsyncIterator[None]:
     with config.with_suffix(".slow.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        while not await answers_health(port):
+        while not await asyncio.to_thread(answers_health, port):
             assert process.poll() is None, config.with_suffix(".slow.log").read_text()
             await asyncio.sleep(POLL_S)
         yield

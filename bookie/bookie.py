@@ -1,7 +1,6 @@
-"""A whole bookie without its ports: directory, threads, group commit and service, opened and
-closed.
+"""A bookie without its ports: opens and closes directory, threads, group commit and service.
 
-Standalone runs one of these in its own process; `main.py` puts gRPC and HTTP in front of one.
+Standalone runs one in its own process. `main.py` adds the ports.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from magnetar.bookie.storage.opening import OPEN_DEADLINE_S
 from magnetar.bookie.storage.rot import note_rot
 from magnetar.bookie.upkeep import Upkeep, UpkeepConfig
 from magnetar.metadata.errors import OutcomeUnknown, Unavailable
-from magnetar.metadata.model import BookieId, BookieRegistration, Member
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration, Member
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, histogram
 from magnetar.runtime.thread import WorkerThread
@@ -43,21 +42,21 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# What is written and not yet on disk. At 100 MB/s this is a third of a second of adds; a disk that
-# falls behind by more makes the writers wait.
+# Bytes written and not yet synced. At 100 MB/s this is a third of a second of adds. Writers wait
+# while the disk is further behind.
 PENDING_BYTES_MAX: Final = 32 << 20
 STOP_GRACE_S: Final = 5.0
 EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
-# An image of the disk that is older than this, and restored, is known as such at the next start.
+# The next start detects a restored disk image that is older than this.
 EPOCH_S: Final = 3600.0
-# How long RocksDB may have flushed on an idle bookie before the watermark says so; 2 us if not.
+# How often an idle bookie looks for a flush by RocksDB, to record it in the watermark (2 us).
 FOLLOW_MANIFEST_S: Final = 5.0
 UPKEEP: Final = UpkeepConfig()
 
 
 def die(error: StorageFailed) -> NoReturn:
-    """End the process: after a failed write or sync nobody knows what is on disk. What starts it
-    again replays the log, and then knows."""
+    """End the process: after a failed write or sync the contents of the disk are unknown. The next
+    start replays the log, and then knows them."""
     log.error("storage failed; ending the process", operation=error.operation, reason=error.reason)
     logging.shutdown()
     os._exit(EXIT_STORAGE_FAILED)
@@ -81,13 +80,12 @@ async def open_bookie(
     upkeep_config: UpkeepConfig = UPKEEP,
     die: Callable[[StorageFailed], None] = die,
 ) -> AsyncIterator[BookieService]:
-    """A bookie that serves while inside. Raises StartRefused, or what the metadata store raises;
-    later WrongIncarnation when another process took the bookie's name.
+    """Run a bookie while inside. Raises StartRefused, or what the metadata store raises; later
+    WrongIncarnation when another process takes the bookie's name.
 
-    `new_incarnation`: begin anew on an empty directory. Each `epoch_s` begins another boot epoch.
-
-    On leaving, whatever was written is made durable and acknowledged if that takes no longer than
-    `stop_grace_s`; then the store is closed in good order.
+    `new_incarnation`: take a new incarnation on an empty directory. Every `epoch_s` starts a boot
+    epoch. On leaving, the bookie syncs and acknowledges what was written, within `stop_grace_s`,
+    and then closes the store.
     """
     release_if_short(data_dir, upkeep_config.disk)
     directory = await open_directory(
@@ -161,7 +159,7 @@ class _Threads:
         for thread in (self.sync, self.read):
             thread.shutdown()
         with suppress(StorageFailed):
-            directory.storage.flush()  # so that the next start has nothing to replay
+            directory.storage.flush()  # then the next start has nothing to replay
         with suppress(StorageFailed):
             directory.storage.interrupt()
         self.compaction.shutdown()
@@ -223,7 +221,7 @@ async def _count_epochs(
         await asyncio.sleep(epoch_s)
         try:
             await directory.count_up(metadata, chance=chance, thread=threads.sync)
-        except (Unavailable, OutcomeUnknown, DirectoryUnusable) as error:  # a full disk, say
+        except (Unavailable, OutcomeUnknown, DirectoryUnusable) as error:  # for example a full disk
             log.warning("boot epoch not counted up; next time", error=str(error))
 
 
@@ -240,9 +238,9 @@ async def _follow_manifest(
 
 
 def registration(
-    service: BookieService, *, address: str, http_address: str = "", zone: str = ""
+    service: BookieService, *, address: BookieAddress, http_address: str = "", zone: str = ""
 ) -> BookieRegistration:
-    """What the bookie tells of itself in the list of those that serve."""
+    """What the bookie registers: its identity, ports and zone."""
     identity = service.identity
     return BookieRegistration(
         bookie=BookieId(identity.bookie),
@@ -292,13 +290,13 @@ def _export(
         ("add_bytes", "Bytes of the frames of adds.", lambda: counts.add_bytes),
         (
             "conflicts",
-            "Adds whose id is taken by other content: two writers, or corruption.",
+            "Adds whose entry id has other content: two writers, or corruption.",
             lambda: service.conflicts,
         ),
         ("reads", "Requests to read entries.", lambda: counts.reads),
-        ("entries_read", "Entries given to readers.", lambda: counts.entries_read),
-        ("read_cache_hits", "Frames of reads that came from memory.", lambda: cache.hits),
-        ("read_cache_misses", "Frames that had to be read from disk.", lambda: cache.misses),
+        ("entries_read", "Entries sent to readers.", lambda: counts.entries_read),
+        ("read_cache_hits", "Frames of reads answered by the read cache.", lambda: cache.hits),
+        ("read_cache_misses", "Frames of reads answered from disk.", lambda: cache.misses),
         (
             "fences",
             "Fences that were made durable before a request was answered.",
@@ -315,7 +313,7 @@ def _export(
     gauge(
         registry,
         "magnetar_bookie_read_cache_bytes",
-        "What the read cache takes.",
+        "Memory used by the read cache.",
         lambda: cache.bytes,
     )
     gauge(

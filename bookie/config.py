@@ -28,54 +28,59 @@ class BookieConfig(RoleConfig):
     data_dir: Path = Field(description="directory of its entries; made if it is not there")
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
     host: str = Field("127.0.0.1", description="address to listen on")
-    advertised_host: str = Field("", description="address that brokers are told; empty: host")
-    grpc_port: int = Field(3181, ge=0, le=65535)
+    advertised_host: str = Field("", description="address to register for brokers; empty: host")
+    data_port: int = Field(3181, ge=0, le=65535, description="adds and reads, framed TCP")
+    grpc_port: int = Field(3182, ge=0, le=65535, description="all other calls")
     http_port: int = Field(8000, ge=0, le=65535, description="/health and /metrics")
-    zone: str = Field("", description="what fails together with this bookie: a rack, a zone")
+    zone: str = Field("", description="failure domain, such as a rack or a zone")
     session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
     pending_bytes_max: int = Field(
-        PENDING_BYTES_MAX, ge=1 << 20, description="bytes not yet on disk before writers must wait"
+        PENDING_BYTES_MAX, ge=1 << 20, description="unsynced bytes above which writers wait"
     )
-    read_cache_mb: int = Field(
-        READ_CACHE_BYTES >> 20, ge=0, description="MiB of entries kept that were read lately"
-    )
+    read_cache_mb: int = Field(READ_CACHE_BYTES >> 20, ge=0, description="MiB of the read cache")
     open_deadline_s: float = Field(
         OPEN_DEADLINE_S, gt=0, description="for opening the store after an unclean end"
     )
     new_incarnation: bool = Field(
         False,
-        description="begin anew on an empty directory, although the cluster knows this bookie: its "
-        "data is lost, and is restored from the other bookies",
+        description="take a new incarnation on an empty directory, although the cluster knows this "
+        "bookie: its data is lost and is restored from the other bookies",
     )
     disk_full: float = Field(
-        DiskLimits().full, gt=0, le=1, description="used share of the disk that ends ordinary adds"
+        DiskLimits().full,
+        gt=0,
+        le=1,
+        description="used share of the disk that ends ordinary adds",
     )
     disk_warn: float = Field(
-        DiskLimits().warn, gt=0, le=1, description="used share of the disk that is warned of"
+        DiskLimits().warn, gt=0, le=1, description="used share of the disk above which it warns"
     )
     disk_resume: float = Field(
-        DiskLimits().resume, gt=0, le=1, description="used share at which adds are taken again"
+        DiskLimits().resume,
+        gt=0,
+        le=1,
+        description="used share that allows adds again",
     )
     disk_reserve_bytes: int = Field(
         DiskLimits().reserve_bytes,
         ge=0,
-        description="kept for fences, deletions and starts on a full disk; 1 % of it at most",
+        description="reserved for fences, deletions and starts on a full disk; 1 % of it at most",
     )
     collect_interval_s: float = Field(
-        CollectorConfig().interval_s, gt=0, description="between looks for deleted ledgers"
+        CollectorConfig().interval_s, gt=0, description="between searches for deleted ledgers"
     )
     collect_grace_s: float = Field(
-        CollectorConfig().grace_s, ge=0, description="before a copy that was replaced is deleted"
+        CollectorConfig().grace_s, ge=0, description="before a replaced copy is deleted"
     )
     tombstones_kept_s: float = Field(
         CollectorConfig().tombstones_kept_s,
         gt=0,
-        description="how long it is remembered that a ledger was deleted",
+        description="how long the bookie remembers a deleted ledger",
     )
     scrub_bytes_per_s: float = Field(
-        ScrubConfig().bytes_per_s, gt=0, description="looked through for damage"
+        ScrubConfig().bytes_per_s, gt=0, description="read rate of the search for damage"
     )
-    stop_grace_s: float = Field(STOP_GRACE_S, ge=0, description="for what is under way at a stop")
+    stop_grace_s: float = Field(STOP_GRACE_S, ge=0, description="for requests under way at a stop")
 
     @field_validator("id")
     @classmethod
@@ -89,7 +94,7 @@ class BookieConfig(RoleConfig):
         if is_wildcard(self.host) and not self.advertised_host:
             raise ValueError(
                 f"host {self.host} is every address of this machine: advertised_host must say "
-                "which one brokers are to use"
+                "which one brokers use"
             )
         return self
 
@@ -97,8 +102,8 @@ class BookieConfig(RoleConfig):
     def disk_limits_are_ordered(self) -> Self:
         if self.disk_resume > self.disk_full:
             raise ValueError(
-                f"disk_resume {self.disk_resume:g} is above disk_full {self.disk_full:g}: adds "
-                "would be taken again on a disk that is full"
+                f"disk_resume {self.disk_resume:g} is above disk_full {self.disk_full:g}: the "
+                "bookie would accept adds on a full disk"
             )
         if self.disk_warn > self.disk_full:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A bookie in the same process, as the ledgers of standalone see it: no port, no serialising."""
+"""A bookie in the same process, for standalone: no port, no serialization."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
     from magnetar.runtime.frames import Buffer, FrameStream
 
-# What gathers while the bookie is busy is 4 MiB at most; more waits at the writer.
+# At most 4 MiB wait at a busy bookie; more waits at the writer.
 _FRAMES_MAX: Final = 16
 
 
 class LocalBookiePeer:
-    """A `BookiePeer`. The streams' serving ends run in `group`, which must outlive this.
+    """A `BookiePeer`. The serving ends of its streams run in `group`, which must outlive it.
 
-    `member` may be a former incarnation of the bookie: each request names it, and the bookie says
-    what it knows of it.
+    `member` may be a former incarnation of the bookie: each request names it, and the bookie
+    answers from its old store.
     """
 
     def __init__(self, member: Member, service: BookieService, *, group: asyncio.TaskGroup) -> None:

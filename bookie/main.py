@@ -1,5 +1,4 @@
-"""The bookie's process: ports in front of a bookie, and its entry in the list of those that
-serve."""
+"""The bookie's process: a bookie, its ports, and its registration."""
 
 from __future__ import annotations
 
@@ -16,9 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from magnetar.bookie.bookie import open_bookie, registration
 from magnetar.bookie.config import BookieConfig
+from magnetar.bookie.data_port import data_server
 from magnetar.bookie.registration import Registration
 from magnetar.bookie.server import SERVICE, handlers
 from magnetar.bookie.service import State
+from magnetar.metadata.model import BookieAddress
+from magnetar.metadata.store import SessionState
 from magnetar.metadata.zookeeper import ZooKeeperStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import ConfigError, load_config
@@ -42,12 +44,13 @@ log = get_logger(__name__)
 class Ready:
     """Where a bookie listens."""
 
+    data_port: int
     grpc_port: int
     http_port: int
 
 
 async def run_bookie(config: BookieConfig, stop: asyncio.Event) -> None:
-    """A bookie of a cluster, until `stop` is set and what was under way is done.
+    """Run a bookie of a cluster, until `stop` is set and the requests under way are done.
 
     Raises StartRefused, PortInUse, AddressUnusable, LeaseTaken, or what the metadata store raises.
     """
@@ -67,12 +70,14 @@ async def serve_bookie(
     store: MetadataStore,
     on_ready: Callable[[Ready], None],
 ) -> None:
-    """`run_bookie` on a metadata store that is there already. `on_ready` is called once it serves
-    and is registered; the caller closes the store, which ends the registration."""
+    """`run_bookie` on a metadata store that is open. Calls `on_ready` once the bookie serves and is
+    registered. The caller closes the store, which ends the registration."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        listener = bind_port(config.host, config.http_port)
-        stack.callback(listener.close)
+        data_socket = bind_port(config.host, config.data_port)
+        stack.callback(data_socket.close)
+        http_socket = bind_port(config.host, config.http_port)
+        stack.callback(http_socket.close)
         service = await stack.enter_async_context(
             open_bookie(
                 config.data_dir,
@@ -92,28 +97,33 @@ async def serve_bookie(
         grpc_port = await stack.enter_async_context(
             grpc_server({SERVICE: handlers(service)}, host=config.host, port=config.grpc_port)
         )
+        ready = Ready(port_of(data_socket), grpc_port, port_of(http_socket))
         entry = Registration(
             store,
             registration(
                 service,
-                address=authority(config.advertised, grpc_port),
-                http_address=authority(config.advertised, port_of(listener)),
+                address=BookieAddress(
+                    data=authority(config.advertised, ready.data_port),
+                    grpc=authority(config.advertised, grpc_port),
+                ),
+                http_address=authority(config.advertised, ready.http_port),
                 zone=config.zone,
             ),
         )
         service.watch_read_only(entry.set_read_only)
-        app = BaseApp(lambda: _health(service, entry), registry)
+        app = BaseApp(lambda: _health(service, entry, store), registry)
         gauge(registry, "magnetar_bookie_registered", "1 while registered.", lambda: entry.held)
 
         async def announce() -> None:
             await entry.wait_held()
             settle_gc()
-            _say_ready(config, grpc_port, port_of(listener))
-            on_ready(Ready(grpc_port, port_of(listener)))
+            _say_ready(config, ready)
+            on_ready(ready)
 
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(serve_http(app, listener)),
+                group.create_task(data_server(service).run(data_socket)),
+                group.create_task(serve_http(app, http_socket)),
                 group.create_task(measure_process(registry)),
                 group.create_task(entry.run()),
                 group.create_task(announce()),
@@ -124,33 +134,38 @@ async def serve_bookie(
                 task.cancel()
 
 
-def _say_ready(config: BookieConfig, grpc_port: int, http_port: int) -> None:
+def _say_ready(config: BookieConfig, ready: Ready) -> None:
     log.info(
         "bookie serves",
         bookie=config.id,
         host=config.host,
-        grpc_port=grpc_port,
-        http_port=http_port,
+        data_port=ready.data_port,
+        grpc_port=ready.grpc_port,
+        http_port=ready.http_port,
     )
     if is_loopback(config.host):
         log.info(
-            "listening on loopback only: reachable from this machine alone; set host to change it",
+            "listening on loopback only: set host to accept connections from other machines",
             host=config.host,
         )
     else:
         log.warning(
-            "listening without TLS or authentication: whoever reaches the port can read and write",
+            "listening without TLS or authentication: every client that reaches the ports can read "
+            "and write",
             host=config.host,
         )
 
 
-def _health(service: BookieService, entry: Registration) -> Health:
+def _health(service: BookieService, entry: Registration, store: MetadataStore) -> Health:
+    """Brokers find the bookie only while its lease is held. Without a connection to the metadata
+    store the bookie does not know whether the lease is still held."""
     identity = service.identity
+    registered = entry.held and store.session_state is SessionState.CONNECTED
     return Health(
         role="bookie",
         id=identity.bookie,
-        state=service.state if entry.held else "unregistered",
-        ready=service.state is State.SERVING and entry.held,
+        state=service.state if registered else "unregistered",
+        ready=service.state is State.SERVING and registered,
         details={"incarnation": identity.incarnation, "boot_epoch": identity.boot_epoch},
     )
 

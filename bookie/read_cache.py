@@ -1,19 +1,19 @@
-"""What was read lately, for whoever reads it next: a bookie's read cache.
+"""A bookie's read cache: entries that were read recently.
 
-Theory. RocksDB verifies each value whenever it is read, in software and under the interpreter's
-lock: about 1 ms per MB, half of what a read costs. Readers come in groups (subscriptions that catch
-up, bookies that are made anew, Spark), so runs of entries are kept, in the form in which they are
-answered; the least recently used go first.
+Theory. RocksDB verifies each value at every read, in software and under the interpreter's lock:
+about 1 ms per MB, half of the cost of a read. Readers come in groups (subscriptions that catch up,
+bookies that are rebuilt, Spark). So the cache keeps runs of entries in the form in which they are
+answered, and evicts the least recently used.
 
-The store has the say. The cache is asked only for ledgers that the store says may be read, and
-never says no: what is not held is to be asked of the store. Whoever deletes or replaces what is
-stored tells (`forget`), and a run whose reading began before that is not taken any more (`epoch`).
-Who wants to know what is on the disk does not ask here: a scrub, a recovery.
+The store decides. The service asks the cache only for ledgers that may be read, and asks the store
+for what the cache does not hold: the cache never says no. Code that deletes or replaces stored
+entries calls `forget`, and the cache refuses a run whose read began before that (`epoch`). A scrub
+and a recovery need the disk's contents and do not use the cache.
 
 Invariants (see `check`):
 
-1. Of the runs of a ledger none lies within another, so their ends ascend like their beginnings, and
-   the last one that begins at or before an entry holds it, or none does.
+1. No run of a ledger lies within another, so their ends ascend like their beginnings. If a run
+holds an entry, the last run that begins at or before the entry does.
 2. `bytes` is the sum of the runs' costs, and at most `bytes_max`.
 """
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     from magnetar.runtime.frames import Buffer
 
-# What Python takes besides the bytes: two objects and two places in a list for an entry; an object,
-# a list, a key and three places for a run.
+# Python's memory beside the bytes: two objects and two list slots for an entry; an object, a list,
+# a key and three slots for a run.
 ENTRY_OVERHEAD_BYTES: Final = 160
 RUN_OVERHEAD_BYTES: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring entries as they are answered; perhaps none."""
+    """Consecutive entries as they are answered; may be empty."""
 
     first: int
     count: int
@@ -60,7 +60,7 @@ class Run:
         return self.size + self.count * ENTRY_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
 
     def cut(self, first: int, last: int, *, bytes_max: int, entries_max: int) -> Run:
-        """Its part from `first` on, which it holds; limits as of `Storage.run`."""
+        """Return the part from `first`, which it must hold. Limits as in `Storage.run`."""
         skipped = first - self.first
         count = min(self.count - skipped, last - first + 1, entries_max)
         if count == self.count and self.size - len(self.parts[-1]) < bytes_max:
@@ -74,19 +74,19 @@ class Run:
         return Run(first, count, size, self.parts[2 * skipped : 2 * (skipped + count)])
 
     def then(self, other: Run) -> Run:
-        """Both; `other` begins where this one ends."""
+        """Return both as one run; `other` begins where this one ends."""
         assert other.first == self.following
         parts = [*self.parts, *other.parts]
         return Run(self.first, self.count + other.count, self.size + other.size, parts)
 
 
 class ReadCache:
-    """Belongs to the loop. Holds nothing if `bytes_max` is 0."""
+    """Used by the loop only. Holds nothing if `bytes_max` is 0."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self.epoch = 0  # grows with each `forget`
-        self.hits = 0  # reads that were answered here, and those that were not
+        self.hits = 0  # reads that the cache answered, and reads that it did not
         self.misses = 0
         self._bytes_max = bytes_max
         self._runs: OrderedDict[tuple[int, int], Run] = OrderedDict()  # by (ledger, first)
@@ -95,8 +95,8 @@ class ReadCache:
     def get(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> Run | None:
-        """The entries from `first` on that are held, limits as of `Storage.run`. None: the store is
-        to be asked, as it is for what follows."""
+        """Return the entries from `first` that the cache holds. Limits as in `Storage.run`. Ask the
+        store for what follows them, and for all if None."""
         found: Run | None = None
         while (run := self._run_with(ledger, first)) is not None:
             part = run.cut(first, last, bytes_max=bytes_max, entries_max=entries_max)
@@ -113,7 +113,7 @@ class ReadCache:
         return found
 
     def put(self, ledger: int, run: Run, epoch: int) -> None:
-        """The store gave this run to somebody who began to read in `epoch`."""
+        """Keep a run from the store, whose read began in `epoch`."""
         if epoch != self.epoch or run.count == 0 or run.cost > self._bytes_max:
             return
         firsts = self._firsts.get(ledger, [])
@@ -127,7 +127,7 @@ class ReadCache:
             self._remove(ledger, firsts[within])
         while self.bytes + run.cost > self._bytes_max:
             self._remove(*next(iter(self._runs)))
-        firsts = self._firsts.setdefault(ledger, [])  # it goes with its last run
+        firsts = self._firsts.setdefault(ledger, [])  # it is removed with its last run
         firsts.insert(bisect_left(firsts, run.first), run.first)
         self._runs[ledger, run.first] = run
         self.bytes += run.cost

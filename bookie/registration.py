@@ -1,8 +1,8 @@
-"""The bookie's entry in the list of those that serve: an ephemeral node, kept alive.
+"""The bookie's registration: an ephemeral node in the list of serving bookies, kept alive.
 
-It is entered after the store has been replayed and this start is in the cookie. When the metadata
-session is lost it is entered again in the next one; the bookie goes on serving meanwhile: writers
-that know it need no metadata to reach it, and safety never rests on this list.
+The bookie registers after it has replayed its store and recorded this start in its cookie. When the
+metadata session is lost, the bookie registers again in the next session. It keeps serving in
+between: writers that know its address need no metadata, and safety never depends on this list.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Registration:
 
     @property
     def held(self) -> bool:
-        """Whether brokers can find the bookie, as far as it knows."""
+        """Whether the bookie is registered, as far as it knows."""
         return self._held.is_set()
 
     async def wait_held(self) -> None:
@@ -50,15 +50,16 @@ class Registration:
         await self._lease.run()
 
     def set_read_only(self, read_only: bool) -> None:
-        """Tell brokers, soon, by another value of the same node."""
+        """Change the registration soon, so that brokers see it."""
         self._registration = replace(self._registration, read_only=read_only)
         self._lease.set_value(encode_bookie_registration(self._registration))
 
     def _is_leftover(self, value: bytes) -> bool:
-        """Whether an earlier start of this bookie left it; its session has not expired yet.
+        """Whether an earlier start of this bookie left the node, and its session has not expired
+        yet.
 
-        Also one of a former incarnation: epochs count on over incarnations, and who has the later
-        one has the cookie."""
+        That may be a former incarnation: boot epochs count on across incarnations, and the bookie
+        with the later epoch owns the cookie."""
         try:
             stored = decode_bookie_registration(value)
         except InvalidRecord:

@@ -1,4 +1,7 @@
-"""The bookie's gRPC edge: bytes and protobuf outside, `BookieService` and values inside."""
+"""The bookie's gRPC port: protobuf outside, `BookieService` and values inside.
+
+It serves the rare calls. Adds and reads use the data port: data_port.py.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,25 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from magnetar.bookie.contract import LastConfirmed, LastConfirmedRequest, ReadRequest
+from magnetar.bookie.contract import LastConfirmed, LastConfirmedRequest
 from magnetar.protos import bookie_pb2 as pb
-from magnetar.protos.envelope import BookieCode, encode_read_answer
-from magnetar.runtime.grpc_frames import frame_reply_handler, frame_stream_handler, unary_handler
+from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.grpc_frames import unary_handler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     import grpc
 
     from magnetar.bookie.service import BookieService
-    from magnetar.runtime.frames import Buffer
 
 SERVICE: Final = "magnetar.bookie.Bookie"
 
 
 def handlers(service: BookieService) -> Mapping[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    """The methods of SERVICE, for `grpc_server`. A request that is no protobuf is a BAD_REQUEST."""
+    """The methods of SERVICE, for `grpc_server`. Malformed protobuf gets BAD_REQUEST."""
     edge = _Edge(service)
     return {
-        "Write": frame_stream_handler(service.handle_write),
-        "Read": frame_reply_handler(edge.read),
         "LastConfirmed": unary_handler(edge.last_confirmed),
         "ListLedgers": unary_handler(edge.list_ledgers),
         "ListEntries": unary_handler(edge.list_entries),
@@ -38,27 +38,6 @@ def handlers(service: BookieService) -> Mapping[str, grpc.RpcMethodHandler[bytes
 class _Edge:
     def __init__(self, service: BookieService) -> None:
         self._service = service
-
-    async def read(self, data: bytes) -> AsyncIterator[Sequence[Buffer]]:
-        try:
-            message = pb.ReadRequest.FromString(data)
-        except DecodeError:
-            yield encode_read_answer(-1, BookieCode.BAD_REQUEST)
-            return
-        request = ReadRequest(
-            incarnation=message.incarnation,
-            ledger=message.ledger,
-            master_key=message.master_key,
-            first=message.first,
-            last=message.last,
-            bytes_max=message.max_bytes or None,
-            entries_max=message.max_entries or None,
-            fence=message.fence,
-            run=message.run,
-            stride=message.stride,
-        )
-        async for parts in self._service.read(request):
-            yield parts
 
     async def last_confirmed(self, data: bytes) -> bytes:
         try:

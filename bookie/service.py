@@ -1,15 +1,15 @@
-"""The bookie: what it answers to adds, reads and fences, whatever carries them.
+"""The bookie service: answers adds, reads and fences, over any transport.
 
-Theory. Adds come in frames. A frame is decoded, decided upon and written in one synchronous step
-(admission.py); its acks go into the stream's outbox once the group that it fell into is durable
-(storage/commit.py). Reads run on a thread of their own, so that none waits behind a sync; what was
-read lately is answered from memory (read_cache.py). A read that fences writes the fence first and
-answers nothing, neither yes nor no, before the fence is durable.
+Theory. Adds arrive in frames. One synchronous step decodes a frame, checks it and writes it
+(admission.py). Its acks enter the stream's outbox once the frame's commit group is durable
+(storage/commit.py). Reads run on a thread of their own, so no read waits behind a sync. Entries
+that were read recently come from memory (read_cache.py). A read that fences writes the fence first,
+and answers nothing before the fence is durable.
 
-Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). No is said
-only when the store, which opened undamaged and without gaps (storage/directory.py), does not have
-the thing. An error, a full queue, a bookie that is going down: all of these are unknown. So is
-whatever a former incarnation of the bookie does not have any more (limbo.py).
+Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). The bookie
+says no only when its store, which opened undamaged and without gaps (storage/directory.py), lacks
+the entry. An error, a full queue and a bookie that stops are unknown. So is an entry that a former
+incarnation of the bookie has lost (damaged_store.py).
 """
 
 from __future__ import annotations
@@ -67,28 +67,28 @@ if TYPE_CHECKING:
     from magnetar.runtime.thread import Worker
 
     _Source = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
-    # What comes next of a read, and why the entry behind it does not; None: ask for it.
+    # The next entries of a read, and why the entry behind them is missing; None: not known yet.
     _Answer = tuple[Run, BookieCode | None]
 
 log = get_logger(__name__)
 T = TypeVar("T")
 
-# A client that sends adds and does not take its acks: 1 MiB is 50,000 of them.
+# For a client that sends adds and does not read its acks. 1 MiB is 50,000 acks.
 ACKS_PENDING_BYTES_MAX: Final = 1 << 20
-# Each holds a frame of up to 16 MiB while it waits for room: a cluster has some dozens of brokers.
+# A stream that waits for room holds a frame of up to 16 MiB. A cluster has dozens of brokers.
 STREAMS_MAX: Final = 256
-# Waiting for the one read thread; at 1 ms each the last has waited a quarter of a second.
+# Reads that wait for the one read thread. At 1 ms each the last one waits a quarter of a second.
 READS_WAITING_MAX: Final = 256
-# The answer to one request when it names no limit, and the most it may name.
+# The default and the largest limit of one request.
 READ_BYTES_MAX: Final = 8 << 20
 READ_ENTRIES_MAX: Final = 10_000
-# Where a frame of a read's answer ends: half of the thread hops and of gRPC's calls that 256 KiB
-# would take. Reading as much holds the interpreter's lock for 0.6 ms.
+# A frame of a read's answer ends here. It needs half of the thread hops and sends of 256 KiB.
+# Reading this much holds the interpreter's lock for 0.6 ms.
 READ_FRAME_BYTES: Final = 512 << 10
-# Eight streams of readers, each a second behind the one before.
+# Enough for eight readers, each one second behind the previous one.
 READ_CACHE_BYTES: Final = 64 << 20
 LEDGERS_PAGE_MAX: Final = 10_000
-ENTRIES_PAGE_MAX: Final = 1_000  # listing costs a read of each entry
+ENTRIES_PAGE_MAX: Final = 1_000  # listing reads each entry
 
 
 class State(StrEnum):
@@ -98,7 +98,7 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Counts:
-    """What was done since the start."""
+    """Work done since the start."""
 
     adds_stored: int = 0
     adds_refused: int = 0
@@ -109,8 +109,7 @@ class Counts:
 
 
 class BookieService:
-    """`run` must be running. Errors of the store while writing end the process
-    (GroupCommit.die)."""
+    """`run` must be running. A failed write or sync ends the process (GroupCommit.die)."""
 
     def __init__(
         self,
@@ -125,10 +124,10 @@ class BookieService:
         formers: Mapping[str, Storage | None] = MappingProxyType({}),
         read_cache_bytes: int = READ_CACHE_BYTES,
     ) -> None:
-        """`data_dir` is asked for free space (None: nothing is on a disk). `read_thread` has one
-        worker. `admission` writes through `commit`. `check_first_add`: see newcomers.py. `formers`
-        are the stores of the bookie's former incarnations by incarnation, None where nothing can be
-        read; it may change."""
+        """`data_dir`: reported with its free space (None: there is no disk). `read_thread` has one
+        worker. `admission` writes through `commit`. `check_first_add`: see first_add_check.py.
+        `formers` maps each former incarnation to its store, None where nothing can be read; it may
+        change."""
         self.identity = identity
         self.state = State.SERVING
         self.counts = Counts()
@@ -155,7 +154,7 @@ class BookieService:
             raise errors.exceptions[0] from None
 
     def set_intake(self, intake: Intake) -> None:
-        """Let in this kind of adds from now on."""
+        """Accept this kind of adds from now on."""
         was = self.read_only
         self._admission.intake = intake
         if self.read_only != was:
@@ -167,19 +166,19 @@ class BookieService:
         return self._admission.intake is not Intake.ALL
 
     def watch_read_only(self, tell: Callable[[bool], None]) -> None:
-        """Call `tell` now, and with each change."""
+        """Call `tell` now, and at each change."""
         self._read_only_watchers.append(tell)
         tell(self.read_only)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Refuse new work; what was written becomes durable and is acknowledged if that takes no
-        longer than `grace_s`; end the streams. `run` must be running still."""
+        """Refuse new work, sync and acknowledge what was written within `grace_s`, and end the
+        streams. `run` must still be running."""
         self.state = State.STOPPING
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._commit.wait_durable()
                 for outbox in list(self._streams.values()):
-                    with suppress(StreamClosed):  # its client has left meanwhile
+                    with suppress(StreamClosed):  # the client has left meanwhile
                         await outbox.wait_sent()
         for stream in list(self._streams):
             await stream.close()
@@ -187,7 +186,7 @@ class BookieService:
     # -- Adds ----------------------------------------------------------------------------------
 
     async def handle_write(self, stream: FrameStream) -> None:
-        """Serve one Write stream to its end. Raises StreamClosed, FrameDamaged, StorageFailed."""
+        """Serve one stream of adds to its end. Raises StreamClosed, FrameDamaged, StorageFailed."""
         if not await self._greet(stream):
             await stream.close()
             return
@@ -201,7 +200,7 @@ class BookieService:
                 finally:
                     sending.cancel()
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # there is one: `outbox.run` has no errors
+            raise errors.exceptions[0] from None  # only one: `outbox.run` raises no errors
         finally:
             del self._streams[stream]
 
@@ -222,7 +221,7 @@ class BookieService:
         return code is BookieCode.OK
 
     async def _take_adds(self, stream: FrameStream, outbox: Outbox) -> None:
-        """Take frames for as long as the peer sends them, no faster than the disk and the peer."""
+        """Take frames until the stream ends, at the pace of the disk and of the peer."""
         while True:
             frame = await stream.receive()
             self._take_frame(frame, outbox)
@@ -230,7 +229,7 @@ class BookieService:
             await outbox.wait_room()
 
     def _take_frame(self, frame: Buffer, outbox: Outbox) -> None:
-        adds = decode_adds(frame)  # a frame that is damaged anywhere has no effect at all
+        adds = decode_adds(frame)  # a frame that is damaged anywhere has no effect
         if self.state is not State.SERVING:
             outbox.put(*_acks(adds, BookieCode.STOPPING))
             return
@@ -246,7 +245,7 @@ class BookieService:
         self._answer(admitted, outbox)
 
     def _settle(self, code: BookieCode, adds: Sequence[Add], outbox: Outbox) -> None:
-        """The metadata has spoken, about adds of one ledger."""
+        """The metadata check of one ledger has ended: answer its adds."""
         if self.state is not State.SERVING:
             code = BookieCode.STOPPING
         if code is not BookieCode.OK:
@@ -266,8 +265,8 @@ class BookieService:
     # -- Reads ---------------------------------------------------------------------------------
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[Sequence[Buffer], None]:
-        """Frames of read answers, each as its parts: the entries that are there from `first` on,
-        then why the next one is not given, unless a limit or `last` was reached."""
+        """Yield frames of read answers, each as its parts: the entries from `first` on, then why
+        the next one is missing, unless a limit or `last` was reached."""
         self.counts.reads += 1
         code = await self._open(request)
         if not request.well_formed:
@@ -281,7 +280,7 @@ class BookieService:
         )
         # A yes needs no fence, and a former incarnation never says no.
         fence = request.fence and not limbo
-        # A recovery is told what the disk holds.
+        # A recovery must see what the disk holds.
         cached = None if limbo or fence else request.ledger
         async with aclosing(
             self._read_striped(request, source)
@@ -325,7 +324,7 @@ class BookieService:
     async def _read_striped(
         self, request: ReadRequest, source: _Source
     ) -> AsyncGenerator[Sequence[Buffer], None]:
-        """As `read`, across gaps."""
+        """As `read`, but continues across gaps."""
         bytes_left = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
         entries_left = min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX)
         at, why = request.first, None
@@ -375,8 +374,8 @@ class BookieService:
     def _run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
-        """`Storage.run`, which fails as a whole: the entries before the one that cannot be read.
-        And what is to be said if they are too few."""
+        """As `Storage.run`, which fails as a whole, but returns the entries before one that cannot
+        be read; and the code to answer if they are too few."""
         run, absent = self._storage.run, BookieCode.NO_SUCH_ENTRY
         with suppress(StorageFailed):
             return run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max), absent
@@ -394,7 +393,7 @@ class BookieService:
     def _run_of_former(
         self, request: ReadRequest, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
-        """As `_run`, of a former incarnation."""
+        """As `_run`, from the store of a former incarnation."""
         found = self._limbo.run(
             request.incarnation,
             request.ledger,
@@ -407,8 +406,9 @@ class BookieService:
         return found, BookieCode.LIMBO
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
-        """The last stored entry, and what it says is confirmed. With `fence` OK also if that cannot
-        be read: it is fenced, and a recovery takes what is confirmed for a lower bound."""
+        """Return the last stored entry and its "confirmed". With `fence`, the answer is OK even if
+        that entry cannot be read: the ledger is fenced, and recovery uses "confirmed" as a lower
+        bound."""
         code = await self._open(request)
         if code is not BookieCode.OK:
             return LastConfirmed(code=code)
@@ -436,8 +436,7 @@ class BookieService:
         )
 
     async def list_ledgers(self, incarnation: str, *, after: int, ledgers_max: int) -> LedgerPage:
-        """A page of the ledgers that are stored here; `ledgers_max` 0: as many as a page may
-        have."""
+        """Return a page of the ledgers that are stored here. `ledgers_max` 0: the page limit."""
         code = self._refusal(incarnation)
         if code is not None:
             return LedgerPage(code)
@@ -452,7 +451,8 @@ class BookieService:
     async def list_entries(
         self, incarnation: str, *, ledger: int, first: int, entries_max: int
     ) -> EntryPage:
-        """A page of the entries of a ledger that are stored here; `entries_max` as above."""
+        """Return a page of a ledger's entries that are stored here. `entries_max` 0: the page
+        limit."""
         code = self._refusal(incarnation)
         if code is None and (ledger < 0 or first < 0):
             code = BookieCode.BAD_REQUEST
@@ -486,12 +486,12 @@ class BookieService:
             disk_free_bytes=0 if usage is None else usage.free,
         )
 
-    # -- What every call passes ------------------------------------------------------------------
+    # -- Checks of every call --------------------------------------------------------------------
 
     async def _open(self, request: ReadRequest | LastConfirmedRequest) -> BookieCode:
-        """OK: the ledger may be read, and is durably fenced if that was asked for. To be asked
-        again before each answer to a fencing request: a copy that was removed meanwhile, as one
-        that is left over, took its fence along."""
+        """Return OK if the ledger may be read, and is durably fenced if the request fences. Ask
+        again before each answer to a fencing request: removing a copy, such as a superfluous one,
+        also removes its fence."""
         code = self._refusal(request.incarnation)
         if code is not None:
             return code
@@ -526,11 +526,11 @@ class BookieService:
         return None
 
     def _on_read_thread(self, read: Callable[[], T]) -> asyncio.Future[T]:
-        """Begins at once. The future raises ReadsOverloaded, or what `read` raises."""
+        """Start `read` at once. The future raises ReadsOverloaded, or what `read` raises."""
         if self._reads_waiting >= READS_WAITING_MAX:
             refused: asyncio.Future[T] = asyncio.get_running_loop().create_future()
             refused.set_exception(ReadsOverloaded(READS_WAITING_MAX))
-            refused.exception()  # nobody may come to ask
+            refused.exception()  # the caller may be gone before it asks
             return refused
         self._reads_waiting += 1
         reading = self._read_thread.do(read)
@@ -540,17 +540,17 @@ class BookieService:
     def _on_read_done(self, reading: asyncio.Future[T]) -> None:
         self._reads_waiting -= 1
         if not reading.cancelled():
-            reading.exception()  # whoever asked may be gone
+            reading.exception()  # the caller may be gone
 
 
 @dataclass(slots=True)
 class _Rest:
-    """What is still to be given of a read."""
+    """The part of a read that is not answered yet."""
 
     at: int
     last: int
     entries_left: int
-    bytes_left: int  # but for the last entry
+    bytes_left: int  # the last entry may exceed it
 
     @property
     def frame_bytes(self) -> int:
@@ -561,7 +561,7 @@ class _Rest:
         return self.at > self.last or self.entries_left <= 0 or self.bytes_left <= 0
 
     def take(self, found: Run) -> bool:
-        """These come next. True: there should have been more in this frame."""
+        """Count these entries as answered. True: the frame should have had more."""
         full = found.size >= self.frame_bytes or found.count == self.entries_left
         self.at += found.count
         self.entries_left -= found.count

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
 
@@ -18,13 +19,17 @@ class BrokerConfig(RoleConfig):
     id: str = Field(min_length=1, description="name of this broker, unique in the cluster")
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    advertised_host: str = Field(
-        default="", description="address that clients are told; empty: host"
-    )
+    advertised_host: str = Field(default="", description="address that clients use; empty: host")
     grpc_port: int = Field(default=6660, ge=0, le=65535)
     pulsar_port: int = Field(default=6650, ge=0, le=65535)
     http_port: int = Field(default=8080, ge=0, le=65535)
-    zone: str = Field(default="", description="where this broker is: replicas there are read first")
+    cluster_name: str = Field(default="magnetar", description="label `cluster` of all metrics")
+    expose_topic_level_metrics_in_prometheus: bool = Field(
+        default=True, description="metrics of each topic; otherwise sums of each namespace"
+    )
+    zone: str = Field(
+        default="", description="location of this broker; it reads replicas there first"
+    )
     session_timeout_s: float = Field(default=10.0, gt=0, description="of the metadata session")
     ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")
     write_quorum: int = Field(default=3, ge=1, description="copies of each entry (Qw)")
@@ -34,10 +39,16 @@ class BrokerConfig(RoleConfig):
     ensemble_change_delay_s: float = Field(
         default=0.0,
         ge=0,
-        description="how long a bookie that is gone is waited for before another takes its place",
+        description="how long the broker waits for a bookie that is gone before it replaces it",
     )
     cache_bytes: int = Field(
         default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
+    )
+    default_number_of_namespace_bundles: int = Field(
+        default=BUNDLES_DEFAULT,
+        ge=1,
+        le=128,
+        description="bundles of a namespace that this broker creates",
     )
 
     @model_validator(mode="after")
@@ -57,8 +68,8 @@ class BrokerConfig(RoleConfig):
     def advertised_is_reachable(self) -> Self:
         if is_wildcard(self.host) and not self.advertised_host:
             raise ValueError(
-                f"host {self.host} is every address of this machine: advertised_host must say "
-                "which one clients are to use"
+                f"host {self.host} is every address of this machine: set advertised_host to the "
+                "one that clients use"
             )
         return self
 

@@ -1,8 +1,8 @@
-"""What can go wrong in a broker, each with its data and with whether the outcome is known.
+"""The broker's operating errors. Each carries its data and whether the outcome is known.
 
-`definite` is True when the call that raised certainly changed nothing. Raised by `append_nowait`
-every error means that nothing was appended; reported for contexts that were accepted before, the
-same error leaves their outcome unknown.
+`definite` is True when the call that raised certainly changed nothing. An error that is raised by
+`append_nowait` means that nothing was appended. The same error, reported for contexts that were
+accepted before, leaves their outcome unknown.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class LogError(BrokerError):
 
 
 class LogFenced(LogError):
-    """Another broker has taken the topic over, or it was deleted, or its cursors failed for good:
-    this log is done."""
+    """Another broker has taken the topic over, or it was deleted, or its cursors failed for good.
+    This log takes no more appends."""
 
     definite = False
 
     def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"{topic} is no longer ours: {why}")
+        super().__init__(f"this broker no longer owns {topic}: {why}")
         self.topic = topic
         self.why = why
 
@@ -61,8 +61,8 @@ class LogUnavailable(LogError):
 
 
 class LogDamaged(LogError):
-    """What is stored contradicts itself: a ledger is gone, a record cannot be read. The topic is
-    not served before someone has looked at it; nothing is skipped silently."""
+    """The stored data contradicts itself: a ledger is gone, a record cannot be read. The topic is
+    not served until an operator has repaired it; the broker skips nothing silently."""
 
     def __init__(self, topic: str, ledger: int, why: str) -> None:
         super().__init__(f"{topic}: ledger {ledger}: {why}")
@@ -72,7 +72,7 @@ class LogDamaged(LogError):
 
 
 class TopicFull(LogError):
-    """The topic's record has no room for what was asked. What is there can be read."""
+    """The topic's record has no space for the change. What is stored can be read."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"{topic} is full: {why}")
@@ -90,7 +90,7 @@ class EntryTooLarge(LogError):
 
 
 class ReadFailed(LogError):
-    """Entries could not be read now; they may well be readable later."""
+    """Entries could not be read now; they may be readable later."""
 
     definite = False
 
@@ -115,14 +115,22 @@ class SubscriptionNotFound(CursorError):
         self.subscription = subscription
 
 
+class SubscriptionExists(CursorError):
+    """The request creates a subscription that exists already."""
+
+    def __init__(self, subscription: str) -> None:
+        super().__init__(f"subscription {subscription!r} exists already")
+        self.subscription = subscription
+
+
 class TooManyReceipts(CursorError):
-    """More acknowledgements wait for a receipt than a topic may hold. The acknowledgement itself
-    was noted and will become durable; only this answer is not given."""
+    """More acknowledgements wait for a receipt than a topic may hold. The broker keeps the
+    acknowledgement and makes it durable; only this receipt is not sent."""
 
     definite = False
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"more than {limit} acknowledgements wait for their receipt")
+        super().__init__(f"more than {limit} acknowledgements wait for a receipt")
         self.limit = limit
 
 
@@ -134,19 +142,27 @@ class InvalidCursorRecord(CursorError):
         self.reason = reason
 
 
-# ---- who serves what -----------------------------------------------------------------------------
+# ---- ownership and policies ----------------------------------------------------------------------
 
 
 class TopicNotFound(BrokerError):
-    """The topic was never produced to nor subscribed, and the request does not create it."""
+    """The topic does not exist, and the request does not create it."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} does not exist")
         self.topic = topic
 
 
+class TopicExists(BrokerError):
+    """The request creates a topic that exists already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} exists already")
+        self.topic = topic
+
+
 class BundleUnavailable(BrokerError):
-    """Nobody serves these topics for the moment: the bundle is moving between brokers. Look it up
+    """No broker serves these topics at the moment: the bundle moves between brokers. Look it up
     again."""
 
     def __init__(self, bundle: str, why: str) -> None:
@@ -154,6 +170,16 @@ class BundleUnavailable(BrokerError):
         # words in their text.
         super().__init__(f"Failed to acquire ownership of bundle {bundle}: {why}")
         self.bundle = bundle
+        self.why = why
+
+
+class PoliciesUnavailable(BrokerError):
+    """The policies or bundles that the request depends on are unknown: the metadata store did not
+    give them. The request may be made again."""
+
+    def __init__(self, subject: str, why: str) -> None:
+        super().__init__(f"policies of {subject} are unknown: {why}; try again")
+        self.subject = subject
         self.why = why
 
 
@@ -190,7 +216,7 @@ class RangeNotConfirmed(BrokerError):
 
 
 class TopicClosing(BrokerError):
-    """The topic is going away from this broker: look it up again."""
+    """This broker unloads the topic: look it up again."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"{topic} is being unloaded")  # words that Apache's C++ client knows
@@ -198,7 +224,7 @@ class TopicClosing(BrokerError):
 
 
 class ProducerBusy(BrokerError):
-    """The name is taken by a producer that is alive, or the topic by an exclusive one."""
+    """A connected producer has the name, or an exclusive producer has the topic."""
 
     def __init__(self, topic: str, producer: str, why: str) -> None:
         super().__init__(f"producer {producer!r} cannot join {topic}: {why}")
@@ -208,7 +234,7 @@ class ProducerBusy(BrokerError):
 
 
 class ProducerFenced(BrokerError):
-    """The producer asked to be the only one, and others are there or have been since."""
+    """The producer asked for exclusive access, and other producers are or were connected."""
 
     def __init__(self, topic: str, producer: str, why: str) -> None:
         super().__init__(f"producer {producer!r} is fenced on {topic}: {why}")
@@ -218,7 +244,7 @@ class ProducerFenced(BrokerError):
 
 
 class ConsumerBusy(BrokerError):
-    """The subscription is in use in a way that leaves no room for this consumer."""
+    """The subscription's other consumers or its type exclude this consumer."""
 
     def __init__(self, subscription: str, why: str) -> None:
         super().__init__(f"subscription {subscription!r}: {why}")
@@ -227,7 +253,7 @@ class ConsumerBusy(BrokerError):
 
 
 class NotAllowed(BrokerError):
-    """The request contradicts itself or what it is about, or asks for what is not supported."""
+    """The request contradicts itself or its target, or needs something that is not supported."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -246,7 +272,7 @@ class NotAuthorized(BrokerError):
 
 
 class SubscriptionFenced(BrokerError):
-    """The subscription is being moved or deleted: try again in a moment."""
+    """The broker moves or deletes the subscription: try again in a moment."""
 
     def __init__(self, subscription: str, why: str) -> None:
         super().__init__(f"subscription {subscription!r} {why}; try again")
@@ -255,7 +281,7 @@ class SubscriptionFenced(BrokerError):
 
 
 class ConsumersConnected(BrokerError):
-    """Only an unused subscription can be deleted, or one whose only consumer asks for it."""
+    """Only a subscription without consumers can be deleted, or one by its only consumer."""
 
     def __init__(self, subscription: str, count: int) -> None:
         super().__init__(f"subscription {subscription!r} has {count} connected consumers")
@@ -264,7 +290,7 @@ class ConsumersConnected(BrokerError):
 
 
 class InvalidPermits(BrokerError):
-    """A consumer granted no or a negative number of messages."""
+    """A consumer granted permits for less than one message."""
 
     def __init__(self, permits: int) -> None:
         super().__init__(f"{permits} permits; at least 1 must be granted")

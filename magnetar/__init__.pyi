@@ -1,4 +1,4 @@
-from magnetar.client.errors import (
+from .client.errors import (
     AlreadyClosed,
     AuthenticationError,
     AuthorizationError,
@@ -37,8 +37,8 @@ from magnetar.client.errors import (
     UnknownError,
     UnsupportedVersionError,
 )
-from magnetar.client.message import Message, MessageId
-from magnetar.client.options import (
+from .client.message import Message, MessageId
+from .client.options import (
     BatchingType,
     CompressionType,
     ConsumerBatchReceivePolicy,
@@ -48,7 +48,7 @@ from magnetar.client.options import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
-from magnetar.client.sync import Client, Consumer, Producer, Reader
+from .client.sync import Client, Consumer, Producer, Reader
 
 __all__ = [
     "Client",

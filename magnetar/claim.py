@@ -1,7 +1,7 @@
-"""A directory held by one server on this machine.
+"""A data directory that one server process owns.
 
-The file that says whose it is, named after its owner, is on disk before anything else is, and is
-locked (flock) by the process that uses the directory. So what is not ours is never written to, and
+The claim file has the name of the owner's role. The server writes it before any other file and
+locks it (flock) while it uses the directory. So a server never writes to a foreign directory, and
 two servers never share one.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DirectoryRefused(Exception):
-    """The server does not start on this directory. Nothing in it was changed."""
+    """The server does not start on this directory. It changed nothing in it."""
 
     definite = True
 
@@ -31,44 +31,47 @@ class DirectoryRefused(Exception):
 
 @contextmanager
 def claimed(directory: Path, owner: str) -> Iterator[None]:
-    """Make the directory if need be, and hold it while inside. Raises DirectoryRefused."""
+    """Create the directory if it is missing, and own it inside of the context. Raises
+    DirectoryRefused."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         others = sorted(set(os.listdir(directory)) - {owner, "lost+found"})
         if others and not (directory / owner).exists():
             raise _foreign(directory, owner, f"it holds {', '.join(others[:3])}")
-        mark = os.open(directory / owner, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        claim = os.open(directory / owner, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _unusable(directory, error) from error
     try:
-        _lock(directory, mark)
-        _check(directory, owner, mark, others)
+        _lock(directory, claim)
+        _check(directory, owner, claim, others)
         yield
     finally:
-        os.close(mark)
+        os.close(claim)
 
 
-def _lock(directory: Path, mark: int) -> None:
+def _lock(directory: Path, claim: int) -> None:
     try:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DirectoryRefused(
             directory,
             "another process uses it",
-            "Stop that one first, or give a directory of its own",
+            "Stop that one first, or give another directory",
         ) from None
 
 
-def _check(directory: Path, owner: str, mark: int, others: list[str]) -> None:
+def _check(directory: Path, owner: str, claim: int, others: list[str]) -> None:
     line = f"magnetar {owner} 1\n".encode()
-    found = os.pread(mark, 80, 0)
+    found = os.pread(claim, 80, 0)
     if found == line:
         return
     if found or others:
-        raise _foreign(directory, owner, f"its file {owner} does not say {line.decode().strip()!r}")
+        raise _foreign(
+            directory, owner, f"its file {owner} does not contain {line.decode().strip()!r}"
+        )
     try:
-        os.write(mark, line)
-        os.fsync(mark)
+        os.write(claim, line)
+        os.fsync(claim)
         listing = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(listing)
@@ -81,8 +84,8 @@ def _check(directory: Path, owner: str, mark: int, others: list[str]) -> None:
 def _foreign(directory: Path, owner: str, found: str) -> DirectoryRefused:
     return DirectoryRefused(
         directory,
-        f"it is not, or not only, one of `magnetar {owner}`: {found}",
-        f"Give an empty directory, or one that `magnetar {owner}` has made",
+        f"it does not belong to `magnetar {owner}` alone: {found}",
+        f"Give an empty directory, or one that `magnetar {owner}` created",
     )
 
 

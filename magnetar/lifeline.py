@@ -1,10 +1,10 @@
-"""Run a command that dies with the process that started it, however that one ends.
+"""Run a command that the kernel kills when the process that started it ends.
 
     python -I -S lifeline.py PARENT_PID COMMAND [ARGUMENT...]
 
-The kernel sends SIGKILL to the command when the *thread* that started it ends. The command takes
-this process over, so its pid is the one that was started. (Popen's `preexec_fn` could do the same,
-but it forks, which is not safe beside gRPC's threads.)
+The kernel sends SIGKILL to the command when the *thread* that started it ends. The command replaces
+this process, so it has the pid of this process. (Popen's `preexec_fn` could do the same, but it
+forks, which is not safe beside gRPC's threads.)
 """
 
 import ctypes
@@ -21,7 +21,7 @@ def main() -> None:
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        sys.exit("the process that started this one is gone already")
+        sys.exit("the process that started this one has ended")
     os.execv(command[0], command)
 
 

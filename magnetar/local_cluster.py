@@ -1,12 +1,11 @@
-"""A cluster on this machine: real ZooKeepers, bookies, brokers and what repairs, each a process of
-its own.
+"""A cluster on this machine: real ZooKeepers, bookies, brokers and autorecovery processes.
 
-For trying a cluster out, for tests, and for chaos. All of them listen on loopback, on ports that
-were free when the cluster was first put together, and die with the process that started them. A
-directory that was used before is used again: data and names stay, ports may change.
+For trying a cluster out, for tests and for chaos. All processes listen on loopback and die with the
+process that started them. A directory can be used again: data, names and ports stay the same.
 
-    <directory>/cluster.json            what `describe` says
-    <directory>/env.sh                  where it is, for a shell: the variables that commands read
+    <directory>/ports.json              the ports of each process, for the next start
+    <directory>/cluster.json            what `describe` returns; only while the cluster runs
+    <directory>/env.sh                  variables for commands in a shell; only while it runs
     <directory>/<role>-<n>/             data, configuration and log of one process
 """
 
@@ -15,23 +14,33 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
+import random
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
+from magnetar.bookie.errors import CookieMissing, StartRefused
+from magnetar.bookie.storage.identity import Wanted, plan_start
+from magnetar.bookie.storage.layout import find
 from magnetar.claim import DirectoryRefused, claimed
-from magnetar.local_process import LocalProcess, ProcessFailed, answers_health
+from magnetar.local_process import LocalProcess, ProcessFailed, answers_health, magnetar_command
+from magnetar.metadata import paths
+from magnetar.metadata.cluster import cluster_id
+from magnetar.metadata.model import BookieId
+from magnetar.metadata.zookeeper import CONNECT_TIMEOUT_S, ZooKeeperStore
+from magnetar.runtime.errors import PortInUse
+from magnetar.runtime.listener import bind_port
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.ports import free_ports
-from magnetar.zookeeper_server import ZooKeeperEnsemble, ZooKeeperNode, ports_needed
+from magnetar.zookeeper_server import ZooKeeperEnsemble, port_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
 OWNER: Final = "local-cluster"
+PORTS: Final = "ports.json"
 DESCRIPTION: Final = "cluster.json"
 ENVIRONMENT: Final = "env.sh"
 HOST: Final = "127.0.0.1"
@@ -41,13 +50,13 @@ log = get_logger(__name__)
 
 
 class LocalCluster:
-    """`async with LocalCluster(directory, ...) as cluster:` runs it; leaving stops all of it.
+    """`async with LocalCluster(directory, ...) as cluster:` runs it; leaving stops all processes.
 
-    Entering raises DirectoryRefused, JavaMissing, ZooKeeperJarsMissing, ProcessFailed; then nothing
-    is left running. Enter it on a thread that lives as long as the cluster.
+    Entering raises DirectoryRefused, JavaMissing, ZooKeeperJarsMissing, ProcessFailed; then no
+    process is left running. Enter it on a thread that lives as long as the cluster.
 
     Processes are named by role ("zookeeper", "bookie", "broker", "autorecovery") and id
-    ("bookie-1", ...).
+    ("bookie-1", ...). A bookie that was decommissioned is left out.
     """
 
     def __init__(
@@ -79,39 +88,39 @@ class LocalCluster:
 
     @property
     def admin_url(self) -> str:
-        """Of the first broker; whichever is asked redirects to the one that knows."""
-        return f"http://{HOST}:{self.of_role('broker')[0].ports['http']}"
+        """Of all brokers: each one redirects to the broker that serves a topic."""
+        return self._url("http", "http")
 
     @property
     def metadata_url(self) -> str:
-        """What `magnetar bookies` asks for."""
+        """The `--metadata-url` of `magnetar bookies`."""
         return f"zk://{self.zookeeper}/magnetar"
 
     def of_role(self, role: str) -> list[LocalProcess]:
         return [process for process in self.processes if process.role == role]
 
     def process(self, role: str, process_id: str) -> LocalProcess:
-        """KeyError: there is none of that role and id."""
+        """Raises KeyError if there is none of that role and id."""
         for process in self.processes:
             if (process.role, process.id) == (role, process_id):
                 return process
         raise KeyError((role, process_id))
 
     async def kill(self, role: str, process_id: str) -> None:
-        """SIGKILL; returns when it is gone. It stays dead until `restart`."""
-        await self.process(role, process_id).kill()
+        """SIGKILL; returns when the process is gone. It stays dead until `restart`."""
+        await asyncio.to_thread(self.process(role, process_id).kill)
 
     async def restart(self, role: str, process_id: str) -> None:
-        """Start it again, on its ports and its data, and return when it serves; one that runs is
-        stopped first. Raises ProcessFailed."""
+        """Start a process again, on its ports and its data, and return when it serves. A running
+        process is stopped first. Raises ProcessFailed."""
         process = self.process(role, process_id)
-        await process.stop()
-        await process.launch()
+        await asyncio.to_thread(process.stop)
+        process.launch()  # on this thread, with which the process ends
         self._write_description()
-        await process.wait_ready()
+        await asyncio.to_thread(process.wait_ready)
 
     def describe(self) -> dict[str, object]:
-        """What cluster.json holds."""
+        """The content of cluster.json."""
         return {
             "service_url": self.service_url,
             "pulsar_url": self.pulsar_url,
@@ -134,7 +143,6 @@ class LocalCluster:
         async with AsyncExitStack() as stack:
             stack.enter_context(claimed(self.directory, OWNER))
             self._check_ensemble()
-            self._put_together()
             for name in (DESCRIPTION, ENVIRONMENT):
                 stack.callback((self.directory / name).unlink, missing_ok=True)
             stack.push_async_callback(self._stop)
@@ -151,20 +159,44 @@ class LocalCluster:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        for roles in (("zookeeper",), ("bookie", "broker", "autorecovery")):
-            processes = [process for process in self.processes if process.role in roles]
-            for process in processes:
-                await process.launch()
-            await _all([process.wait_ready for process in processes])
+        zookeepers, bookies, brokers, autorecoveries = self._counts
+        ports = _Ports(self.directory)
+        names = [f"zookeeper-{n}" for n in range(1, zookeepers + 1)]
+        ensemble = ZooKeeperEnsemble(
+            self.directory,
+            size=zookeepers,
+            ports=[ports.of(name, *port_kinds(zookeepers)) for name in names],
+            tied=True,
+        )
+        self.zookeeper = ensemble.hosts
+        self.processes = tuple(ensemble.nodes)
+        await _launch(ensemble.nodes)
+
+        members = await self._members([f"bookie-{n}" for n in range(1, bookies + 1)])
+        copies = min(3, len(members))  # of each entry: three if there are three bookies
+        servers = (
+            *(self._bookie(name, ports) for name in members),
+            *(self._broker(f"broker-{n}", ports, copies) for n in range(1, brokers + 1)),
+            *(
+                self._autorecovery(f"autorecovery-{n}", ports, copies)
+                for n in range(1, autorecoveries + 1)
+            ),
+        )
+        ports.save()
+        self.processes = (*ensemble.nodes, *servers)
+        await _launch(servers)
         self._write_description()
 
     async def _stop(self) -> None:
-        """In the order in which they need one another."""
+        """A role is stopped before the roles that it depends on."""
         for role in ("autorecovery", "broker", "bookie", "zookeeper"):
-            await _all([process.stop for process in self.of_role(role)])
+            for process in self.of_role(role):
+                process.terminate()
+            for process in self.of_role(role):
+                await asyncio.to_thread(process.wait_stopped)
 
     def _check_ensemble(self) -> None:
-        """New ZooKeepers among old ones could outvote them, and all metadata would be gone."""
+        """New ZooKeepers could outvote the old ones, and all metadata would be lost."""
         there = len(list(self.directory.glob("zookeeper-*")))
         if there not in (0, self._counts[0]):
             raise DirectoryRefused(
@@ -173,50 +205,76 @@ class LocalCluster:
                 "Give the same number again, or another directory",
             )
 
-    def _put_together(self) -> None:
-        zookeepers, bookies, brokers, autorecoveries = self._counts
-        needed = ports_needed(zookeepers)
-        found = free_ports(needed + 2 * bookies + 3 * brokers + autorecoveries)
-        ensemble = ZooKeeperEnsemble(self.directory, size=zookeepers, ports=found[:needed])
-        self.zookeeper = ensemble.hosts
-        ports = iter(found[needed:])
-        self.processes = (
-            *(_zookeeper(node) for node in ensemble.nodes),
-            *(self._bookie(n, next(ports), next(ports)) for n in range(1, bookies + 1)),
-            *(
-                self._broker(n, next(ports), next(ports), next(ports), bookies)
-                for n in range(1, brokers + 1)
-            ),
-            *(self._autorecovery(n, next(ports), bookies) for n in range(1, autorecoveries + 1)),
+    async def _members(self, bookies: Sequence[str]) -> list[str]:
+        """The bookies that are to start: all, without those that were decommissioned. A
+        decommissioned bookie refuses to start on its old data, which would end the cluster."""
+        if not any(self._data(name).exists() for name in bookies):
+            return list(bookies)  # the first start
+        members = []
+        store = await ZooKeeperStore.connect_url(self.metadata_url)
+        try:
+            for name in bookies:
+                if await self._was_removed(store, name):
+                    log.warning(
+                        "bookie left out: it was decommissioned; delete its directory to add it as"
+                        " a new bookie",
+                        bookie=name,
+                        directory=str(self.directory / name),
+                    )
+                else:
+                    members.append(name)
+        finally:
+            await store.close()
+        if not members:
+            raise DirectoryRefused(
+                self.directory,
+                f"all of its {len(bookies)} bookies were decommissioned",
+                "Delete the directory of a bookie to add it as a new one, or give more --bookies",
+            )
+        return members
+
+    async def _was_removed(self, store: ZooKeeperStore, name: str) -> bool:
+        """Whether the bookie has data and the metadata of its cluster does not know it."""
+        data, chance = self._data(name), random.SystemRandom()
+        if not data.exists() or await store.get(paths.bookie_cookie(BookieId(name))) is not None:
+            return False
+        deadline_s = asyncio.get_running_loop().time() + CONNECT_TIMEOUT_S
+        wanted = Wanted(
+            bookie=name,
+            cluster=await cluster_id(store, chance=chance, deadline=deadline_s),
+            fresh_incarnation="",
+            fresh_start="",
+            new_incarnation=False,
         )
+        try:
+            plan_start(data, find(data), None, wanted)
+        except CookieMissing:
+            return True
+        except StartRefused:
+            return False  # the bookie reports the reason when it starts
+        return False
 
-    def _bookie(self, number: int, grpc_port: int, http_port: int) -> LocalProcess:
-        settings = {"data_dir": str(self.directory / f"bookie-{number}" / "data")}
-        return self._server("bookie", number, {"grpc": grpc_port, "http": http_port}, settings)
+    def _data(self, bookie: str) -> Path:
+        return self.directory / bookie / "data"
 
-    def _broker(
-        self, number: int, grpc_port: int, pulsar_port: int, http_port: int, bookies: int
-    ) -> LocalProcess:
-        copies = _copies(bookies)
-        return self._server(
-            "broker",
-            number,
-            {"grpc": grpc_port, "pulsar": pulsar_port, "http": http_port},
-            {
-                "ensemble_size": copies,
-                "write_quorum": copies,
-                "ack_quorum": copies // 2 + 1,
-            },
-        )
+    def _bookie(self, name: str, ports: _Ports) -> LocalProcess:
+        settings = {"data_dir": str(self._data(name))}
+        return self._server("bookie", name, ports.of(name, "data", "grpc", "http"), settings)
 
-    def _autorecovery(self, number: int, http_port: int, bookies: int) -> LocalProcess:
-        settings = {"write_quorum": _copies(bookies)}
-        return self._server("autorecovery", number, {"http": http_port}, settings)
+    def _broker(self, name: str, ports: _Ports, copies: int) -> LocalProcess:
+        quorums = {
+            "ensemble_size": copies,
+            "write_quorum": copies,
+            "ack_quorum": copies // 2 + 1,
+        }
+        return self._server("broker", name, ports.of(name, "grpc", "pulsar", "http"), quorums)
+
+    def _autorecovery(self, name: str, ports: _Ports, copies: int) -> LocalProcess:
+        return self._server("autorecovery", name, ports.of(name, "http"), {"write_quorum": copies})
 
     def _server(
-        self, role: str, number: int, ports: Mapping[str, int], settings: Mapping[str, object]
+        self, role: str, name: str, ports: Mapping[str, int], settings: Mapping[str, object]
     ) -> LocalProcess:
-        name = f"{role}-{number}"
         directory = self.directory / name
         directory.mkdir(exist_ok=True)
         config = {
@@ -227,15 +285,16 @@ class LocalCluster:
             **settings,
         }
         file = directory / f"{role}.toml"
-        # A JSON number or string is a TOML one as well.
+        # A number or a string of JSON is also one of TOML.
         file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
         return LocalProcess(
             role,
             name,
             directory,
-            [sys.executable, "-m", "magnetar.cli.main", role, "--config", str(file)],
+            [*magnetar_command(role), "--config", str(file)],
             ports,
             partial(answers_health, ports["http"]),
+            tied=True,
         )
 
     def _url(self, scheme: str, port: str) -> str:
@@ -243,55 +302,97 @@ class LocalCluster:
         return f"{scheme}://{','.join(addresses)}"
 
     def _write_description(self) -> None:
-        """Replace each file at once: whoever reads it sees the old one or the new one."""
         urls = {
             "SERVICE": self.service_url,
             "ADMIN": self.admin_url,
             "METADATA": self.metadata_url,
         }
-        texts = {
-            ENVIRONMENT: "".join(f"export MAGNETAR_{n}_URL={url}\n" for n, url in urls.items()),
-            DESCRIPTION: json.dumps(self.describe()) + "\n",
-        }
-        for name, text in texts.items():
-            new = self.directory / f"{name}.new"
-            new.write_text(text)
-            os.replace(new, self.directory / name)
+        variables = [f"export MAGNETAR_{name}_URL={url}\n" for name, url in urls.items()]
+        _replace(self.directory / ENVIRONMENT, "".join(variables))
+        _replace(self.directory / DESCRIPTION, json.dumps(self.describe()) + "\n")
 
 
-def _copies(bookies: int) -> int:
-    """Three where there are three bookies; with fewer, as many as can be."""
-    return min(3, bookies)
+async def _launch(processes: Sequence[LocalProcess]) -> None:
+    """Returns when all are ready. Raises ProcessFailed."""
+    for process in processes:
+        process.launch()
+    for process in processes:
+        await asyncio.to_thread(process.wait_ready)
 
 
-def _zookeeper(node: ZooKeeperNode) -> LocalProcess:
-    async def is_ready() -> bool:
-        return await asyncio.to_thread(node.mode) is not None
+class _Ports:
+    """The ports of the processes, recorded so that the next start uses the same ones."""
 
-    name = f"zookeeper-{node.number}"
-    ports = {"client": node.client_port}
-    return LocalProcess("zookeeper", name, node.directory, node.command, ports, is_ready)
+    def __init__(self, directory: Path) -> None:
+        """Raises DirectoryRefused: the record is damaged."""
+        self._file = directory / PORTS
+        try:
+            self._by_process = _parse_ports(self._file)
+        except ValueError as error:
+            raise DirectoryRefused(
+                directory, f"{PORTS} is damaged: {error}", "Delete it; the cluster takes new ports"
+            ) from error
+
+    def of(self, process: str, *kinds: str) -> dict[str, int]:
+        """The ports of a process: the recorded ones that are free, else new ones."""
+        recorded = self._by_process.get(process, {})
+        found: dict[str, int] = {}
+        for kind in kinds:
+            port = recorded.get(kind)
+            if port is None or not _is_free(port):
+                found[kind] = self._fresh()
+            else:
+                found[kind] = port
+            if port not in (None, found[kind]):
+                log.warning(
+                    "port is in use by another process; took a new one",
+                    process=process,
+                    kind=kind,
+                    port=port,
+                    new_port=found[kind],
+                )
+        self._by_process[process] = found
+        return found
+
+    def save(self) -> None:
+        _replace(self._file, json.dumps(self._by_process, indent=1) + "\n")
+
+    def _fresh(self) -> int:
+        """A free port that no process of this cluster has."""
+        known = {port for ports in self._by_process.values() for port in ports.values()}
+        while True:
+            [port] = free_ports(1)
+            if port not in known:
+                return port
 
 
-async def _all(calls: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    """All at once. Raises the first ProcessFailed, alone: the others follow from it, mostly."""
-    failures: list[ProcessFailed] = []
+def _parse_ports(file: Path) -> dict[str, dict[str, int]]:
+    """Raises ValueError."""
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text())
     try:
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(call())
-    except* ProcessFailed as failed:
-        failures = list(_failures(failed))
-    if failures:
-        raise failures[0]
+        return {
+            process: {kind: int(port) for kind, port in ports.items()}
+            for process, ports in found.items()
+        }
+    except (AttributeError, TypeError) as error:
+        raise ValueError("it does not name a port by process and kind") from error
 
 
-def _failures(group: BaseExceptionGroup[ProcessFailed]) -> Iterator[ProcessFailed]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _failures(error)
-        else:
-            yield error
+def _is_free(port: int) -> bool:
+    try:
+        bind_port(HOST, port).close()
+    except PortInUse:
+        return False
+    return True
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace the file in one step: a reader sees the old content or the new one."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    os.replace(new, file)
 
 
 async def run_local_cluster(
@@ -301,7 +402,7 @@ async def run_local_cluster(
     restart: bool,
     on_ready: Callable[[], None],
 ) -> None:
-    """Run it until `stop` is set. A process that ends is started again only if `restart`.
+    """Run the cluster until `stop` is set. `restart` starts a process again when it ends.
 
     Raises what entering the cluster raises.
     """
@@ -320,14 +421,14 @@ async def _run(cluster: LocalCluster, *, restart: bool, on_ready: Callable[[], N
 
 async def _watch(cluster: LocalCluster, process: LocalProcess, *, restart: bool) -> None:
     while True:
-        status = await process.wait_ended()
-        log.warning("process ended", process=process.id, how=status, restart=restart)
+        outcome = await process.wait_ended()
+        log.warning("process ended", process=process.id, outcome=outcome, restart=restart)
         if not restart:
             return
         await asyncio.sleep(RESTART_PAUSE_S)
         try:
             await cluster.restart(process.role, process.id)
         except ProcessFailed as error:
-            log.error("process did not come back", process=process.id, error=str(error))
+            log.error("process was not restarted", process=process.id, error=str(error))
         else:
             log.info("process restarted", process=process.id, pid=process.pid)

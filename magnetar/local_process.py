@@ -1,30 +1,44 @@
-"""One server process of a local cluster: started, watched until it is ready, stopped, killed."""
+"""A server as a local process: started, watched until it is ready, stopped, killed.
+
+The local cluster, the ZooKeeper launcher, the demo and the tests start their servers with it. The
+methods block, apart from `wait_ended`: call them on a thread, or where blocking is acceptable.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
 
 from magnetar import lifeline
+from magnetar.runtime.ports import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-READY_S: Final = 60.0  # seconds; a busy machine with two cores needs about ten for eight processes
-STOP_S: Final = 40.0  # a broker gives handing its topics over up after 30, a bookie syncs for five
-POLL_S: Final = 0.05
+READY_S: Final = 60.0  # a busy machine with two cores needs about 10 s for eight processes
+STOP_S: Final = 40.0  # a broker hands its topics over within 30 s, a bookie syncs for 5 s
+POLL_S: Final = 0.02
 ANSWER_S: Final = 2.0
 LOG_TAIL_BYTES: Final = 2000
 
+# Settings of one role. A started server must not take over the settings of its parent.
+_ROLE_SETTINGS: Final = tuple(
+    f"MAGNETAR_{role}_" for role in ("BOOKIE", "BROKER", "AUTORECOVERY", "STANDALONE")
+)
+
 
 class ProcessFailed(Exception):
-    """A process ended, or did not get ready in time."""
+    """A process ended, or was not ready in time. `log_tail` is the end of its log."""
 
     definite = False
 
@@ -39,111 +53,175 @@ class ProcessFailed(Exception):
 
 @dataclass(eq=False)
 class LocalProcess:
-    """Belongs to the loop and the thread that start it: it is killed when that thread ends."""
+    """One server process. It can be started again after it ended.
+
+    As a context manager it starts the process, and stops it at the end.
+    """
 
     role: str
     id: str
-    directory: Path  # its data, its configuration and its log
+    directory: Path  # of its log
     command: Sequence[str]
-    ports: Mapping[str, int]
-    is_ready: Callable[[], Awaitable[bool]]
-    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    ports: Mapping[str, int]  # by kind, for example {"grpc": 6660}
+    is_ready: Callable[[], bool]
+    variables: Mapping[str, str] = field(default_factory=dict)  # added to the environment
+    ready_s: float = READY_S
+    stop_s: float = STOP_S
+    tied: bool = False  # the kernel kills it when the thread ends that called `launch`
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def log(self) -> Path:
         return self.directory / f"{self.role}.log"
 
     @property
-    def pid(self) -> int | None:
-        """Of the present run, or of the last one. None: it was never started."""
-        return None if self._process is None else self._process.pid
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+    def pid(self) -> int | None:
+        """None: it does not run."""
+        return self._process.pid if self._process is not None and self.running else None
 
-    async def launch(self) -> None:
-        """Start it, without waiting until it serves."""
+    @property
+    def status(self) -> int | None:
+        """The exit status of the last run; None: it runs, or was never started."""
+        return None if self._process is None else self._process.poll()
+
+    def launch(self) -> None:
+        """Start it, without waiting until it is ready."""
         assert not self.running, f"{self.id} is running"
         guard = [sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid())]
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *guard,
-                *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
+            self._process = subprocess.Popen(
+                [*(guard if self.tied else ()), *self.command],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
-                env=_environment(),
-                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher to act on
+                env={**_environment(), **self.variables},
+                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher to handle
             )
 
-    async def wait_ready(self) -> None:
-        """Until it serves. Raises ProcessFailed; one that is only slow goes on running."""
-        try:
-            async with asyncio.timeout(READY_S):
-                while not await self.is_ready():
-                    if not self.running:
-                        raise ProcessFailed(self.id, f"ended with {self._status()}", self.log)
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise ProcessFailed(self.id, f"was not ready after {READY_S:g} s", self.log) from None
+    def wait_ready(self) -> None:
+        """Raises ProcessFailed when the process ends, or is not ready after `ready_s`. A process
+        that is only slow goes on running."""
+        end_s = time.monotonic() + self.ready_s
+        while not self.is_ready():
+            if not self.running:
+                raise ProcessFailed(self.id, f"ended with {self._outcome()}", self.log)
+            if time.monotonic() > end_s:
+                raise ProcessFailed(self.id, f"was not ready after {self.ready_s:g} s", self.log)
+            time.sleep(POLL_S)
+
+    def start(self) -> float:
+        """Launch it and wait until it is ready. Returns the seconds that this took."""
+        began_s = time.monotonic()
+        self.launch()
+        self.wait_ready()
+        return time.monotonic() - began_s
 
     async def wait_ended(self) -> str:
-        """Until it is no more; says how it ended."""
+        """Wait until the process ended; says how."""
+        while self.running:  # noqa: ASYNC110 (there is no event to wait for)
+            await asyncio.sleep(POLL_S)
+        return self._outcome()
+
+    def wait(self) -> int:
+        """Wait until the process ended, at most `ready_s`. Returns its exit status."""
         assert self._process is not None, f"{self.id} was never started"
-        await self._process.wait()
-        return self._status()
+        return self._process.wait(self.ready_s)
 
-    async def kill(self) -> None:
-        """SIGKILL; returns when it is gone."""
-        self._signal(signal.SIGKILL)
-        await self.wait_ended()
+    def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
 
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if it is still there after STOP_S; returns when it is gone."""
+    def pause(self) -> None:
+        """SIGSTOP; returns when the process stands still."""
+        assert self._process is not None
+        self.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """SIGTERM, without waiting. A paused process is resumed, or it would not handle it."""
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+
+    def wait_stopped(self) -> None:
+        """Wait until the process ended. Kill it after `stop_s`."""
         if self._process is None:
             return
-        self._signal(signal.SIGCONT)  # one that was paused would not hear the next
-        self._signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(STOP_S):
-                await self.wait_ended()
-        except TimeoutError:
-            await self.kill()
+            self._process.wait(self.stop_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def stop(self) -> None:
+        """`terminate` and `wait_stopped`. Does nothing if it does not run."""
+        self.terminate()
+        self.wait_stopped()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Does nothing if the process does not run."""
         if self._process is not None and self.running:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
-    def _status(self) -> str:
-        code = None if self._process is None else self._process.returncode
-        if code is not None and code < 0:
-            return f"signal {signal.Signals(-code).name}"
-        return f"status {code}"
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _outcome(self) -> str:
+        status = self.status
+        if status is not None and status < 0:
+            return f"signal {signal.Signals(-status).name}"
+        return f"status {status}"
 
 
-async def answers_health(port: int) -> bool:
-    """Whether GET /health on loopback says 200."""
+def standalone(directory: Path) -> LocalProcess:
+    """`magnetar standalone` on free ports, which stay the same when it is started again. Its data
+    is in `directory`/data."""
+    ports = dict(zip(("grpc", "pulsar", "http"), free_ports(3), strict=True))
+    flags = [f"--{kind}-port={port}" for kind, port in ports.items()]
+    return LocalProcess(
+        "standalone",
+        "standalone",
+        directory,
+        [*magnetar_command("standalone"), f"--data-dir={directory / 'data'}", *flags],
+        ports,
+        partial(answers_health, ports["http"]),
+    )
+
+
+def magnetar_command(role: str) -> list[str]:
+    """The command `magnetar ROLE`, run by this Python."""
+    return [sys.executable, "-m", "magnetar.cli.main", role]
+
+
+def answers_health(port: int) -> bool:
+    """Whether GET /health on loopback answers 200."""
     try:
-        async with asyncio.timeout(ANSWER_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            try:
-                writer.write(
-                    b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-                )
-                return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
+        with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            with connection.makefile("rb") as answer:
+                return b" 200 " in answer.readline()
+    except OSError:
         return False
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings of servers: what is meant for one would reach all."""
     return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MAGNETAR_BOOKIE_", "MAGNETAR_BROKER_", "MAGNETAR_AUTORECOVERY_"))
+        name: value for name, value in os.environ.items() if not name.startswith(_ROLE_SETTINGS)
     }

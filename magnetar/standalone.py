@@ -1,10 +1,11 @@
-"""A whole Magnetar in one process: metadata in a directory, one bookie, a broker. No Java.
+"""A whole server in one process: a broker, a bookie and the metadata in a directory. No Java.
 
-The parts are those of a cluster. Only three seams differ: the metadata store is embedded, the
-broker reaches the bookie by calling it, and an entry needs one copy (E/Qw/Qa 1/1/1). So what works
-here works there, short of surviving the loss of this machine.
+The parts are the parts of a cluster, with three differences: the metadata store is embedded, the
+broker calls the bookie in the same process, and an entry has one copy (E/Qw/Qa 1/1/1). A program
+that works with standalone works with a cluster. Standalone does not survive the loss of its
+machine.
 
-    <data_dir>/standalone   whose the directory is (magnetar/claim.py)
+    <data_dir>/standalone   the claim file (magnetar/claim.py)
     <data_dir>/metadata/    metadata/disk.py
     <data_dir>/bookie/      bookie/storage/FORMAT.md
 """
@@ -27,6 +28,7 @@ from magnetar.broker.config import BrokerConfig
 from magnetar.broker.main import BrokerProcess
 from magnetar.claim import claimed
 from magnetar.metadata.embedded import EmbeddedStore
+from magnetar.metadata.model import BookieAddress
 from magnetar.metadata.paths import CLUSTER
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import RoleConfig
@@ -38,9 +40,10 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
     from magnetar.metadata.store import MetadataStore
 
-NAME: Final = "standalone"  # of the broker, of the bookie, and of whose the directory is
+IN_PROCESS: Final = BookieAddress(data="in-process:1", grpc="in-process:1")
+NAME: Final = "standalone"  # of the broker, the bookie and the claim file
 
-# How soon a process whose metadata cannot be written ends. A probe is one hop to a thread.
+# The process ends this soon after the metadata store failed. A probe costs one hop to a thread.
 PROBE_S: Final = 1.0
 
 
@@ -49,10 +52,10 @@ class StandaloneConfig(RoleConfig):
 
     role: ClassVar[str] = "standalone"
 
-    data_dir: Path = Field(description="directory of all its data; made if it is not there")
+    data_dir: Path = Field(description="directory of all data; created if it is missing")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     advertised_host: str = Field(
-        default="", description="address that clients are told; empty: host"
+        default="", description="address for clients to connect to; empty: host"
     )
     grpc_port: int = Field(default=6660, ge=0, le=65535, description="for Magnetar's clients")
     pulsar_port: int = Field(
@@ -64,22 +67,25 @@ class StandaloneConfig(RoleConfig):
     cache_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
     )
+    expose_topic_level_metrics_in_prometheus: bool = Field(
+        default=True, description="metrics of each topic; otherwise sums of each namespace"
+    )
 
     @model_validator(mode="after")
     def advertised_is_reachable(self) -> Self:
         if is_wildcard(self.host) and not self.advertised_host:
             raise ValueError(
-                f"host {self.host} is every address of this machine: advertised_host must say "
-                "which one clients are to use"
+                f"host {self.host} means every address of this machine: set advertised_host to "
+                "the address for clients"
             )
         return self
 
 
 async def run_standalone(config: StandaloneConfig, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, and until what was under way then is done.
+    """Serve until `stop` is set, then finish the requests that are under way.
 
     Raises DirectoryRefused, PortInUse, AddressUnusable, StartRefused (the bookie's directory), or
-    what the metadata store raises.
+    an error of the metadata store.
     """
     with claimed(config.data_dir, NAME):
         metadata = await EmbeddedStore.open(config.data_dir / "metadata")
@@ -102,7 +108,7 @@ async def _serve(config: StandaloneConfig, metadata: MetadataStore, stop: asynci
         ) as bookie,
         asyncio.TaskGroup() as group,
     ):
-        entry = Registration(metadata, registration(bookie, address="in-process:1"))
+        entry = Registration(metadata, registration(bookie, address=IN_PROCESS))
         bookie.watch_read_only(entry.set_read_only)
         lasting = [
             group.create_task(entry.run()),
@@ -121,7 +127,7 @@ def _broker(
     group: asyncio.TaskGroup,
     registry: CollectorRegistry,
 ) -> BrokerProcess:
-    def open_peer(member: Member, address: str) -> BookiePeer:
+    def open_peer(member: Member, _: BookieAddress) -> BookiePeer:
         return LocalBookiePeer(member, bookie, group=group)
 
     return BrokerProcess(
@@ -137,6 +143,10 @@ def _broker(
             write_quorum=1,
             ack_quorum=1,
             cache_bytes=config.cache_bytes,
+            cluster_name=NAME,
+            expose_topic_level_metrics_in_prometheus=(
+                config.expose_topic_level_metrics_in_prometheus
+            ),
         ),
         store=metadata,
         open_peer=open_peer,
@@ -148,8 +158,8 @@ def _broker(
 
 
 async def _end_with(metadata: MetadataStore) -> NoReturn:
-    """Raise StoreFailed once the metadata can no longer be written: nothing heals that but a new
-    start, while everybody who uses the store would go on trying."""
+    """Raise StoreFailed when the metadata can no longer be written. Only a new start repairs that;
+    until then the users of the store would retry without end."""
     while True:
         await asyncio.sleep(PROBE_S)
         await metadata.sync(CLUSTER)

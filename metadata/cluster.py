@@ -1,4 +1,4 @@
-"""The cluster's own id: made once by whoever starts first, compared by everyone who joins."""
+"""The cluster's id: the first server that starts makes it, each other server compares it."""
 
 import random
 

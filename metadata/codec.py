@@ -1,24 +1,28 @@
-"""Records (`model.py`) to stored bytes and back; the layout is `protos/metadata.proto`.
+"""Records (`model.py`, `under_replication.py`, `policies.py`) to stored bytes and back.
+
+The layout is `protos/metadata.proto`. Each kind of record has a table of its fields. A field has
+the same name in the record and in the message.
 
 Decoding raises CorruptRecord for bytes that are no such record, UnsupportedFormat for one of a
-later format (which must not be rewritten by us), and InvalidRecord for one that breaks an invariant
-of its kind. Fields that a newer version added within the format survive: decode keeps them in
-`unknown`, at each level, and encode puts them back. Equal records encode to equal bytes.
+later format (which this version must not rewrite), and InvalidRecord for one that breaks an
+invariant of its kind. Fields that a newer version added within the format survive: decode keeps
+them in `unknown`, at each level, and encode puts them back. Equal records encode to equal bytes.
 """
 
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from magnetar.metadata.errors import CorruptRecord, UnsupportedFormat
 from magnetar.metadata.model import (
+    BookieAddress,
     BookieCookie,
-    BookieId,
     BookieRegistration,
-    BrokerId,
     BrokerRegistration,
-    EntryId,
     LedgerId,
     LedgerMetadata,
     LedgerState,
@@ -31,6 +35,23 @@ from magnetar.metadata.model import (
     TopicRecord,
     check_incarnation,
 )
+from magnetar.metadata.policies import (
+    AutoTopicCreation,
+    BacklogAction,
+    BacklogQuota,
+    DelayedDelivery,
+    InactiveMode,
+    InactiveTopicDeletion,
+    NamespaceRecord,
+    Persistence,
+    Policies,
+    Rate,
+    Retention,
+    SubscribeRate,
+    SubscriptionType,
+    TenantRecord,
+    TopicPolicies,
+)
 from magnetar.metadata.under_replication import (
     BadCopy,
     BookieDrain,
@@ -41,194 +62,236 @@ from magnetar.metadata.under_replication import (
 from magnetar.protos import metadata_pb2 as pb
 
 FORMAT: Final = 1
-_COUNTER: Final = "ledger counter"
+"""The version of every stored record."""
 
 
 class _Record(Protocol):
-    """A message that is stored by itself."""
-
-    format: int
-
-    def ParseFromString(self, serialized: bytes, /) -> int: ...
+    @property
+    def unknown(self) -> bytes: ...
 
 
 R = TypeVar("R", bound=_Record)
 M = TypeVar("M", bound=Message)
 
+
+# ---- kinds of fields -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field travels. `to_wire` never gets None: a field that is None is left out."""
+
+    name: str
+    to_wire: Callable[[Any], Any] | None = None  # None: the value is the same in both
+    from_wire: Callable[[Any], Any] | None = None
+    optional: bool = False  # absent on the wire: None
+
+
+class _Table(Generic[R]):
+    """One kind of record or part of a record."""
+
+    def __init__(
+        self, kind: str, message: type[Message], make: Callable[..., R], *rows: _Field
+    ) -> None:
+        """`kind` names the record in errors."""
+        self.kind = kind
+        self.message = message
+        self.names = frozenset(row.name for row in rows)
+        self._make = make
+        self._to_wire = [(row.name, row.to_wire) for row in rows]
+        self._from_wire = [(row.name, row.from_wire, row.optional) for row in rows]
+
+    def to_wire(self, record: R) -> Message:
+        wire: dict[str, Any] = {}
+        for name, convert in self._to_wire:
+            value = getattr(record, name)
+            if value is not None:
+                wire[name] = value if convert is None else convert(value)
+        return _with_unknown(self.message(**wire), record.unknown)
+
+    def from_wire(self, message: Message) -> R:
+        """Consumes the message."""
+        values: dict[str, Any] = {}
+        for name, convert, optional in self._from_wire:
+            if not optional or message.HasField(name):
+                value = getattr(message, name)
+                values[name] = value if convert is None else convert(value)
+        return self._make(**values, unknown=_unknown(message))
+
+    def encode(self, record: R) -> bytes:
+        return _stored(self.to_wire(record))
+
+    def decode(self, data: bytes) -> R:
+        return self.from_wire(_parse(self.message(), self.kind, data))
+
+
+def _plain(*names: str) -> tuple[_Field, ...]:
+    """Numbers, texts, bytes, booleans."""
+    return tuple(_Field(name) for name in names)
+
+
+def _optional(*names: str) -> tuple[_Field, ...]:
+    """The same, or None."""
+    return tuple(_Field(name, optional=True) for name in names)
+
+
+def _tuple(name: str) -> _Field:
+    return _Field(name, from_wire=tuple)
+
+
+def _set(name: str) -> _Field:
+    return _Field(name, sorted, frozenset)
+
+
+def _map(name: str) -> _Field:
+    return _Field(name, dict, dict)
+
+
+def _part(name: str, table: _Table[Any], *, optional: bool = False) -> _Field:
+    """A record within the record."""
+    return _Field(name, table.to_wire, table.from_wire, optional)
+
+
+def _parts(name: str, table: _Table[Any]) -> _Field:
+    def to_wire(parts: Iterable[Any]) -> list[Message]:
+        return [table.to_wire(part) for part in parts]
+
+    def from_wire(messages: Iterable[Message]) -> tuple[Any, ...]:
+        return tuple(map(table.from_wire, messages))
+
+    return _Field(name, to_wire, from_wire)
+
+
+def _parts_by_key(name: str, table: _Table[Any]) -> _Field:
+    def to_wire(parts: Mapping[str, Any]) -> dict[str, Message]:
+        return {key: table.to_wire(part) for key, part in parts.items()}
+
+    def from_wire(messages: Mapping[str, Message]) -> dict[str, Any]:
+        return {key: table.from_wire(message) for key, message in messages.items()}
+
+    return _Field(name, to_wire, from_wire)
+
+
+def _enum(kind: str, name: str, wire_of: Mapping[Any, int]) -> _Field:
+    from_wire = _enum_value(kind, name, wire_of)
+    return _Field(name, wire_of.__getitem__, from_wire)
+
+
+def _enum_set(kind: str, name: str, wire_of: Mapping[Any, int]) -> _Field:
+    """A set that is not empty, or None."""
+    value_of = _enum_value(kind, name, wire_of)
+
+    def to_wire(values: Iterable[Any]) -> list[int]:
+        return sorted(wire_of[value] for value in values)
+
+    def from_wire(numbers: Iterable[int]) -> frozenset[Any] | None:
+        return frozenset(map(value_of, numbers)) or None
+
+    return _Field(name, to_wire, from_wire)
+
+
+def _enum_value(kind: str, name: str, wire_of: Mapping[Any, int]) -> Callable[[int], Enum]:
+    by_number = {number: value for value, number in wire_of.items()}
+
+    def value_of(number: int) -> Enum:
+        if number not in by_number:
+            raise CorruptRecord(kind, f"{name} {number}")
+        value: Enum = by_number[number]
+        return value
+
+    return value_of
+
+
 # ---- ledgers -------------------------------------------------------------------------------------
 
-
-def encode_ledger(metadata: LedgerMetadata) -> bytes:
-    message = pb.LedgerMetadata(
-        format=FORMAT,
-        ledger=metadata.ledger,
-        state=_STATE_TO_WIRE[metadata.state],
-        ensemble_size=metadata.ensemble_size,
-        write_quorum=metadata.write_quorum,
-        ack_quorum=metadata.ack_quorum,
-        segments=[_segment_to_wire(segment) for segment in metadata.segments],
-        master_key=metadata.master_key,
-        creator_token=metadata.creator_token,
-        created_ms=metadata.created_ms,
-        last_entry=metadata.last_entry,
-        length=metadata.length,
-        under_replicated=metadata.under_replicated,
-        custom=metadata.custom,
-    )
-    return _bytes(message, metadata.unknown)
-
-
-def decode_ledger(data: bytes) -> LedgerMetadata:
-    kind = "ledger metadata"
-    message = _parse(pb.LedgerMetadata(), kind, data)
-    state = _STATE_FROM_WIRE.get(message.state)
-    if state is None:
-        raise CorruptRecord(kind, f"state {message.state}")
-    return LedgerMetadata(
-        ledger=LedgerId(message.ledger),
-        state=state,
-        ensemble_size=message.ensemble_size,
-        write_quorum=message.write_quorum,
-        ack_quorum=message.ack_quorum,
-        segments=tuple(_segment_from_wire(segment) for segment in message.segments),
-        master_key=message.master_key,
-        creator_token=message.creator_token,
-        created_ms=message.created_ms,
-        last_entry=EntryId(message.last_entry) if message.HasField("last_entry") else None,
-        length=message.length if message.HasField("length") else None,
-        under_replicated=message.under_replicated,
-        custom=dict(message.custom),
-        unknown=_unknown(message),
-    )
-
-
-_STATE_TO_WIRE: Final = {
+_LEDGER_STATES: Final = {
     LedgerState.OPEN: pb.LEDGER_STATE_OPEN,
     LedgerState.IN_RECOVERY: pb.LEDGER_STATE_IN_RECOVERY,
     LedgerState.CLOSED: pb.LEDGER_STATE_CLOSED,
 }
-_STATE_FROM_WIRE: Final = {wire: state for state, wire in _STATE_TO_WIRE.items()}
 
+_MEMBER: Final = _Table("member", pb.Member, Member, *_plain("bookie", "incarnation"))
 
-def _segment_to_wire(segment: Segment) -> pb.Segment:
-    message = pb.Segment(
-        first_entry=segment.first_entry,
-        members=[_member_to_wire(member) for member in segment.members],
-    )
-    return _with_unknown(message, segment.unknown)
+_SEGMENT: Final = _Table(
+    "segment", pb.Segment, Segment, *_plain("first_entry"), _parts("members", _MEMBER)
+)
 
+_LEDGER: Final = _Table(
+    "ledger metadata",
+    pb.LedgerMetadata,
+    LedgerMetadata,
+    *_plain("ledger", "ensemble_size", "write_quorum", "ack_quorum"),
+    _enum("ledger metadata", "state", _LEDGER_STATES),
+    _parts("segments", _SEGMENT),
+    *_plain("master_key", "creator_token", "created_ms", "under_replicated"),
+    *_optional("last_entry", "length"),
+    _map("custom"),
+)
+encode_ledger: Final = _LEDGER.encode
+decode_ledger: Final = _LEDGER.decode
 
-def _segment_from_wire(message: pb.Segment) -> Segment:
-    members = tuple(map(_member_from_wire, message.members))
-    return Segment(EntryId(message.first_entry), members, _unknown(message))
-
-
-def _member_to_wire(member: Member) -> pb.Member:
-    message = pb.Member(bookie=member.bookie, incarnation=member.incarnation)
-    return _with_unknown(message, member.unknown)
-
-
-def _member_from_wire(message: pb.Member) -> Member:
-    return Member(BookieId(message.bookie), message.incarnation, _unknown(message))
+_COUNTER: Final = "ledger counter"
 
 
 def encode_ledger_counter(next_ledger: LedgerId, *, replaced: bytes | None = None) -> bytes:
     """`replaced`: the record in whose place it is put. None: there is none."""
     before = None if replaced is None else _parse(pb.LedgerCounter(), _COUNTER, replaced)
-    unknown = b"" if before is None else _unknown(before)
-    return _bytes(pb.LedgerCounter(format=FORMAT, next=next_ledger), unknown)
+    message = pb.LedgerCounter(next=next_ledger)
+    return _stored(_with_unknown(message, b"" if before is None else _unknown(before)))
 
 
 def decode_ledger_counter(data: bytes) -> LedgerId:
-    kind = _COUNTER
-    message = _parse(pb.LedgerCounter(), kind, data)
+    message = _parse(pb.LedgerCounter(), _COUNTER, data)
     if message.next < 0:
-        raise CorruptRecord(kind, f"next ledger {message.next}")
+        raise CorruptRecord(_COUNTER, f"next ledger {message.next}")
     return LedgerId(message.next)
 
 
-def encode_under_replication(mark: UnderReplication) -> bytes:
-    message = pb.UnderReplication(
-        format=FORMAT,
-        created_ms=mark.created_ms,
-        lost=[
-            _member_to_wire(member)
-            for member in sorted(mark.lost, key=lambda each: (each.bookie, each.incarnation))
-        ],
-        bad=[_bad_copy_to_wire(copy) for copy in mark.bad],
-        narrow=mark.narrow,
-        failure=mark.failure,
-        failed_ms=mark.failed_ms,
-    )
-    return _bytes(message, mark.unknown)
+# ---- repair --------------------------------------------------------------------------------------
 
 
-def decode_under_replication(data: bytes) -> UnderReplication:
-    message = _parse(pb.UnderReplication(), "under-replication mark", data)
-    return UnderReplication(
-        created_ms=message.created_ms,
-        lost=frozenset(map(_member_from_wire, message.lost)),
-        bad=tuple(map(_bad_copy_from_wire, message.bad)),
-        narrow=message.narrow,
-        failure=message.failure,
-        failed_ms=message.failed_ms,
-        unknown=_unknown(message),
-    )
+def _members_to_wire(members: Iterable[Member]) -> list[Message]:
+    ordered = sorted(members, key=lambda member: (member.bookie, member.incarnation))
+    return [_MEMBER.to_wire(member) for member in ordered]
 
 
-def _bad_copy_to_wire(copy: BadCopy) -> pb.BadCopy:
-    message = pb.BadCopy(
-        member=_member_to_wire(copy.member),
-        first_entry=copy.first_entry,
-        last_entry=copy.last_entry,
-    )
-    return _with_unknown(message, copy.unknown)
+def _members_from_wire(messages: Iterable[Message]) -> frozenset[Member]:
+    return frozenset(map(_MEMBER.from_wire, messages))
 
 
-def _bad_copy_from_wire(message: pb.BadCopy) -> BadCopy:
-    return BadCopy(
-        member=_member_from_wire(message.member),
-        first_entry=EntryId(message.first_entry),
-        last_entry=EntryId(message.last_entry),
-        unknown=_unknown(message),
-    )
+_BAD_COPY: Final = _Table(
+    "bad copy", pb.BadCopy, BadCopy, _part("member", _MEMBER), *_plain("first_entry", "last_entry")
+)
+
+_UNDER_REPLICATION: Final = _Table(
+    "under-replication mark",
+    pb.UnderReplication,
+    UnderReplication,
+    _Field("lost", _members_to_wire, _members_from_wire),
+    _parts("bad", _BAD_COPY),
+    *_plain("created_ms", "narrow", "failure", "failed_ms"),
+)
+encode_under_replication: Final = _UNDER_REPLICATION.encode
+decode_under_replication: Final = _UNDER_REPLICATION.decode
+
+_CHECK_PROGRESS: Final = _Table(
+    "check progress", pb.CheckProgress, CheckProgress, *_plain("began_ms", "after", "finished_ms")
+)
+encode_check_progress: Final = _CHECK_PROGRESS.encode
+decode_check_progress: Final = _CHECK_PROGRESS.decode
+
+_REPAIR_PAUSE: Final = _Table(
+    "pause of repair", pb.RepairPause, RepairPause, *_plain("since_ms", "reason")
+)
+encode_repair_pause: Final = _REPAIR_PAUSE.encode
+decode_repair_pause: Final = _REPAIR_PAUSE.decode
 
 
-def encode_check_progress(progress: CheckProgress) -> bytes:
-    message = pb.CheckProgress(
-        format=FORMAT,
-        began_ms=progress.began_ms,
-        after=progress.after,
-        finished_ms=progress.finished_ms,
-    )
-    return _bytes(message, progress.unknown)
-
-
-def decode_check_progress(data: bytes) -> CheckProgress:
-    message = _parse(pb.CheckProgress(), "check progress", data)
-    return CheckProgress(
-        began_ms=message.began_ms,
-        after=message.after,
-        finished_ms=message.finished_ms,
-        unknown=_unknown(message),
-    )
-
-
-def encode_repair_pause(pause: RepairPause) -> bytes:
-    message = pb.RepairPause(format=FORMAT, since_ms=pause.since_ms, reason=pause.reason)
-    return _bytes(message, pause.unknown)
-
-
-def decode_repair_pause(data: bytes) -> RepairPause:
-    message = _parse(pb.RepairPause(), "pause of repair", data)
-    return RepairPause(message.since_ms, message.reason, _unknown(message))
-
-
-# ---- who is there --------------------------------------------------------------------------------
+# ---- servers -------------------------------------------------------------------------------------
 
 
 def encode_cluster(cluster: str) -> bytes:
-    return _bytes(pb.Cluster(format=FORMAT, id=cluster))
+    return _stored(pb.Cluster(id=cluster))
 
 
 def decode_cluster(data: bytes) -> str:
@@ -238,210 +301,210 @@ def decode_cluster(data: bytes) -> str:
     return message.id
 
 
-def encode_bookie_registration(registration: BookieRegistration) -> bytes:
-    message = pb.BookieRegistration(
-        format=FORMAT,
-        bookie=registration.bookie,
-        incarnation=registration.incarnation,
-        boot_epoch=registration.boot_epoch,
-        address=registration.address,
-        http_address=registration.http_address,
-        zone=registration.zone,
-        read_only=registration.read_only,
-    )
-    return _bytes(message, registration.unknown)
+_BOOKIE_ADDRESS: Final = _Table(
+    "bookie address", pb.BookieAddress, BookieAddress, *_plain("data", "grpc")
+)
 
+_BOOKIE_REGISTRATION: Final = _Table(
+    "bookie registration",
+    pb.BookieRegistration,
+    BookieRegistration,
+    *_plain("bookie", "incarnation", "boot_epoch"),
+    _part("address", _BOOKIE_ADDRESS),
+    *_plain("http_address", "zone", "read_only"),
+)
+encode_bookie_registration: Final = _BOOKIE_REGISTRATION.encode
+decode_bookie_registration: Final = _BOOKIE_REGISTRATION.decode
 
-def decode_bookie_registration(data: bytes) -> BookieRegistration:
-    message = _parse(pb.BookieRegistration(), "bookie registration", data)
-    return BookieRegistration(
-        bookie=BookieId(message.bookie),
-        incarnation=message.incarnation,
-        boot_epoch=message.boot_epoch,
-        address=message.address,
-        http_address=message.http_address,
-        zone=message.zone,
-        read_only=message.read_only,
-        unknown=_unknown(message),
-    )
+_BOOKIE_COOKIE: Final = _Table(
+    "bookie cookie",
+    pb.BookieCookie,
+    BookieCookie,
+    *_plain("bookie", "incarnation", "boot_epoch", "cluster", "start"),
+)
+encode_bookie_cookie: Final = _BOOKIE_COOKIE.encode
+decode_bookie_cookie: Final = _BOOKIE_COOKIE.decode
 
+_BOOKIE_DRAIN: Final = _Table(
+    "bookie drain", pb.BookieDrain, BookieDrain, *_plain("bookie", "since_ms", "decommission")
+)
+encode_bookie_drain: Final = _BOOKIE_DRAIN.encode
+decode_bookie_drain: Final = _BOOKIE_DRAIN.decode
 
-def encode_bookie_cookie(cookie: BookieCookie) -> bytes:
-    message = pb.BookieCookie(
-        format=FORMAT,
-        bookie=cookie.bookie,
-        incarnation=cookie.incarnation,
-        boot_epoch=cookie.boot_epoch,
-        cluster=cookie.cluster,
-        start=cookie.start,
-    )
-    return _bytes(message, cookie.unknown)
-
-
-def decode_bookie_cookie(data: bytes) -> BookieCookie:
-    message = _parse(pb.BookieCookie(), "bookie cookie", data)
-    return BookieCookie(
-        bookie=BookieId(message.bookie),
-        incarnation=message.incarnation,
-        boot_epoch=message.boot_epoch,
-        cluster=message.cluster,
-        start=message.start,
-        unknown=_unknown(message),
-    )
-
-
-def encode_bookie_drain(drain: BookieDrain) -> bytes:
-    message = pb.BookieDrain(
-        format=FORMAT,
-        bookie=drain.bookie,
-        since_ms=drain.since_ms,
-        decommission=drain.decommission,
-    )
-    return _bytes(message, drain.unknown)
-
-
-def decode_bookie_drain(data: bytes) -> BookieDrain:
-    message = _parse(pb.BookieDrain(), "bookie drain", data)
-    return BookieDrain(
-        bookie=BookieId(message.bookie),
-        since_ms=message.since_ms,
-        decommission=message.decommission,
-        unknown=_unknown(message),
-    )
-
-
-def encode_broker_registration(registration: BrokerRegistration) -> bytes:
-    message = pb.BrokerRegistration(
-        format=FORMAT,
-        broker=registration.broker,
-        incarnation=registration.incarnation,
-        grpc_url=registration.grpc_url,
-        pulsar_url=registration.pulsar_url,
-        http_url=registration.http_url,
-    )
-    return _bytes(message, registration.unknown)
-
-
-def decode_broker_registration(data: bytes) -> BrokerRegistration:
-    message = _parse(pb.BrokerRegistration(), "broker registration", data)
-    return BrokerRegistration(
-        broker=BrokerId(message.broker),
-        incarnation=message.incarnation,
-        grpc_url=message.grpc_url,
-        pulsar_url=message.pulsar_url,
-        http_url=message.http_url,
-        unknown=_unknown(message),
-    )
+_BROKER_REGISTRATION: Final = _Table(
+    "broker registration",
+    pb.BrokerRegistration,
+    BrokerRegistration,
+    *_plain("broker", "incarnation", "grpc_url", "pulsar_url", "http_url"),
+)
+encode_broker_registration: Final = _BROKER_REGISTRATION.encode
+decode_broker_registration: Final = _BROKER_REGISTRATION.decode
 
 
 # ---- topics --------------------------------------------------------------------------------------
 
+_OWNERSHIP: Final = _Table(
+    "ownership", pb.Ownership, Ownership, *_plain("owner", "incarnation", "epoch")
+)
+encode_ownership: Final = _OWNERSHIP.encode
+decode_ownership: Final = _OWNERSHIP.decode
 
-def encode_ownership(ownership: Ownership) -> bytes:
-    message = pb.Ownership(
-        format=FORMAT,
-        owner=ownership.owner,
-        incarnation=ownership.incarnation,
-        epoch=ownership.epoch,
-    )
-    return _bytes(message, ownership.unknown)
+_TOPIC_LEDGER: Final = _Table(
+    "topic ledger",
+    pb.TopicLedger,
+    TopicLedger,
+    *_plain("ledger", "first_index", "entries", "length", "closed_ms"),
+)
 
+_SUBSCRIPTION: Final = _Table(
+    "subscription record",
+    pb.SubscriptionRecord,
+    SubscriptionRecord,
+    _map("properties"),
+    *_plain("inline"),
+)
 
-def decode_ownership(data: bytes) -> Ownership:
-    message = _parse(pb.Ownership(), "ownership", data)
-    return Ownership(
-        owner=BrokerId(message.owner),
-        incarnation=message.incarnation,
-        epoch=message.epoch,
-        unknown=_unknown(message),
-    )
-
-
-def encode_bundles(bundles: NamespaceBundles) -> bytes:
-    message = pb.NamespaceBundles(format=FORMAT, boundaries=bundles.boundaries)
-    return _bytes(message, bundles.unknown)
-
-
-def decode_bundles(data: bytes) -> NamespaceBundles:
-    message = _parse(pb.NamespaceBundles(), "namespace bundles", data)
-    return NamespaceBundles(tuple(message.boundaries), _unknown(message))
-
-
-def encode_topic(topic: TopicRecord) -> bytes:
-    message = pb.TopicRecord(
-        format=FORMAT,
-        epoch=topic.epoch,
-        ledgers=[_topic_ledger_to_wire(ledger) for ledger in topic.ledgers],
-        cursor_ledgers=topic.cursor_ledgers,
-        subscriptions={
-            name: _subscription_to_wire(record) for name, record in topic.subscriptions.items()
-        },
-        deleting=topic.deleting,
-        properties=topic.properties,
-    )
-    return _bytes(message, topic.unknown)
+_TOPIC: Final = _Table(
+    "topic record",
+    pb.TopicRecord,
+    TopicRecord,
+    *_plain("epoch"),
+    _parts("ledgers", _TOPIC_LEDGER),
+    _tuple("cursor_ledgers"),
+    _parts_by_key("subscriptions", _SUBSCRIPTION),
+    _tuple("deleting"),
+    _map("properties"),
+)
+encode_topic: Final = _TOPIC.encode
+decode_topic: Final = _TOPIC.decode
 
 
-def decode_topic(data: bytes) -> TopicRecord:
-    message = _parse(pb.TopicRecord(), "topic record", data)
-    return TopicRecord(
-        epoch=message.epoch,
-        ledgers=tuple(_topic_ledger_from_wire(ledger) for ledger in message.ledgers),
-        cursor_ledgers=tuple(LedgerId(ledger) for ledger in message.cursor_ledgers),
-        subscriptions={
-            name: SubscriptionRecord(dict(record.properties), record.inline, _unknown(record))
-            for name, record in message.subscriptions.items()
-        },
-        deleting=tuple(LedgerId(ledger) for ledger in message.deleting),
-        properties=dict(message.properties),
-        unknown=_unknown(message),
-    )
+# ---- tenants, namespaces and policies ------------------------------------------------------------
 
+_BACKLOG_ACTIONS: Final = {
+    BacklogAction.HOLD_PRODUCERS: pb.BACKLOG_ACTION_HOLD_PRODUCERS,
+    BacklogAction.REFUSE_PRODUCERS: pb.BACKLOG_ACTION_REFUSE_PRODUCERS,
+    BacklogAction.EVICT_BACKLOG: pb.BACKLOG_ACTION_EVICT_BACKLOG,
+}
+_INACTIVE_MODES: Final = {
+    InactiveMode.NO_SUBSCRIPTIONS: pb.INACTIVE_MODE_NO_SUBSCRIPTIONS,
+    InactiveMode.SUBSCRIPTIONS_CAUGHT_UP: pb.INACTIVE_MODE_SUBSCRIPTIONS_CAUGHT_UP,
+}
+_SUBSCRIPTION_TYPES: Final = {
+    SubscriptionType.EXCLUSIVE: pb.SUBSCRIPTION_TYPE_EXCLUSIVE,
+    SubscriptionType.SHARED: pb.SUBSCRIPTION_TYPE_SHARED,
+    SubscriptionType.FAILOVER: pb.SUBSCRIPTION_TYPE_FAILOVER,
+    SubscriptionType.KEY_SHARED: pb.SUBSCRIPTION_TYPE_KEY_SHARED,
+}
 
-def _topic_ledger_to_wire(ledger: TopicLedger) -> pb.TopicLedger:
-    message = pb.TopicLedger(
-        ledger=ledger.ledger,
-        first_index=ledger.first_index,
-        entries=ledger.entries,
-        length=ledger.length,
-        closed_ms=ledger.closed_ms,
-    )
-    return _with_unknown(message, ledger.unknown)
+_RETENTION: Final = _Table("retention", pb.Retention, Retention, *_plain("time_s", "size_bytes"))
+_BACKLOG_QUOTA: Final = _Table(
+    "backlog quota",
+    pb.BacklogQuota,
+    BacklogQuota,
+    *_plain("limit"),
+    _enum("backlog quota", "action", _BACKLOG_ACTIONS),
+)
+_PERSISTENCE: Final = _Table(
+    "persistence policy",
+    pb.Persistence,
+    Persistence,
+    *_plain("ensemble_size", "write_quorum", "ack_quorum", "mark_delete_rate"),
+)
+_DELAYED_DELIVERY: Final = _Table(
+    "delayed delivery policy",
+    pb.DelayedDelivery,
+    DelayedDelivery,
+    *_plain("enabled", "tick_ms", "delay_ms_max"),
+)
+_AUTO_TOPIC_CREATION: Final = _Table(
+    "topic creation policy",
+    pb.AutoTopicCreation,
+    AutoTopicCreation,
+    *_plain("enabled", "partitions"),
+)
+_RATE: Final = _Table("rate", pb.Rate, Rate, *_plain("messages_max", "bytes_max", "period_s"))
+_SUBSCRIBE_RATE: Final = _Table(
+    "subscribe rate", pb.SubscribeRate, SubscribeRate, *_plain("subscribes_max", "period_s")
+)
+_INACTIVE_TOPIC_DELETION: Final = _Table(
+    "inactive topic policy",
+    pb.InactiveTopicDeletion,
+    InactiveTopicDeletion,
+    *_plain("enabled", "after_s"),
+    _enum("inactive topic policy", "mode", _INACTIVE_MODES),
+)
 
+_POLICIES: Final = _Table(
+    "policies",
+    pb.Policies,
+    Policies,
+    *_plain("version"),
+    _part("retention", _RETENTION, optional=True),
+    *_optional("message_ttl_s"),
+    _part("backlog_quota_bytes", _BACKLOG_QUOTA, optional=True),
+    _part("backlog_quota_age_s", _BACKLOG_QUOTA, optional=True),
+    _part("persistence", _PERSISTENCE, optional=True),
+    *_optional("deduplication"),
+    _part("delayed_delivery", _DELAYED_DELIVERY, optional=True),
+    _part("auto_topic_creation", _AUTO_TOPIC_CREATION, optional=True),
+    *_optional("auto_subscription_creation"),
+    *_optional("producers_max", "consumers_max", "consumers_per_subscription_max"),
+    *_optional("subscriptions_max", "unacked_per_consumer_max", "unacked_per_subscription_max"),
+    _part("publish_rate", _RATE, optional=True),
+    _part("dispatch_rate", _RATE, optional=True),
+    _part("subscription_dispatch_rate", _RATE, optional=True),
+    _part("subscribe_rate", _SUBSCRIBE_RATE, optional=True),
+    _enum_set("policies", "subscription_types", _SUBSCRIPTION_TYPES),
+    _part("inactive_topic_deletion", _INACTIVE_TOPIC_DELETION, optional=True),
+)
 
-def _topic_ledger_from_wire(message: pb.TopicLedger) -> TopicLedger:
-    return TopicLedger(
-        ledger=LedgerId(message.ledger),
-        first_index=message.first_index,
-        entries=message.entries,
-        length=message.length,
-        closed_ms=message.closed_ms,
-        unknown=_unknown(message),
-    )
+_TENANT: Final = _Table(
+    "tenant record", pb.TenantRecord, TenantRecord, _set("allowed_clusters"), _set("admin_roles")
+)
+encode_tenant: Final = _TENANT.encode
+decode_tenant: Final = _TENANT.decode
 
+_BUNDLES: Final = _Table(
+    "namespace bundles", pb.NamespaceBundles, NamespaceBundles, _tuple("boundaries")
+)
 
-def _subscription_to_wire(record: SubscriptionRecord) -> pb.SubscriptionRecord:
-    message = pb.SubscriptionRecord(properties=record.properties, inline=record.inline)
-    return _with_unknown(message, record.unknown)
+_NAMESPACE: Final = _Table(
+    "namespace record",
+    pb.NamespaceRecord,
+    NamespaceRecord,
+    _part("bundles", _BUNDLES),
+    _part("policies", _POLICIES),
+)
+encode_namespace: Final = _NAMESPACE.encode
+decode_namespace: Final = _NAMESPACE.decode
+
+_TOPIC_POLICIES: Final = _Table(
+    "topic policies", pb.TopicPolicies, TopicPolicies, _part("policies", _POLICIES)
+)
+encode_topic_policies: Final = _TOPIC_POLICIES.encode
+decode_topic_policies: Final = _TOPIC_POLICIES.decode
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
 
 
-def _bytes(message: Message, unknown: bytes = b"") -> bytes:
+def _stored(message: Message) -> bytes:
+    message.format = FORMAT  # type: ignore[attr-defined]
     # Deterministic: maps in order of key, so that equal records can be compared as bytes.
-    return _with_unknown(message, unknown).SerializeToString(deterministic=True)
+    return message.SerializeToString(deterministic=True)
 
 
-def _parse(message: R, kind: str, data: bytes) -> R:
+def _parse(message: M, kind: str, data: bytes) -> M:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
         raise CorruptRecord(kind, str(error) or "not parsable") from None
-    if message.format == 0:
+    version: int = message.format  # type: ignore[attr-defined]
+    if version == 0:
         raise CorruptRecord(kind, "no format version")
-    if message.format != FORMAT:
-        raise UnsupportedFormat(kind, message.format)
+    if version != FORMAT:
+        raise UnsupportedFormat(kind, version)
     return message
 
 

@@ -2,16 +2,18 @@
 
 What a directory holds:
 
-    format      one line, "magnetar metadata 1"; written first, so that nothing else is taken for
-                ours
+    format      one line, "magnetar metadata 1"; written first, so that no other directory is
+                used by mistake
     store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a node
                 lie side by side), its value version u64 | next sequence u64 | the node's value.
-                "Mboots" counts the openings, which are also the sessions.
+                "Mboots" counts how often the store was opened, which numbers the
+                sessions.
     watermark   sequence number of the last synced change, u64, and its CRC32, u32
-    *.new       either file while it is made: a first start that was cut short is taken up
+    *.new       either file while it is written: a first start that was interrupted is continued
 
-RocksDB can open after damage to its log "successfully", with synced changes missing; the watermark
-tells. It is written after each sync without a sync of its own, so it never claims too much.
+RocksDB may open without an error after damage to its log, with synced changes missing. The
+watermark detects that. It is written after each sync, without a sync of its own, so it is never too
+high.
 
 Ephemeral nodes are kept in memory only: the one session ends with the process.
 """
@@ -74,7 +76,7 @@ class DiskNodes:
         except StoreDamaged:
             db.close()
             raise
-        except Exception as error:  # of the system, or a plain one of rocksdict's
+        except Exception as error:  # of the system, or a plain Exception of rocksdict
             db.close()
             raise StoreFailed(str(directory), str(error)) from error
 
@@ -109,8 +111,8 @@ class DiskNodes:
         return [path for path, node in self._ephemeral.items() if node.session == session]
 
     def commit(self) -> None:
-        """Write and sync what was changed, all of it or nothing. Raises StoreFailed, after which
-        nobody knows what is on the disk: the store must not be used any more."""
+        """Write and sync what was changed, all of it or nothing. Raises StoreFailed: then
+        the content of the disk is unknown, and the store must not be used any more."""
         if not self._changed:
             return
         changed, self._changed = self._changed, {}
@@ -149,7 +151,7 @@ class DiskNodes:
                 yield added.rpartition("/")[2]
 
     def _door(self, call: Callable[[], T]) -> T:
-        """rocksdict raises plain `Exception`; whatever it says, this store is finished."""
+        """rocksdict raises plain `Exception`. After any of them the store cannot be used."""
         try:
             return call()
         except Exception as error:
@@ -168,7 +170,7 @@ def _key(path: str, name: str | None = None) -> bytes:
 
 
 def _claim(directory: Path) -> None:
-    """Make sure that the directory is ours, or make it ours when there is nothing in it."""
+    """Check that the directory holds this format, or mark it if it is empty."""
     mark = directory / "format"
     _make_directory(directory)
     if mark.exists():
@@ -182,7 +184,7 @@ def _claim(directory: Path) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    """As durable as what will be in it."""
+    """Make the directory and its parents durably."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -213,7 +215,7 @@ def _watermark_record(sequence: int) -> bytes:
 
 
 def _read_watermark(directory: Path) -> int | None:
-    """None: nothing has ever been synced here."""
+    """None: no change was ever synced here."""
     path = directory / "watermark"
     if not path.exists():
         return None
@@ -225,7 +227,7 @@ def _read_watermark(directory: Path) -> int | None:
 
 
 def _open_watermark(directory: Path, db: Rdict) -> int:
-    """Durable once: from then on the directory is known to have held something."""
+    """The first record is synced: it proves later that the directory held changes."""
     path = directory / "watermark"
     record = _watermark_record(db.latest_sequence_number())
     if not path.exists():
@@ -236,7 +238,7 @@ def _open_watermark(directory: Path, db: Rdict) -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A small new file: after a crash it is there, all of it, or not at all."""
+    """Write a small new file. After a crash it exists complete or not at all."""
     descriptor = os.open(_new(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         os.write(descriptor, content)

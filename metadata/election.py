@@ -1,14 +1,13 @@
-"""Leader election: whoever holds the one ephemeral node leads.
+"""Leader election: the candidate that holds the one ephemeral node leads.
 
-Every candidate tries to make the node; those who fail watch it. That wakes all of them when a
-leader goes, which is cheap for the few dozen candidates that there are, and leaves one node to look
-at; a queue of sequential nodes would wake one, and can strand a candidate whose lost reply made a
-node it does not know of.
+Each candidate tries to create the node; the others watch it. All of them wake when a leader goes,
+which is cheap for a few dozen candidates. A queue of sequential nodes would wake only one, but a
+lost reply may leave a node there whose candidate does not know it.
 
-Two may believe to lead for a moment: one whose session the ensemble has given up, and which does
-not know it yet, and its successor. So a leader stops acting when its connection is gone
-(`is_leader` is False while the session is suspended), and whatever it does must be safe to do
-twice: compare-and-set.
+For a moment two processes may act as leader: one whose session the ensemble has expired and that
+does not know it yet, and its successor. So a leader stops when it loses its connection (`is_leader`
+is False while the session is suspended), and each of its actions must be safe to do twice:
+compare-and-set.
 """
 
 from collections.abc import Callable
@@ -47,18 +46,18 @@ class Election:
 
     @property
     def leader(self) -> bytes | None:
-        """The candidate that was seen leading last. None: nobody, or not known yet."""
+        """The leader that was seen last. None: there was none, or it is not known yet."""
         return self._lease.holder
 
     async def run(self) -> None:
-        """Stand for election for ever. Cancelling does not resign: closing the store does."""
+        """Take part until cancelled. Cancelling keeps the node; closing the store gives it up."""
         unwatch = self._store.watch_session(lambda state: self._tell())
         try:
             while True:
                 try:
                     await self._lease.run()
                 except LeaseTaken:
-                    continue  # deposed by hand; back in line
+                    continue  # an operator removed it; try again
         finally:
             unwatch()
 

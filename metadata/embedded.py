@@ -1,12 +1,12 @@
-"""MetadataStore in a directory of this process: what standalone uses instead of ZooKeeper.
+"""MetadataStore in a directory of this process; standalone uses it instead of ZooKeeper.
 
-All requests go to one thread, in order of the calls. They travel in groups: while one group is
-being written and synced the next one gathers, so a busy store syncs once per group, not once per
-request. A group is written as one batch and synced before any of its replies is given, reads
-included: nobody sees what a power cut could take back.
+All requests go to one thread, in order of the calls. They are carried out in groups: while the
+thread writes and syncs one group, the next one gathers. So a busy store syncs once per group, not
+once per request. The thread syncs a group before any of its requests is answered, reads included:
+no caller sees a change that a power cut can undo.
 
-The one session is the process: it is never suspended and never lost. When the disk refuses a write,
-the store has failed for good (StoreFailed), and the process should end.
+The one session lasts as long as the process: it is never suspended and never lost. When the disk
+refuses a write, the store takes no more calls (StoreFailed), and the process should end.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _GROUP_BYTES_MAX: Final = 256 * 1024
 """Writing a batch holds the interpreter lock for all of it: 256 KiB take about 1 ms."""
 
 _REQUESTS_MAX: Final = 100_000
-"""Waiting requests; more is a loop that forgets to wait, which is a bug."""
+"""Waiting requests. More of them come from a loop that does not wait: a bug."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class EmbeddedStore:
         return self._watches.add_session(callback)
 
     async def close(self) -> None:
-        """Waits for what is under way, and only for that: requests that wait are refused."""
+        """Waits for the requests that are being carried out; the others are refused."""
         if self._state is SessionState.CLOSED:
             return
         self._state = SessionState.CLOSED
@@ -134,7 +134,7 @@ class EmbeddedStore:
         await self._idle.wait()
         self._watches.fire_session(SessionState.CLOSED)
         self._watches.clear()
-        with suppress(StoreFailed):  # its requests have said so
+        with suppress(StoreFailed):  # its requests have raised it
             await self._thread.do(self._nodes.close)
         self._thread.shutdown(wait=False)
 
@@ -164,7 +164,7 @@ class EmbeddedStore:
         self._group.add_done_callback(partial(self._on_group, group))
 
     def _run_group(self, group: list[_Request]) -> _GroupResult:
-        """On the thread. A StoreFailed that is raised speaks for the whole group."""
+        """On the thread. StoreFailed stands for the whole group."""
         outcomes = []
         for request in group:
             try:
@@ -191,7 +191,7 @@ class EmbeddedStore:
             self._idle.set()
 
     def _fail(self, group: list[_Request], error: BaseException) -> None:
-        """The outcome of the group is unknown; those who wait have not been sent at all."""
+        """The outcome of the group is unknown; the requests that wait were not sent."""
         failure = error if isinstance(error, StoreFailed) else None
         self._failure = failure or StoreFailed("", repr(error))
         for request in group:

@@ -1,8 +1,7 @@
-"""What can go wrong with metadata, each with its data and with whether the outcome is known.
+"""The operating errors of metadata. Each carries its data and whether the outcome is known.
 
-`definite` is True when nothing was changed by the call that raised, or the data on disk is at
-fault; False when the change may or may not have happened, now or in a moment: read again and
-compare.
+`definite` is True when the call that raised changed nothing, or the data on disk is at fault. It is
+False when the change may have happened, or may still happen: read again and compare.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ class MetadataError(Exception):
 
 
 class BadVersion(MetadataError):
-    """The node is not at the expected version (it may be gone): someone else changed it."""
+    """The node is not at the expected version (it may be gone): another process changed it."""
 
     def __init__(self, path: str, expected: int) -> None:
         super().__init__(f"{path} is not at version {expected}")
@@ -24,7 +23,7 @@ class BadVersion(MetadataError):
 
 
 class NodeExists(BadVersion):
-    """The node was to be created and is there already."""
+    """The node to be created exists already."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, -1)
@@ -32,7 +31,7 @@ class NodeExists(BadVersion):
 
 
 class NoNode(MetadataError):
-    """The node to be deleted is not there."""
+    """The node to be deleted does not exist."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} does not exist")

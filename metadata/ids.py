@@ -1,12 +1,12 @@
-"""Ledger ids: unique for ever, and growing within each topic.
+"""Ledger ids: never used twice, and growing within each topic.
 
-Each process takes blocks of ids from one compare-and-set counter and hands them out from memory;
-what is left of a block when the process ends is lost. An id is never handed out twice:
+Each process takes blocks of ids from one compare-and-set counter and hands them out from memory.
+The rest of a block is lost when the process ends. An id is never handed out twice:
 
-- A block is used only if the reply that granted it arrived. When a reply is lost, the block may be
-  ours or not, so it counts as handed out to nobody: the next attempt starts from a fresh read.
+- A block is used only if the reply that granted it arrived. After a lost reply the process does not
+  know whether it owns the block and does not use it: the next attempt starts with a fresh read.
 - Positions order by ledger id and topics move between brokers, so an id must exceed the topic's
-  newest ledger (`newer_than`). If the block at hand is behind that, all of it is thrown away.
+  newest ledger (`newer_than`). If the current block is below that, the process discards it.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ class LedgerIds:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._block: range = range(0)
-        self._fetching = asyncio.Lock()  # one trip to the store serves all who wait
+        self._fetching = asyncio.Lock()  # one trip to the store serves all callers that wait
 
     async def next(self, newer_than: LedgerId, *, deadline: float) -> LedgerId:
-        """An id that nobody has got before, greater than `newer_than` (-1: any). Raises Unavailable
+        """An id that was never handed out, greater than `newer_than` (-1: any). Raises Unavailable
         when the deadline (loop time) passes."""
         try:
             async with asyncio.timeout_at(deadline):
@@ -65,7 +65,7 @@ class LedgerIds:
                 value = encode_ledger_counter(LedgerId(first + BLOCK), replaced=before)
                 await self._store.put(paths.NEXT_LEDGER_ID, value, expected=version)
             except BadVersion:
-                continue  # another process took a block; each lost race is someone's success
+                continue  # another process took a block: each lost race is progress of another
             except (OutcomeUnknown, Unavailable):
                 await asyncio.sleep(UPDATE_PAUSE_S)
             else:

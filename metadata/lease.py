@@ -1,18 +1,18 @@
-"""A lease: one ephemeral node that says "this process is here", or "this process is it".
+"""A lease: one ephemeral node that registers this process, or marks it as the elected one.
 
-The node is made again whenever it is gone: when a session was lost and another began, or when
-someone deleted it. A node that an earlier session left behind is replaced by one in the present
-session; else it would vanish when that session ends at last. What is taken for such a leftover: the
-same value as ours, or one that `replaces` accepts. Anything else is somebody else's, and is waited
-for.
+The lease creates the node again when it is gone: after a new session has begun, or after another
+process deleted the node. It replaces a node that an earlier session left behind; otherwise the node
+would disappear when that session expires. A leftover is a node with this lease's value, or with one
+that `replaces` accepts. Any other node belongs to another process, and the lease waits until it is
+gone.
 
-A leftover is replaced in three steps, each compared with what was read: its value is set to ours,
-then it is deleted, then made anew. If its owner is alive after all, the first step is how it learns
-that it was replaced, before it could take the deletion for an accident.
+A leftover is replaced in three steps, each a compare-and-set: set its value to this lease's, delete
+it, create it again. If the owner of the node is alive, the first step tells it that it was
+replaced, so it does not mistake the deletion for an accident.
 
 The lease is `held` while the session that holds the node is not known to be lost. A suspended
-session is not lost. Being told late is possible (the ensemble gives a silent session up before its
-client knows), so a lease is a hint to others and never what keeps data safe.
+session is not lost. The report may be late (the ensemble expires a silent session before its client
+knows), so a lease is a hint to other processes. The safety of data never depends on it.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Lease:
 
     @property
     def holder(self) -> bytes | None:
-        """The value that was seen last at the path, ours or not. None: nobody's, or never seen."""
+        """The value that was read last at the path. None: there was no node, or none was read."""
         return self._holder
 
     async def run(self) -> None:
@@ -86,7 +86,7 @@ class Lease:
         try:
             return await self._maybe_change_node()
         except (BadVersion, NoNode):
-            return True  # someone was quicker
+            return True  # another process was faster
         except (OutcomeUnknown, Unavailable):
             await asyncio.sleep(UPDATE_PAUSE_S)
             return True

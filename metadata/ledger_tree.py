@@ -1,8 +1,8 @@
 """The ids of ledgers that have a node below one folder, streamed in ascending order.
 
-A folder of leaves has 10,000 names at most (`paths.ledger`), and no more than one of them is in
-memory at a time. Ledgers come and go meanwhile: what existed during the whole walk is met, the rest
-perhaps. A folder that vanishes while it is walked is empty.
+A folder of leaves has 10,000 names at most (`paths.ledger`), and only one such folder is in memory
+at a time. The walk returns each ledger that exists during the whole walk. It may return or miss one
+that is created or deleted meanwhile. A folder that is deleted during the walk counts as empty.
 """
 
 from collections.abc import AsyncIterator

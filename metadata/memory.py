@@ -1,13 +1,11 @@
-"""MetadataStore in memory: for tests, and for simulated worlds with all that ZooKeeper does to
-people.
+"""MetadataStore in memory: for tests, and for simulated worlds with all failures of ZooKeeper.
 
 One `MemoryTree` is the ensemble; each `MemoryStore` is a client with a session of its own. A store
 has no thread, no real time and no randomness but what is passed in, so a run repeats exactly.
 
-A request travels: it is queued, served in order of the calls after `delay_s()`, and its reply wakes
-the caller. A caller who is cancelled meanwhile does not take its request back, as with ZooKeeper.
-What can be done to a store: `faults` (per request), `suspend`, `expire`, `reconnect`,
-`fall_behind`.
+A request is queued, served in order of the calls after `delay_s()`, and its reply wakes the caller.
+Cancelling the caller does not withdraw the request, as with ZooKeeper. A test can inject `faults`
+(per request), `suspend`, `expire`, `reconnect` and `fall_behind`.
 """
 
 import asyncio
@@ -33,7 +31,7 @@ from magnetar.metadata.watches import Watches
 T = TypeVar("T")
 
 _REQUESTS_MAX: Final = 10_000
-"""Queued requests of one store; more is a loop that forgets to wait, which is a bug."""
+"""Queued requests of one store. More of them come from a loop that does not wait: a bug."""
 
 
 class Fault(Enum):
@@ -43,7 +41,7 @@ class Fault(Enum):
 
 
 FaultChoice = Callable[[str, str], Fault | None]
-"""(operation, path) -> what befalls this request. Operations are the method names."""
+"""(operation, path) -> the fault of this request. Operations are the method names."""
 
 
 class MemoryNodes:
@@ -86,7 +84,7 @@ class MemoryNodes:
 
 
 class MemoryTree:
-    """What all sessions share."""
+    """The state that all sessions share."""
 
     def __init__(self) -> None:
         self.nodes = MemoryNodes()
@@ -101,7 +99,7 @@ class MemoryTree:
         return self._session
 
     def end_session(self, session: int) -> None:
-        """The ensemble gives a session up, whether or not its client hears of it."""
+        """The ensemble ends a session, whether or not its client is told."""
         if session in self.sessions:
             self.sessions.remove(session)
             self.tree.end_session(session)
@@ -206,17 +204,17 @@ class MemoryStore:
         self._enter(SessionState.CLOSED)
         self._watches.clear()
 
-    # ---- what a test or a simulated world may do to it ----
+    # ---- faults that a test or a simulated world injects ----
 
     def suspend(self) -> None:
-        """The connection breaks. The ensemble keeps the session, until someone ends it there."""
+        """The connection breaks. The ensemble keeps the session until `expire` or `end_session`."""
         assert self._state is SessionState.CONNECTED, self._state
         self._fail_requests(lambda request: OutcomeUnknown(request.path))
         self._enter(SessionState.SUSPENDED)
 
     def expire(self) -> None:
-        """The ensemble gives the session up. A client without a connection learns it on
-        reconnecting; one with a connection at once. LOST lasts until `reconnect`."""
+        """The ensemble ends the session. A connected client is told at once, another one when it
+        reconnects. LOST lasts until `reconnect`."""
         assert self._state in (SessionState.CONNECTED, SessionState.SUSPENDED), self._state
         self._shared.end_session(self._session)
         if self._state is SessionState.CONNECTED:
@@ -246,7 +244,7 @@ class MemoryStore:
         self._fire_soon(unseen)
 
     def on_touched(self, paths: set[str]) -> None:
-        """Called by the tree after each change of anyone."""
+        """Called by the tree after each change by any session."""
         if self._stale is not None:
             self._unseen |= paths
         elif self._state is SessionState.CONNECTED:
@@ -291,7 +289,7 @@ class MemoryStore:
         self._timers.add(timer)
 
     def _serve_next(self) -> None:
-        """The timers may come out of order: whichever it is, the oldest request is served."""
+        """Timers may fire out of order: each serves the oldest request."""
         request = self._requests.popleft()
         error: MetadataError | None = None
         result = None

@@ -1,12 +1,13 @@
-"""The nouns that are stored as metadata and shared by bookies, brokers and tools.
+"""The records that are stored as metadata and shared by bookies, brokers and tools.
 
-Values only: frozen, validated where they are made, free of I/O and of the way they are stored
-(`codec.py`). `unknown` carries the fields that a newer version of Magnetar wrote and this one does
-not know; it takes no part in comparisons and goes back into the store with the next write.
+Values only: frozen, validated when they are made, independent of I/O and of their stored form
+(`codec.py`). `unknown` carries the fields that a newer version of Magnetar wrote and this version
+does not know. Comparisons ignore it, and the next write stores it again.
 
 "Nothing" is -1 where a position is meant (`NO_ENTRY`), and None where there is no value at all.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -62,7 +63,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """What the store knows of one ledger. Raises InvalidLedgerMetadata when made wrongly.
+    """The metadata of one ledger. Raises InvalidLedgerMetadata for invalid values.
 
     1. 1 <= ack_quorum <= write_quorum <= ensemble_size, for the ledger's life; of a CLOSED ledger
        whose bookies each hold all of it (write_quorum = ensemble_size) the two may grow together.
@@ -80,7 +81,7 @@ class LedgerMetadata:
     write_quorum: int
     ack_quorum: int
     segments: tuple[Segment, ...]
-    master_key: int  # u64; bookies take adds only from who knows it
+    master_key: int  # u64; bookies take adds only from a client that knows it
     creator_token: int  # u64; tells a creator whose reply was lost that the ledger is its own
     created_ms: int
     last_entry: EntryId | None = None  # None: not closed
@@ -156,7 +157,16 @@ class LedgerMetadata:
             _require(self.length == 0, f"empty, with {self.length} bytes")
 
 
-# ---- who is there --------------------------------------------------------------------------------
+# ---- registered servers --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BookieAddress:
+    """The two ports of a bookie, each as "host:port"."""
+
+    data: str  # framed TCP: adds and reads
+    grpc: str  # all other calls
+    unknown: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,7 @@ class BookieRegistration:
     bookie: BookieId
     incarnation: str
     boot_epoch: int  # counts the starts of this incarnation
-    address: str  # "host:port" of its gRPC service
+    address: BookieAddress
     http_address: str  # "host:port"; "": no HTTP port
     zone: str  # "": not told
     read_only: bool
@@ -174,7 +184,8 @@ class BookieRegistration:
 
     def __post_init__(self) -> None:
         _check_name("bookie registration", "bookie", self.bookie)
-        _check_name("bookie registration", "address", self.address)
+        _check_name("bookie registration", "data address", self.address.data)
+        _check_name("bookie registration", "gRPC address", self.address.grpc)
         check_incarnation("bookie registration", self.incarnation)
         _check_count("bookie registration", "boot epoch", self.boot_epoch)
 
@@ -261,19 +272,25 @@ class NamespaceBundles:
         if any(after <= before for before, after in pairwise(self.boundaries)):
             raise InvalidRecord(kind, f"boundaries do not increase: {self.boundaries}")
 
+    @classmethod
+    def divided(cls, count: int) -> "NamespaceBundles":
+        """`count` bundles of equal size; the last one takes the remainder, as in Pulsar."""
+        assert count >= 1, count
+        return cls((*(HASH_SPACE // count * number for number in range(count)), HASH_SPACE))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Pulsar's names of the bundles, "0x00000000_0x40000000"; the last one ends 0xffffffff."""
-        return tuple(
-            f"0x{start:08x}_0x{min(end, HASH_SPACE - 1):08x}"
-            for start, end in pairwise(self.boundaries)
-        )
+        return tuple(self._name(index) for index in range(len(self.boundaries) - 1))
 
     def bundle_of(self, topic_hash: int) -> str:
         """Name of the bundle that holds the topics with this CRC32."""
         assert 0 <= topic_hash < HASH_SPACE, topic_hash
-        index = sum(boundary <= topic_hash for boundary in self.boundaries) - 1
-        return self.names[index]
+        return self._name(bisect_right(self.boundaries, topic_hash) - 1)
+
+    def _name(self, index: int) -> str:
+        start, end = self.boundaries[index : index + 2]
+        return f"0x{start:08x}_0x{min(end, HASH_SPACE - 1):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +318,10 @@ class SubscriptionRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """All that the store knows of one topic, changed by compare-and-set only.
+    """The record of one topic, changed by compare-and-set only.
 
-    Whoever takes the topic over bumps `epoch` first; a broker that finds another epoch than its own
-    has lost the topic. Positions order by ledger id, so the ledgers strictly increase.
+    A broker that takes the topic over increments `epoch` first; a broker that finds another epoch
+    than its own has lost the topic. Positions order by ledger id, so the ledgers strictly increase.
     """
 
     epoch: int

@@ -1,11 +1,11 @@
-"""Where everything lies in the metadata store. Pure; the only module that spells a path.
+"""The paths of all records in the metadata store. Pure; the only module that spells a path.
 
     /cluster                                             the cluster's id
     /ledgers/next-id                                     counter (ids.py)
     /ledgers/meta/<id / 10^12>/<… / 10^8>/<… / 10^4>/<id>   LedgerMetadata
     /ledgers/under-replicated/<as above>                 UnderReplication
-    /ledgers/repair-locks/<id>                           whoever repairs the ledger, ephemeral
-    /ledgers/auditor                                     who looks for what to repair, ephemeral
+    /ledgers/repair-locks/<id>                           the repairing process, ephemeral
+    /ledgers/auditor                                     the elected auditor, ephemeral
     /ledgers/checked                                     CheckProgress
     /ledgers/repair-paused                               RepairPause
     /bookies/cookies/<bookie>                            BookieCookie
@@ -13,11 +13,14 @@
     /bookies/draining/<bookie>                           BookieDrain
     /brokers/available/<broker>                          BrokerRegistration, ephemeral
     /brokers/leader                                      the leader's BrokerId, ephemeral
-    /bundles/<tenant>/<namespace>                        NamespaceBundles
+    /tenants/<tenant>                                    TenantRecord
+    /namespaces/<tenant>/<namespace>                     NamespaceRecord
+    /topic-policies/<tenant>/<namespace>/<domain/topic>  TopicPolicies; one component
     /ownership/<tenant>/<namespace>/<bundle>             Ownership
     /topics/<tenant>/<namespace>/<domain>/<topic>        TopicRecord
 
-What users named is percent-encoded (UTF-8), so that any name is one component that ZooKeeper takes.
+Names that users chose are percent-encoded (UTF-8), so that any name is one component that ZooKeeper
+accepts.
 """
 
 from typing import Final
@@ -38,7 +41,9 @@ BOOKIES_AVAILABLE: Final = "/bookies/available"
 BOOKIES_DRAINING: Final = "/bookies/draining"
 BROKERS_AVAILABLE: Final = "/brokers/available"
 BROKER_LEADER: Final = "/brokers/leader"
-BUNDLES: Final = "/bundles"
+TENANTS: Final = "/tenants"
+NAMESPACES: Final = "/namespaces"
+TOPIC_POLICIES: Final = "/topic-policies"
 OWNERSHIP: Final = "/ownership"
 TOPICS: Final = "/topics"
 
@@ -77,8 +82,27 @@ def broker_available(broker: BrokerId) -> str:
     return f"{BROKERS_AVAILABLE}/{quoted(broker)}"
 
 
-def bundles(tenant: str, namespace: str) -> str:
-    return f"{BUNDLES}/{quoted(tenant)}/{quoted(namespace)}"
+def tenant(name: str) -> str:
+    return f"{TENANTS}/{quoted(name)}"
+
+
+def namespace(tenant: str, name: str) -> str:
+    return f"{NAMESPACES}/{quoted(tenant)}/{quoted(name)}"
+
+
+def topic_policies_folder(tenant: str, namespace: str) -> str:
+    """The folder of a namespace's topic policies, of both domains: one watch follows them all."""
+    return f"{TOPIC_POLICIES}/{quoted(tenant)}/{quoted(namespace)}"
+
+
+def topic_policies(tenant: str, namespace: str, domain: str, topic: str) -> str:
+    folder = topic_policies_folder(tenant, namespace)
+    return f"{folder}/{quoted(topic_policies_key(domain, topic))}"
+
+
+def topic_policies_key(domain: str, topic: str) -> str:
+    """The last component of `topic_policies`, unquoted. No domain has a slash."""
+    return f"{domain}/{topic}"
 
 
 def ownership(tenant: str, namespace: str, bundle: str) -> str:

@@ -1,6 +1,6 @@
-"""MetadataStore: the seam between Magnetar and wherever its metadata lives.
+"""MetadataStore: the interface between Magnetar and the store of its metadata.
 
-A tree of small versioned values, after ZooKeeper's model, which is also its strictest user:
+A tree of small versioned values, after ZooKeeper's model:
 
 - A node has a value and a version. The version is 0 when the node is made and grows by one with
   each change. A node that was deleted and made again starts at 0 again.
@@ -10,9 +10,9 @@ A tree of small versioned values, after ZooKeeper's model, which is also its str
 - Within one store, calls take effect in the order in which they were made. Reads may be stale with
   respect to *other* sessions until `sync`; after a change by this session, even a refused one,
   reads are at least as new as what the change was compared with.
-- A session is CONNECTED, or SUSPENDED (no connection; the session and its ephemerals may well be
-  alive), or LOST (its ephemerals are gone; a new session follows by itself, with a new
-  `session_id`), or CLOSED (by us, for good). SUSPENDED is not LOST.
+- A session is CONNECTED, or SUSPENDED (no connection; the session and its ephemerals may be alive),
+  or LOST (its ephemerals are gone; the store begins a new session with a new `session_id`), or
+  CLOSED (by `close`; no session follows). SUSPENDED is not LOST.
 
 Implementations: `memory` (tests and simulation), `embedded` (RocksDB, one process), `zookeeper`.
 """
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 UPDATE_ATTEMPTS_MAX: Final = 1_000
-"""Lost races before `update` gives up: someone else succeeded each time, so this is starvation."""
+"""Lost races before `update` gives up. Another process succeeded each time: this is starvation."""
 
 UPDATE_PAUSE_S: Final = 0.05
-"""Pause of `update` while the store is away: 20 looks per second are cheap and soon enough."""
+"""Pause of `update` while the store does not answer: 20 attempts per second are cheap."""
 
 
 class SessionState(StrEnum):
@@ -101,7 +101,7 @@ class MetadataStore(Protocol):
 
 
 class Verdict(Enum):
-    """What a change function may answer instead of a new value."""
+    """The other answers of a change function."""
 
     KEEP = "keep"  # the change is done already, or no longer wanted
     DELETE = "delete"
@@ -175,6 +175,6 @@ async def _apply(
         session = 0 if current is None else current.ephemeral_session
         return Versioned(answer, version, session)
     assert answer is DELETE
-    with suppress(NoNode):  # someone else, or a request of ours whose reply was lost, did it
+    with suppress(NoNode):  # another process did it, or an own request whose reply was lost
         await store.delete(path, expected=expected)
     return None

@@ -1,9 +1,9 @@
 """The rules of a tree of versioned nodes, as a machine over any map of nodes.
 
-Memory and embedded stores share it, so that they agree by construction; ZooKeeper is held to the
-same rules by the conformance suite. Every method either raises and changes nothing, or changes the
-nodes and adds what may interest a watcher to `touched` (for the owner to take): the paths whose
-value or existence changed, and the parents whose set of children did.
+Memory and embedded stores share it, so that they agree; the conformance suite checks ZooKeeper
+against the same rules. Each method either raises and changes nothing, or changes the nodes and adds
+paths to `touched` for the watches: the paths whose value or existence changed, and the parents
+whose set of children changed.
 
 1. Every node but the root has a parent. 2. An ephemeral node has no children.
 3. A node's version is 0 when made and grows by one with each change of its value.
@@ -26,7 +26,7 @@ class Node:
 
 
 class Nodes(Protocol):
-    """A map from path to node that also knows who is whose child. The root is always there."""
+    """A map from path to node that also knows the children of each node. The root always exists."""
 
     def get(self, path: str) -> Node | None: ...
     def put(self, path: str, node: Node) -> None: ...
@@ -73,7 +73,7 @@ class Tree:
         assert node is not None, parent
         number = node.next_sequence
         while self.nodes.get(path := f"{prefix}{number:010}") is not None:
-            number += 1  # someone made that node by hand
+            number += 1  # that node was created by hand
         self.nodes.put(parent, replace(node, next_sequence=number + 1))
         self.create(path, value, session)
         return path

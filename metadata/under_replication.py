@@ -1,9 +1,9 @@
-"""What is to be repaired of one ledger: a mark beside its metadata. Values only, as `model.py`.
+"""Under-replication records: the copies of one ledger that need repair. Values only, as `model.py`.
 
-Whoever notices something adds to the mark; whoever repairs removes it, but only in the version that
-was read when the work began: what was added meanwhile survives. A mark is a hint. What really needs
-doing is decided from the ledger's metadata, so a mark too many does no harm, and one that says less
-than is the case delays a repair until somebody notices again.
+A process that detects a fault adds to the record. The process that repairs deletes the record, but
+only in the version that it read when the work began: later additions survive. A record is a hint:
+the repair decides from the ledger's metadata. So a needless record does no harm, and an incomplete
+one delays a repair until the fault is detected again.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.model import BookieId, EntryId, Member
 
 BAD_COPIES_MAX: Final = 256
-"""Ranges in one mark, of all members together: 25 kB with long names, far from what a node of the
-store may hold. Beyond, ranges of one member that lie closest are joined, with what is between them:
-writing a sound copy once more does no harm."""
+"""Ranges in one record, of all members together: 25 kB with long names, far below the limit of a
+node. Beyond it, the closest ranges of one member are joined, with the entries between them: writing
+a sound copy once more does no harm."""
 
 FAILURE_CHARS_MAX: Final = 500
 
@@ -39,7 +39,7 @@ class BadCopy:
 
 @dataclass(frozen=True, slots=True)
 class UnderReplication:
-    """Raises InvalidRecord when made wrongly. At most BAD_COPIES_MAX ranges: see `merged`."""
+    """Raises InvalidRecord for invalid values. At most BAD_COPIES_MAX ranges: see `merged`."""
 
     created_ms: int  # when the ledger was first marked
     lost: frozenset[Member] = frozenset()  # to be replaced
@@ -55,11 +55,11 @@ class UnderReplication:
 
     @property
     def empty(self) -> bool:
-        """Nothing is said to be wrong."""
+        """Whether the record names no fault."""
         return not self.lost and not self.bad and not self.narrow
 
     def merged(self, other: "UnderReplication") -> "UnderReplication":
-        """What either says. Who marked first, and how the last attempt went, is this one's."""
+        """The faults of both records; creation time and last failure are this record's."""
         return replace(
             self,
             lost=self.lost | other.lost,
@@ -73,8 +73,8 @@ class UnderReplication:
 
 @dataclass(frozen=True, slots=True)
 class BookieDrain:
-    """An operator's mark: the bookie gets no new ledgers; with `decommission`, what it holds is
-    moved away as well. Ledgers that are being written stay until their writers change them."""
+    """Set by an operator: the bookie gets no new ledgers. With `decommission`, its copies are moved
+    to other bookies as well. Open ledgers stay until their writers change them."""
 
     bookie: BookieId
     since_ms: int
@@ -88,7 +88,7 @@ class BookieDrain:
 
 @dataclass(frozen=True, slots=True)
 class RepairPause:
-    """An operator's word: nothing is to be given up, compared or copied while it stands."""
+    """Set by an operator: while it exists, nothing is given up, compared or copied."""
 
     since_ms: int
     reason: str = ""
@@ -101,7 +101,7 @@ class RepairPause:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """How far the comparison of all replicas has come, so that another auditor goes on there."""
+    """The progress of the comparison of all replicas; the next auditor continues there."""
 
     began_ms: int
     after: int = -1  # ledgers up to this id were compared in this round; -1: none yet

@@ -1,4 +1,4 @@
-"""Where the metadata is, as servers are told: `zk://host:port[,host:port…][/chroot]`."""
+"""The address of the metadata store: `zk://host:port[,host:port…][/chroot]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHROOT: Final = "/magnetar"
 
 
 class InvalidMetadataUrl(MetadataError):
-    """A metadata URL that cannot be read; says what was expected."""
+    """A metadata URL that cannot be parsed; the message names the expected form."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
@@ -24,7 +24,7 @@ class InvalidMetadataUrl(MetadataError):
 
 @dataclass(frozen=True, slots=True)
 class MetadataUrl:
-    """A ZooKeeper ensemble and the folder in it that the cluster lives in."""
+    """A ZooKeeper ensemble and the folder in it that holds the cluster's metadata."""
 
     hosts: str  # "host:port,host:port"
     chroot: str = CHROOT

@@ -1,4 +1,4 @@
-"""Who wants to be told about which path, for a store's own use. Lives on the loop's thread."""
+"""The registered watches of a store, by path. Used on the loop's thread only."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,16 +1,15 @@
 """MetadataStore on an Apache ZooKeeper ensemble. The only module that imports kazoo.
 
-kazoo runs three threads of its own. Requests go to it from the loop, each with a future; what its
-threads have to say (answers, watch events, session states) hops to the loop by
-`call_soon_threadsafe`. kazoo reconnects, and makes a new session when one expired, by itself.
+kazoo runs three threads of its own. Requests go to it from the loop, each with a future. Answers,
+watch events and session states come from its threads to the loop by `call_soon_threadsafe`. kazoo
+reconnects and replaces an expired session without help.
 
-A request is refused as Unavailable while there is no connection, instead of being queued: it would
-be sent at an unknown time. One that was given to kazoo and failed with its connection is
-OutcomeUnknown.
+Without a connection a request is refused as Unavailable instead of being queued: it would be sent
+at an unknown time. A request that kazoo has and that fails with its connection is OutcomeUnknown.
 
-ZooKeeper's watches fire once, and are forgotten with the connection. A path that is watched here is
-armed again after every event and every reconnect, and its callbacks come *after* the arming: a
-reader that reads when called cannot miss a change.
+ZooKeeper's watches fire once and end with the connection. This module arms a watched path again
+after each event and each reconnect, and calls back *after* the arming: a reader that reads when it
+is called cannot miss a change.
 """
 
 import asyncio
@@ -69,20 +68,20 @@ CONNECT_TIMEOUT_S: Final = 15.0
 """Long enough to come up beside an ensemble that is starting as well."""
 
 _CLOSE_S: Final = 5.0
-"""To end a session politely. After that the ensemble finds out by the session's timeout."""
+"""To end a session. After that the ensemble ends it when its timeout passes."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 """Between rounds over the hosts. kazoo's own default would back off up to an hour."""
 
 _AGAIN_S: Final = 1.0
-"""Before a watch that could not be armed, or a kazoo that died, is tried again."""
+"""Pause before a watch is armed again, or a stopped kazoo is started again."""
 
 _PARENT_ROUNDS_MAX: Final = 20
-"""Attempts to make parents which others delete at the same time."""
+"""Attempts to create parents that other processes delete at the same time."""
 
 _UNSIGNED: Final = (1 << 64) - 1
 _LAST_SYSTEM_ERROR: Final = -100
-"""ZooKeeper numbers its refusals from -100 downwards; what is above says nothing on the outcome."""
+"""ZooKeeper numbers its refusals from -100 downwards; for other codes the outcome is unknown."""
 
 
 class ZooKeeperStore:
@@ -143,7 +142,7 @@ class ZooKeeperStore:
     async def connect_url(
         cls, url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S
     ) -> "ZooKeeperStore":
-        """`connect` to where a metadata URL (url.py) says. Raises InvalidMetadataUrl as well."""
+        """`connect` to a metadata URL (url.py). Raises InvalidMetadataUrl as well."""
         where = MetadataUrl.parse(url)
         return await cls.connect(
             where.hosts, session_timeout_s=session_timeout_s, chroot=where.chroot
@@ -210,8 +209,8 @@ class ZooKeeperStore:
         return await self._create(path_prefix, value, ephemeral=ephemeral, sequence=True)
 
     async def sync(self, path: str) -> None:
-        """A write, which a majority must accept. ZooKeeper's own `sync` asks whoever believes to
-        lead, and one that was deposed a moment ago believes so for some seconds."""
+        """A write, which a majority must accept. ZooKeeper's own `sync` asks the leader that the
+        server knows, and a deposed leader answers for some seconds."""
         check_path(path)
         with suppress(NoNodeError):  # which a majority has found, too
             await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
@@ -222,13 +221,13 @@ class ZooKeeperStore:
         arm = self._arms.get(path)
         if arm is None:
             arm = self._arms[path] = _Arm(self, path)
-        # Also when others watch it already: this callback, too, must come once after an arming.
+        # Also for a path that is watched already: each callback comes once after an arming.
         arm.maybe_arm()
 
         def remove() -> None:
             remove_callback()
             if path not in self._watches and self._arms.get(path) is arm:
-                del self._arms[path]  # a watch left at the server fires once, for nobody
+                del self._arms[path]  # the watch at the server fires once more, without effect
 
         return remove
 
@@ -245,7 +244,7 @@ class ZooKeeperStore:
         self._watches.clear()
         self._arms.clear()
         stopped = self._in_thread(self._stop)
-        if self._session:  # else there is no session to end, only a thread to let go
+        if self._session:  # else there is no session to end, and the thread ends alone
             await asyncio.wait({stopped}, timeout=_CLOSE_S)
 
     # ---- requests ----
@@ -283,16 +282,16 @@ class ZooKeeperStore:
             except NodeExistsError:
                 continue
             except NoNodeError:
-                return  # a parent went away under our hands: begin again
+                return  # a parent was deleted meanwhile: begin again
             except NoChildrenForEphemeralsError:
                 raise ParentIsEphemeral(path) from None
             except OutcomeUnknown as error:
-                # Of an empty parent. The node that was asked for has been refused.
+                # The outcome of an empty parent is unknown; the requested node was refused.
                 reason = f"{path} has no parent: {error}"
                 raise _Disconnected(reason, hosts=self._hosts) from error
 
     async def _make_root(self) -> None:
-        """As soon as there is a session; a connection may break before that is done."""
+        """As soon as there is a session. The connection may break before it is done."""
         while True:
             await self._connected()
             try:
@@ -306,10 +305,10 @@ class ZooKeeperStore:
                 return
 
     async def _request(self, path: str, send: Callable[[], Any]) -> Any:
-        """Raises kazoo's error when ZooKeeper refused, and ours for what befell the request."""
+        """Raises kazoo's error when ZooKeeper refused, MetadataError when the request failed."""
         if self._state is SessionState.CLOSED:
             raise StoreClosed
-        # kazoo's own view is newer than ours, which hops.
+        # kazoo's own state is newer: the reports to the loop take a moment.
         if self._state is not SessionState.CONNECTED or not self._client.connected:
             raise _Disconnected(f"the session is {self._state}", hosts=self._hosts)
         session = self._session
@@ -324,7 +323,7 @@ class ZooKeeperStore:
             raise translated from error
 
     def _translate(self, path: str, session: int, error: KazooException) -> MetadataError | None:
-        """None: a refusal that the caller knows the meaning of."""
+        """None: a refusal that the caller handles."""
         match error:
             case ConnectionClosedError():  # is a SessionExpiredError for kazoo
                 return OutcomeUnknown(path, "the connection was closed")
@@ -344,7 +343,7 @@ class ZooKeeperStore:
         return OutcomeUnknown(path, name)
 
     def _send(self, send: Callable[[], Any]) -> asyncio.Future[Any]:
-        """The answer comes in any case: what kazoo's thread has in hand when it dies gets none."""
+        """The future is always settled, also when kazoo's thread dies and never answers."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._open.add(answer)
         late = OutcomeUnknown("", f"no answer within {self._request_s} s")
@@ -365,10 +364,10 @@ class ZooKeeperStore:
         send().rawlink(hear)
         return answer
 
-    # ---- what kazoo's threads have to say ----
+    # ---- reports of kazoo's threads ----
 
     def _hop(self, call: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _hear_state(self, state: KazooState) -> None:
@@ -382,7 +381,7 @@ class ZooKeeperStore:
         if state == KazooState.CONNECTED:
             self._session = session
         elif state == KazooState.LOST and self._client.client_state == KeeperState.CLOSED:
-            # Its connection thread died of something that it did not expect.
+            # Its connection thread died of an unexpected error.
             log.error("kazoo ended by itself and is started again", hosts=self._hosts)
             self._loop.call_later(_AGAIN_S, self._restart)
         self._state = _STATES[state]
@@ -415,8 +414,7 @@ class ZooKeeperStore:
         self._client.close()
 
     def _in_thread(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Not in an executor: the loop waits for those when it ends, and kazoo may take its
-        time."""
+        """Not in an executor: the loop waits for those when it ends, and kazoo may take long."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run() -> None:
@@ -436,7 +434,7 @@ class ZooKeeperStore:
 
 
 class _Disconnected(Unavailable):
-    """There is no connection: it will pass."""
+    """There is no connection at the moment."""
 
 
 _STATES: Final = {
@@ -459,8 +457,7 @@ class _Arm:
         self._again = False  # something happened since it began
 
     def maybe_arm(self) -> None:
-        """Set both watches, then tell those who watch. While one arming is under way, the next
-        waits."""
+        """Set both watches, then call back. While one arming is under way, the next waits."""
         store = self._store
         if store._arms.get(self._path) is not self:
             return
@@ -481,7 +478,7 @@ class _Arm:
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         error = answer.exception()
-        # An absent node has no children to watch, but its coming is watched.
+        # An absent node has no children to watch, but its creation is watched.
         self._failed |= error is not None and not isinstance(error, NoNodeError)
         self._pending -= 1
         if self._pending:
@@ -495,8 +492,8 @@ class _Arm:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
-    """kazoo would wait for each host's TCP connection as long as the session lives: behind a silent
-    partition, trying the first host would cost the session. And its thread is woken otherwise."""
+    """Bounds the time for a host's TCP connection: kazoo would wait for as long as the session
+    lasts, and lose it behind a silent partition. Replaces the sockets that wake kazoo's thread."""
 
     def __init__(self, connect_s_max: float) -> None:
         super().__init__()
@@ -515,9 +512,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
 
 
 class _Wakeups(FileIO):
-    """Wakes kazoo's thread, once per request. It would do so by a pair of sockets, which is full
-    after 278 requests: while its thread is busy with a reply that stops midway, and then with
-    connecting, the next request would stop the loop. This one only counts."""
+    """Wakes kazoo's thread, once per request. kazoo uses a pair of sockets, which is full after 278
+    requests: while its thread waits for the rest of a reply, and then connects, the next request
+    would block the loop. This one only counts."""
 
     def __init__(self) -> None:
         flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
@@ -527,7 +524,7 @@ class _Wakeups(FileIO):
         os.eventfd_write(self.fileno(), len(data))
 
     def recv(self, _size: int) -> None:
-        """One of them, whatever the size: that is how kazoo asks. None is left: nothing happens."""
+        """Takes one wake-up, as kazoo expects, for any size. Without one nothing happens."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fileno())
 
@@ -537,6 +534,6 @@ def _settle(answer: asyncio.Future[Any], value: object, error: BaseException | N
         return  # the caller was cancelled, or gave up
     if error is not None:
         answer.set_exception(error)
-        answer.exception()  # so that nobody complains when there is no caller left
+        answer.exception()  # the caller may be gone: then no error is logged
     else:
         answer.set_result(value)

@@ -24,35 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmagnetar/protos/bookie.proto\x12\x0fmagnetar.bookie\"\x15\n\x05\x46rame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\xb7\x01\n\x0bReadRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x06\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\x0c\n\x04last\x18\x05 \x01(\x03\x12\x11\n\tmax_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bmax_entries\x18\x07 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x08 \x01(\x08\x12\x0b\n\x03run\x18\t \x01(\r\x12\x0e\n\x06stride\x18\n \x01(\r\"^\n\x14LastConfirmedRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x06\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\"Y\n\x12LastConfirmedReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x11\n\tconfirmed\x18\x02 \x01(\x03\x12\x12\n\nlast_entry\x18\x03 \x01(\x03\x12\x0e\n\x06length\x18\x04 \x01(\x04\"M\n\x12ListLedgersRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\x12\x13\n\x0bmax_ledgers\x18\x03 \x01(\r\"?\n\x10ListLedgersReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07ledgers\x18\x02 \x03(\x03\x12\x0c\n\x04more\x18\x03 \x01(\x08\"]\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x66irst\x18\x03 \x01(\x03\x12\x13\n\x0bmax_entries\x18\x04 \x01(\r\"(\n\x08\x45ntryRun\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"W\n\x10ListEntriesReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\'\n\x04runs\x18\x02 \x03(\x0b\x32\x19.magnetar.bookie.EntryRun\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\r\n\x0bInfoRequest\"\xaa\x01\n\tInfoReply\x12\x0e\n\x06\x62ookie\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x12\n\nboot_epoch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tread_only\x18\x05 \x01(\x08\x12\x18\n\x10\x64isk_total_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x64isk_free_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x08 \x01(\t2\xd2\x03\n\x06\x42ookie\x12;\n\x05Write\x12\x16.magnetar.bookie.Frame\x1a\x16.magnetar.bookie.Frame(\x01\x30\x01\x12>\n\x04Read\x12\x1c.magnetar.bookie.ReadRequest\x1a\x16.magnetar.bookie.Frame0\x01\x12[\n\rLastConfirmed\x12%.magnetar.bookie.LastConfirmedRequest\x1a#.magnetar.bookie.LastConfirmedReply\x12U\n\x0bListLedgers\x12#.magnetar.bookie.ListLedgersRequest\x1a!.magnetar.bookie.ListLedgersReply\x12U\n\x0bListEntries\x12#.magnetar.bookie.ListEntriesRequest\x1a!.magnetar.bookie.ListEntriesReply\x12@\n\x04Info\x12\x1c.magnetar.bookie.InfoRequest\x1a\x1a.magnetar.bookie.InfoReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmagnetar/protos/bookie.proto\x12\x0fmagnetar.bookie\"\xb7\x01\n\x0bReadRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x06\x12\r\n\x05\x66irst\x18\x04 \x01(\x03\x12\x0c\n\x04last\x18\x05 \x01(\x03\x12\x11\n\tmax_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bmax_entries\x18\x07 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x08 \x01(\x08\x12\x0b\n\x03run\x18\t \x01(\r\x12\x0e\n\x06stride\x18\n \x01(\r\"^\n\x14LastConfirmedRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x12\n\nmaster_key\x18\x03 \x01(\x06\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\"Y\n\x12LastConfirmedReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x11\n\tconfirmed\x18\x02 \x01(\x03\x12\x12\n\nlast_entry\x18\x03 \x01(\x03\x12\x0e\n\x06length\x18\x04 \x01(\x04\"M\n\x12ListLedgersRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\x12\x13\n\x0bmax_ledgers\x18\x03 \x01(\r\"?\n\x10ListLedgersReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07ledgers\x18\x02 \x03(\x03\x12\x0c\n\x04more\x18\x03 \x01(\x08\"]\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\r\n\x05\x66irst\x18\x03 \x01(\x03\x12\x13\n\x0bmax_entries\x18\x04 \x01(\r\"(\n\x08\x45ntryRun\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"W\n\x10ListEntriesReply\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\'\n\x04runs\x18\x02 \x03(\x0b\x32\x19.magnetar.bookie.EntryRun\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\r\n\x0bInfoRequest\"\xaa\x01\n\tInfoReply\x12\x0e\n\x06\x62ookie\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x12\n\nboot_epoch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tread_only\x18\x05 \x01(\x08\x12\x18\n\x10\x64isk_total_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x64isk_free_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07\x63luster\x18\x08 \x01(\t2\xd5\x02\n\x06\x42ookie\x12[\n\rLastConfirmed\x12%.magnetar.bookie.LastConfirmedRequest\x1a#.magnetar.bookie.LastConfirmedReply\x12U\n\x0bListLedgers\x12#.magnetar.bookie.ListLedgersRequest\x1a!.magnetar.bookie.ListLedgersReply\x12U\n\x0bListEntries\x12#.magnetar.bookie.ListEntriesRequest\x1a!.magnetar.bookie.ListEntriesReply\x12@\n\x04Info\x12\x1c.magnetar.bookie.InfoRequest\x1a\x1a.magnetar.bookie.InfoReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'magnetar.protos.bookie_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FRAME']._serialized_start=49
-  _globals['_FRAME']._serialized_end=70
-  _globals['_READREQUEST']._serialized_start=73
-  _globals['_READREQUEST']._serialized_end=256
-  _globals['_LASTCONFIRMEDREQUEST']._serialized_start=258
-  _globals['_LASTCONFIRMEDREQUEST']._serialized_end=352
-  _globals['_LASTCONFIRMEDREPLY']._serialized_start=354
-  _globals['_LASTCONFIRMEDREPLY']._serialized_end=443
-  _globals['_LISTLEDGERSREQUEST']._serialized_start=445
-  _globals['_LISTLEDGERSREQUEST']._serialized_end=522
-  _globals['_LISTLEDGERSREPLY']._serialized_start=524
-  _globals['_LISTLEDGERSREPLY']._serialized_end=587
-  _globals['_LISTENTRIESREQUEST']._serialized_start=589
-  _globals['_LISTENTRIESREQUEST']._serialized_end=682
-  _globals['_ENTRYRUN']._serialized_start=684
-  _globals['_ENTRYRUN']._serialized_end=724
-  _globals['_LISTENTRIESREPLY']._serialized_start=726
-  _globals['_LISTENTRIESREPLY']._serialized_end=813
-  _globals['_INFOREQUEST']._serialized_start=815
-  _globals['_INFOREQUEST']._serialized_end=828
-  _globals['_INFOREPLY']._serialized_start=831
-  _globals['_INFOREPLY']._serialized_end=1001
-  _globals['_BOOKIE']._serialized_start=1004
-  _globals['_BOOKIE']._serialized_end=1470
+  _globals['_READREQUEST']._serialized_start=50
+  _globals['_READREQUEST']._serialized_end=233
+  _globals['_LASTCONFIRMEDREQUEST']._serialized_start=235
+  _globals['_LASTCONFIRMEDREQUEST']._serialized_end=329
+  _globals['_LASTCONFIRMEDREPLY']._serialized_start=331
+  _globals['_LASTCONFIRMEDREPLY']._serialized_end=420
+  _globals['_LISTLEDGERSREQUEST']._serialized_start=422
+  _globals['_LISTLEDGERSREQUEST']._serialized_end=499
+  _globals['_LISTLEDGERSREPLY']._serialized_start=501
+  _globals['_LISTLEDGERSREPLY']._serialized_end=564
+  _globals['_LISTENTRIESREQUEST']._serialized_start=566
+  _globals['_LISTENTRIESREQUEST']._serialized_end=659
+  _globals['_ENTRYRUN']._serialized_start=661
+  _globals['_ENTRYRUN']._serialized_end=701
+  _globals['_LISTENTRIESREPLY']._serialized_start=703
+  _globals['_LISTENTRIESREPLY']._serialized_end=790
+  _globals['_INFOREQUEST']._serialized_start=792
+  _globals['_INFOREQUEST']._serialized_end=805
+  _globals['_INFOREPLY']._serialized_start=808
+  _globals['_INFOREPLY']._serialized_end=978
+  _globals['_BOOKIE']._serialized_start=981
+  _globals['_BOOKIE']._serialized_end=1322
 # @@protoc_insertion_point(module_scope)

@@ -3,11 +3,11 @@
 isort:skip_file
 The bookie contract: what the writers, readers and recoverers of ledgers ask of a bookie.
 
-Entries never travel as protobuf fields. `Write` and the answers of `Read` are streams of frames; a
-frame is a message with one bytes field, written and read by a serializer that joins and slices
-instead of parsing. What is inside a frame is laid down in envelope.py.
+A bookie has two ports. Adds and reads travel as frames over TCP to its data port; envelope.py lays
+down what the frames contain. Entries never travel as protobuf fields. The service below is for all
+other calls, over gRPC.
 
-Every call names the incarnation of the bookie that it means (Write in its first frame): a wiped
+Every call names the incarnation of the bookie that it means (a stream of adds in its hello): a wiped
 disk under the old name is another bookie, and must not answer for the old one.
 
 Codes are envelope.py's BookieCode, as plain numbers: 1..99 are definite (OK = 1, the others explicit
@@ -30,24 +30,12 @@ else:
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
-class Frame(google.protobuf.message.Message):
-    """Bytes, and nothing else: see envelope.py."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    DATA_FIELD_NUMBER: builtins.int
-    data: builtins.bytes
-    def __init__(
-        self,
-        *,
-        data: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
-
-Global___Frame: typing_extensions.TypeAlias = Frame
-
-@typing.final
 class ReadRequest(google.protobuf.message.Message):
+    """A frame on a data connection for reads. The bookie answers with frames of read answers: the contiguous
+    run of entries first..last that it has. An entry that is missing or unreadable is named with its code,
+    and ends the answer.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: builtins.int

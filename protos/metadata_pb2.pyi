@@ -4,8 +4,8 @@ isort:skip_file
 What Magnetar keeps in its metadata store (ZooKeeper, or the embedded one). Paths: metadata/paths.py.
 
 Every record starts with `format`, the version it was written in: 1. A reader refuses any other
-version. Within a version, fields are only added; whoever rewrites a record keeps the fields that it
-does not know. An enum value of 0 or one that is unknown is an error.
+version. Within a version, fields are only added; a writer keeps the fields that it does not
+know. An enum value of 0 or one that is unknown is an error.
 """
 
 import builtins
@@ -34,7 +34,7 @@ class _LedgerStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     LEDGER_STATE_OPEN: _LedgerState.ValueType  # 1
     """its writer appends"""
     LEDGER_STATE_IN_RECOVERY: _LedgerState.ValueType  # 2
-    """someone else is closing it; never goes back to OPEN"""
+    """another process closes it; never goes back to OPEN"""
     LEDGER_STATE_CLOSED: _LedgerState.ValueType  # 3
     """last_entry and length are fixed; only members may be replaced"""
 
@@ -45,10 +45,67 @@ LEDGER_STATE_UNSPECIFIED: LedgerState.ValueType  # 0
 LEDGER_STATE_OPEN: LedgerState.ValueType  # 1
 """its writer appends"""
 LEDGER_STATE_IN_RECOVERY: LedgerState.ValueType  # 2
-"""someone else is closing it; never goes back to OPEN"""
+"""another process closes it; never goes back to OPEN"""
 LEDGER_STATE_CLOSED: LedgerState.ValueType  # 3
 """last_entry and length are fixed; only members may be replaced"""
 Global___LedgerState: typing_extensions.TypeAlias = LedgerState
+
+class _BacklogAction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _BacklogActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_BacklogAction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    BACKLOG_ACTION_UNSPECIFIED: _BacklogAction.ValueType  # 0
+    BACKLOG_ACTION_HOLD_PRODUCERS: _BacklogAction.ValueType  # 1
+    BACKLOG_ACTION_REFUSE_PRODUCERS: _BacklogAction.ValueType  # 2
+    BACKLOG_ACTION_EVICT_BACKLOG: _BacklogAction.ValueType  # 3
+
+class BacklogAction(_BacklogAction, metaclass=_BacklogActionEnumTypeWrapper): ...
+
+BACKLOG_ACTION_UNSPECIFIED: BacklogAction.ValueType  # 0
+BACKLOG_ACTION_HOLD_PRODUCERS: BacklogAction.ValueType  # 1
+BACKLOG_ACTION_REFUSE_PRODUCERS: BacklogAction.ValueType  # 2
+BACKLOG_ACTION_EVICT_BACKLOG: BacklogAction.ValueType  # 3
+Global___BacklogAction: typing_extensions.TypeAlias = BacklogAction
+
+class _SubscriptionType:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SubscriptionTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SubscriptionType.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SUBSCRIPTION_TYPE_UNSPECIFIED: _SubscriptionType.ValueType  # 0
+    SUBSCRIPTION_TYPE_EXCLUSIVE: _SubscriptionType.ValueType  # 1
+    SUBSCRIPTION_TYPE_SHARED: _SubscriptionType.ValueType  # 2
+    SUBSCRIPTION_TYPE_FAILOVER: _SubscriptionType.ValueType  # 3
+    SUBSCRIPTION_TYPE_KEY_SHARED: _SubscriptionType.ValueType  # 4
+
+class SubscriptionType(_SubscriptionType, metaclass=_SubscriptionTypeEnumTypeWrapper): ...
+
+SUBSCRIPTION_TYPE_UNSPECIFIED: SubscriptionType.ValueType  # 0
+SUBSCRIPTION_TYPE_EXCLUSIVE: SubscriptionType.ValueType  # 1
+SUBSCRIPTION_TYPE_SHARED: SubscriptionType.ValueType  # 2
+SUBSCRIPTION_TYPE_FAILOVER: SubscriptionType.ValueType  # 3
+SUBSCRIPTION_TYPE_KEY_SHARED: SubscriptionType.ValueType  # 4
+Global___SubscriptionType: typing_extensions.TypeAlias = SubscriptionType
+
+class _InactiveMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _InactiveModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_InactiveMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    INACTIVE_MODE_UNSPECIFIED: _InactiveMode.ValueType  # 0
+    INACTIVE_MODE_NO_SUBSCRIPTIONS: _InactiveMode.ValueType  # 1
+    INACTIVE_MODE_SUBSCRIPTIONS_CAUGHT_UP: _InactiveMode.ValueType  # 2
+
+class InactiveMode(_InactiveMode, metaclass=_InactiveModeEnumTypeWrapper): ...
+
+INACTIVE_MODE_UNSPECIFIED: InactiveMode.ValueType  # 0
+INACTIVE_MODE_NO_SUBSCRIPTIONS: InactiveMode.ValueType  # 1
+INACTIVE_MODE_SUBSCRIPTIONS_CAUGHT_UP: InactiveMode.ValueType  # 2
+Global___InactiveMode: typing_extensions.TypeAlias = InactiveMode
 
 @typing.final
 class Member(google.protobuf.message.Message):
@@ -137,7 +194,7 @@ class LedgerMetadata(google.protobuf.message.Message):
     write_quorum: builtins.int
     ack_quorum: builtins.int
     master_key: builtins.int
-    """bookies take adds only from who knows it"""
+    """bookies take adds only from a client that knows it"""
     creator_token: builtins.int
     """tells a creator whose reply was lost that the ledger is its own"""
     created_ms: builtins.int
@@ -231,7 +288,7 @@ Global___BadCopy: typing_extensions.TypeAlias = BadCopy
 
 @typing.final
 class UnderReplication(google.protobuf.message.Message):
-    """/ledgers/under-replicated/…/<id>: what is to be repaired of a ledger, as somebody noticed it."""
+    """/ledgers/under-replicated/…/<id>: the copies of a ledger that need repair, as reported."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -305,7 +362,7 @@ Global___CheckProgress: typing_extensions.TypeAlias = CheckProgress
 
 @typing.final
 class Cluster(google.protobuf.message.Message):
-    """---- Who is there -------------------------------------------------------------------------------
+    """---- Registered servers -------------------------------------------------------------------------
 
     /cluster: the cluster's own id, so that nothing joins a foreign one by mistake.
     """
@@ -328,8 +385,32 @@ class Cluster(google.protobuf.message.Message):
 Global___Cluster: typing_extensions.TypeAlias = Cluster
 
 @typing.final
+class BookieAddress(google.protobuf.message.Message):
+    """The two ports of a bookie, each as "host:port"."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    GRPC_FIELD_NUMBER: builtins.int
+    data: builtins.str
+    """framed TCP: adds and reads"""
+    grpc: builtins.str
+    """all other calls"""
+    def __init__(
+        self,
+        *,
+        data: builtins.str = ...,
+        grpc: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "grpc", b"grpc"]) -> None: ...
+
+Global___BookieAddress: typing_extensions.TypeAlias = BookieAddress
+
+@typing.final
 class BookieRegistration(google.protobuf.message.Message):
-    """/bookies/available/<bookie>, ephemeral"""
+    """/bookies/available/<bookie>, ephemeral. A record without an address, as versions before the data port
+    wrote it, is invalid: nothing can be stored at such a bookie until it is upgraded.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -337,22 +418,22 @@ class BookieRegistration(google.protobuf.message.Message):
     BOOKIE_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     BOOT_EPOCH_FIELD_NUMBER: builtins.int
-    ADDRESS_FIELD_NUMBER: builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: builtins.int
     ZONE_FIELD_NUMBER: builtins.int
     READ_ONLY_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
     format: builtins.int
     bookie: builtins.str
     incarnation: builtins.str
     boot_epoch: builtins.int
     """counts the starts of this incarnation"""
-    address: builtins.str
-    """"host:port" of its gRPC service"""
     http_address: builtins.str
     """"host:port"; empty: none"""
     zone: builtins.str
     """empty: not told"""
     read_only: builtins.bool
+    @property
+    def address(self) -> Global___BookieAddress: ...
     def __init__(
         self,
         *,
@@ -360,11 +441,12 @@ class BookieRegistration(google.protobuf.message.Message):
         bookie: builtins.str = ...,
         incarnation: builtins.str = ...,
         boot_epoch: builtins.int = ...,
-        address: builtins.str = ...,
         http_address: builtins.str = ...,
         zone: builtins.str = ...,
         read_only: builtins.bool = ...,
+        address: Global___BookieAddress | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["address", b"address"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["address", b"address", "bookie", b"bookie", "boot_epoch", b"boot_epoch", "format", b"format", "http_address", b"http_address", "incarnation", b"incarnation", "read_only", b"read_only", "zone", b"zone"]) -> None: ...
 
 Global___BookieRegistration: typing_extensions.TypeAlias = BookieRegistration
@@ -431,7 +513,7 @@ Global___BookieDrain: typing_extensions.TypeAlias = BookieDrain
 
 @typing.final
 class RepairPause(google.protobuf.message.Message):
-    """/ledgers/repair-paused: an operator's word; repair goes on when it is gone."""
+    """/ledgers/repair-paused: set by an operator; repair continues when it is gone."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -517,29 +599,6 @@ class Ownership(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "owner", b"owner"]) -> None: ...
 
 Global___Ownership: typing_extensions.TypeAlias = Ownership
-
-@typing.final
-class NamespaceBundles(google.protobuf.message.Message):
-    """/bundles/<tenant>/<namespace>: bundle i is [boundaries[i], boundaries[i + 1]) of the CRC32 space."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    FORMAT_FIELD_NUMBER: builtins.int
-    BOUNDARIES_FIELD_NUMBER: builtins.int
-    format: builtins.int
-    @property
-    def boundaries(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """from 0 to 2^32, increasing"""
-
-    def __init__(
-        self,
-        *,
-        format: builtins.int = ...,
-        boundaries: collections.abc.Iterable[builtins.int] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boundaries", b"boundaries", "format", b"format"]) -> None: ...
-
-Global___NamespaceBundles: typing_extensions.TypeAlias = NamespaceBundles
 
 @typing.final
 class TopicLedger(google.protobuf.message.Message):
@@ -684,3 +743,389 @@ class TopicRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleting", b"deleting", "epoch", b"epoch", "format", b"format", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions"]) -> None: ...
 
 Global___TopicRecord: typing_extensions.TypeAlias = TopicRecord
+
+@typing.final
+class TenantRecord(google.protobuf.message.Message):
+    """---- Tenants, namespaces and policies -----------------------------------------------------------
+
+    /tenants/<tenant>
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    ALLOWED_CLUSTERS_FIELD_NUMBER: builtins.int
+    ADMIN_ROLES_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    @property
+    def allowed_clusters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """empty: every cluster"""
+
+    @property
+    def admin_roles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        allowed_clusters: collections.abc.Iterable[builtins.str] | None = ...,
+        admin_roles: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admin_roles", b"admin_roles", "allowed_clusters", b"allowed_clusters", "format", b"format"]) -> None: ...
+
+Global___TenantRecord: typing_extensions.TypeAlias = TenantRecord
+
+@typing.final
+class NamespaceBundles(google.protobuf.message.Message):
+    """Bundle i is [boundaries[i], boundaries[i + 1]) of the CRC32 space."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BOUNDARIES_FIELD_NUMBER: builtins.int
+    @property
+    def boundaries(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """from 0 to 2^32, increasing"""
+
+    def __init__(
+        self,
+        *,
+        boundaries: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boundaries", b"boundaries"]) -> None: ...
+
+Global___NamespaceBundles: typing_extensions.TypeAlias = NamespaceBundles
+
+@typing.final
+class NamespaceRecord(google.protobuf.message.Message):
+    """/namespaces/<tenant>/<namespace>"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    BUNDLES_FIELD_NUMBER: builtins.int
+    POLICIES_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    @property
+    def bundles(self) -> Global___NamespaceBundles: ...
+    @property
+    def policies(self) -> Global___Policies: ...
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        bundles: Global___NamespaceBundles | None = ...,
+        policies: Global___Policies | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["bundles", b"bundles", "policies", b"policies"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["bundles", b"bundles", "format", b"format", "policies", b"policies"]) -> None: ...
+
+Global___NamespaceRecord: typing_extensions.TypeAlias = NamespaceRecord
+
+@typing.final
+class TopicPolicies(google.protobuf.message.Message):
+    """/topic-policies/<tenant>/<namespace>/<domain and topic>: only for topics that set policies; all
+    partitions of a topic share them.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    POLICIES_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    @property
+    def policies(self) -> Global___Policies: ...
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        policies: Global___Policies | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["policies", b"policies"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "policies", b"policies"]) -> None: ...
+
+Global___TopicPolicies: typing_extensions.TypeAlias = TopicPolicies
+
+@typing.final
+class Policies(google.protobuf.message.Message):
+    """What one namespace or one topic sets. An absent field is not set at this level."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
+    MESSAGE_TTL_S_FIELD_NUMBER: builtins.int
+    BACKLOG_QUOTA_BYTES_FIELD_NUMBER: builtins.int
+    BACKLOG_QUOTA_AGE_S_FIELD_NUMBER: builtins.int
+    PERSISTENCE_FIELD_NUMBER: builtins.int
+    DEDUPLICATION_FIELD_NUMBER: builtins.int
+    DELAYED_DELIVERY_FIELD_NUMBER: builtins.int
+    AUTO_TOPIC_CREATION_FIELD_NUMBER: builtins.int
+    AUTO_SUBSCRIPTION_CREATION_FIELD_NUMBER: builtins.int
+    PRODUCERS_MAX_FIELD_NUMBER: builtins.int
+    CONSUMERS_MAX_FIELD_NUMBER: builtins.int
+    CONSUMERS_PER_SUBSCRIPTION_MAX_FIELD_NUMBER: builtins.int
+    SUBSCRIPTIONS_MAX_FIELD_NUMBER: builtins.int
+    UNACKED_PER_CONSUMER_MAX_FIELD_NUMBER: builtins.int
+    UNACKED_PER_SUBSCRIPTION_MAX_FIELD_NUMBER: builtins.int
+    PUBLISH_RATE_FIELD_NUMBER: builtins.int
+    DISPATCH_RATE_FIELD_NUMBER: builtins.int
+    SUBSCRIPTION_DISPATCH_RATE_FIELD_NUMBER: builtins.int
+    SUBSCRIBE_RATE_FIELD_NUMBER: builtins.int
+    SUBSCRIPTION_TYPES_FIELD_NUMBER: builtins.int
+    INACTIVE_TOPIC_DELETION_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """the writer adds one with each change of the policies"""
+    message_ttl_s: builtins.int
+    """0: messages do not expire"""
+    deduplication: builtins.bool
+    auto_subscription_creation: builtins.bool
+    producers_max: builtins.int
+    """this and the next five: 0: no limit"""
+    consumers_max: builtins.int
+    consumers_per_subscription_max: builtins.int
+    subscriptions_max: builtins.int
+    unacked_per_consumer_max: builtins.int
+    unacked_per_subscription_max: builtins.int
+    @property
+    def retention(self) -> Global___Retention: ...
+    @property
+    def backlog_quota_bytes(self) -> Global___BacklogQuota: ...
+    @property
+    def backlog_quota_age_s(self) -> Global___BacklogQuota: ...
+    @property
+    def persistence(self) -> Global___Persistence: ...
+    @property
+    def delayed_delivery(self) -> Global___DelayedDelivery: ...
+    @property
+    def auto_topic_creation(self) -> Global___AutoTopicCreation: ...
+    @property
+    def publish_rate(self) -> Global___Rate: ...
+    @property
+    def dispatch_rate(self) -> Global___Rate: ...
+    @property
+    def subscription_dispatch_rate(self) -> Global___Rate: ...
+    @property
+    def subscribe_rate(self) -> Global___SubscribeRate: ...
+    @property
+    def subscription_types(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___SubscriptionType.ValueType]:
+        """the allowed ones; empty: not set"""
+
+    @property
+    def inactive_topic_deletion(self) -> Global___InactiveTopicDeletion: ...
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        retention: Global___Retention | None = ...,
+        message_ttl_s: builtins.int | None = ...,
+        backlog_quota_bytes: Global___BacklogQuota | None = ...,
+        backlog_quota_age_s: Global___BacklogQuota | None = ...,
+        persistence: Global___Persistence | None = ...,
+        deduplication: builtins.bool | None = ...,
+        delayed_delivery: Global___DelayedDelivery | None = ...,
+        auto_topic_creation: Global___AutoTopicCreation | None = ...,
+        auto_subscription_creation: builtins.bool | None = ...,
+        producers_max: builtins.int | None = ...,
+        consumers_max: builtins.int | None = ...,
+        consumers_per_subscription_max: builtins.int | None = ...,
+        subscriptions_max: builtins.int | None = ...,
+        unacked_per_consumer_max: builtins.int | None = ...,
+        unacked_per_subscription_max: builtins.int | None = ...,
+        publish_rate: Global___Rate | None = ...,
+        dispatch_rate: Global___Rate | None = ...,
+        subscription_dispatch_rate: Global___Rate | None = ...,
+        subscribe_rate: Global___SubscribeRate | None = ...,
+        subscription_types: collections.abc.Iterable[Global___SubscriptionType.ValueType] | None = ...,
+        inactive_topic_deletion: Global___InactiveTopicDeletion | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation", "_consumers_max", b"_consumers_max", "_consumers_per_subscription_max", b"_consumers_per_subscription_max", "_deduplication", b"_deduplication", "_message_ttl_s", b"_message_ttl_s", "_producers_max", b"_producers_max", "_subscriptions_max", b"_subscriptions_max", "_unacked_per_consumer_max", b"_unacked_per_consumer_max", "_unacked_per_subscription_max", b"_unacked_per_subscription_max", "auto_subscription_creation", b"auto_subscription_creation", "auto_topic_creation", b"auto_topic_creation", "backlog_quota_age_s", b"backlog_quota_age_s", "backlog_quota_bytes", b"backlog_quota_bytes", "consumers_max", b"consumers_max", "consumers_per_subscription_max", b"consumers_per_subscription_max", "deduplication", b"deduplication", "delayed_delivery", b"delayed_delivery", "dispatch_rate", b"dispatch_rate", "inactive_topic_deletion", b"inactive_topic_deletion", "message_ttl_s", b"message_ttl_s", "persistence", b"persistence", "producers_max", b"producers_max", "publish_rate", b"publish_rate", "retention", b"retention", "subscribe_rate", b"subscribe_rate", "subscription_dispatch_rate", b"subscription_dispatch_rate", "subscriptions_max", b"subscriptions_max", "unacked_per_consumer_max", b"unacked_per_consumer_max", "unacked_per_subscription_max", b"unacked_per_subscription_max"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation", "_consumers_max", b"_consumers_max", "_consumers_per_subscription_max", b"_consumers_per_subscription_max", "_deduplication", b"_deduplication", "_message_ttl_s", b"_message_ttl_s", "_producers_max", b"_producers_max", "_subscriptions_max", b"_subscriptions_max", "_unacked_per_consumer_max", b"_unacked_per_consumer_max", "_unacked_per_subscription_max", b"_unacked_per_subscription_max", "auto_subscription_creation", b"auto_subscription_creation", "auto_topic_creation", b"auto_topic_creation", "backlog_quota_age_s", b"backlog_quota_age_s", "backlog_quota_bytes", b"backlog_quota_bytes", "consumers_max", b"consumers_max", "consumers_per_subscription_max", b"consumers_per_subscription_max", "deduplication", b"deduplication", "delayed_delivery", b"delayed_delivery", "dispatch_rate", b"dispatch_rate", "inactive_topic_deletion", b"inactive_topic_deletion", "message_ttl_s", b"message_ttl_s", "persistence", b"persistence", "producers_max", b"producers_max", "publish_rate", b"publish_rate", "retention", b"retention", "subscribe_rate", b"subscribe_rate", "subscription_dispatch_rate", b"subscription_dispatch_rate", "subscription_types", b"subscription_types", "subscriptions_max", b"subscriptions_max", "unacked_per_consumer_max", b"unacked_per_consumer_max", "unacked_per_subscription_max", b"unacked_per_subscription_max", "version", b"version"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation"]) -> typing.Literal["auto_subscription_creation"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_consumers_max", b"_consumers_max"]) -> typing.Literal["consumers_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_consumers_per_subscription_max", b"_consumers_per_subscription_max"]) -> typing.Literal["consumers_per_subscription_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_deduplication", b"_deduplication"]) -> typing.Literal["deduplication"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_message_ttl_s", b"_message_ttl_s"]) -> typing.Literal["message_ttl_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_producers_max", b"_producers_max"]) -> typing.Literal["producers_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_subscriptions_max", b"_subscriptions_max"]) -> typing.Literal["subscriptions_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_unacked_per_consumer_max", b"_unacked_per_consumer_max"]) -> typing.Literal["unacked_per_consumer_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_unacked_per_subscription_max", b"_unacked_per_subscription_max"]) -> typing.Literal["unacked_per_subscription_max"] | None: ...
+
+Global___Policies: typing_extensions.TypeAlias = Policies
+
+@typing.final
+class Retention(google.protobuf.message.Message):
+    """How much of what all subscriptions acknowledged is kept. 0: none; -1: all of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_S_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    time_s: builtins.int
+    size_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        time_s: builtins.int = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["size_bytes", b"size_bytes", "time_s", b"time_s"]) -> None: ...
+
+Global___Retention: typing_extensions.TypeAlias = Retention
+
+@typing.final
+class BacklogQuota(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    limit: builtins.int
+    """-1: no quota"""
+    action: Global___BacklogAction.ValueType
+    def __init__(
+        self,
+        *,
+        limit: builtins.int = ...,
+        action: Global___BacklogAction.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "limit", b"limit"]) -> None: ...
+
+Global___BacklogQuota: typing_extensions.TypeAlias = BacklogQuota
+
+@typing.final
+class Persistence(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENSEMBLE_SIZE_FIELD_NUMBER: builtins.int
+    WRITE_QUORUM_FIELD_NUMBER: builtins.int
+    ACK_QUORUM_FIELD_NUMBER: builtins.int
+    MARK_DELETE_RATE_FIELD_NUMBER: builtins.int
+    ensemble_size: builtins.int
+    write_quorum: builtins.int
+    ack_quorum: builtins.int
+    mark_delete_rate: builtins.float
+    """cursor writes per second; 0: no limit"""
+    def __init__(
+        self,
+        *,
+        ensemble_size: builtins.int = ...,
+        write_quorum: builtins.int = ...,
+        ack_quorum: builtins.int = ...,
+        mark_delete_rate: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ack_quorum", b"ack_quorum", "ensemble_size", b"ensemble_size", "mark_delete_rate", b"mark_delete_rate", "write_quorum", b"write_quorum"]) -> None: ...
+
+Global___Persistence: typing_extensions.TypeAlias = Persistence
+
+@typing.final
+class DelayedDelivery(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: builtins.int
+    TICK_MS_FIELD_NUMBER: builtins.int
+    DELAY_MS_MAX_FIELD_NUMBER: builtins.int
+    enabled: builtins.bool
+    tick_ms: builtins.int
+    delay_ms_max: builtins.int
+    """0: no limit"""
+    def __init__(
+        self,
+        *,
+        enabled: builtins.bool = ...,
+        tick_ms: builtins.int = ...,
+        delay_ms_max: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delay_ms_max", b"delay_ms_max", "enabled", b"enabled", "tick_ms", b"tick_ms"]) -> None: ...
+
+Global___DelayedDelivery: typing_extensions.TypeAlias = DelayedDelivery
+
+@typing.final
+class AutoTopicCreation(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: builtins.int
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    enabled: builtins.bool
+    partitions: builtins.int
+    """0: the topic is not partitioned"""
+    def __init__(
+        self,
+        *,
+        enabled: builtins.bool = ...,
+        partitions: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["enabled", b"enabled", "partitions", b"partitions"]) -> None: ...
+
+Global___AutoTopicCreation: typing_extensions.TypeAlias = AutoTopicCreation
+
+@typing.final
+class Rate(google.protobuf.message.Message):
+    """At most so many messages and bytes in each period. 0: no limit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MESSAGES_MAX_FIELD_NUMBER: builtins.int
+    BYTES_MAX_FIELD_NUMBER: builtins.int
+    PERIOD_S_FIELD_NUMBER: builtins.int
+    messages_max: builtins.int
+    bytes_max: builtins.int
+    period_s: builtins.int
+    def __init__(
+        self,
+        *,
+        messages_max: builtins.int = ...,
+        bytes_max: builtins.int = ...,
+        period_s: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_max", b"bytes_max", "messages_max", b"messages_max", "period_s", b"period_s"]) -> None: ...
+
+Global___Rate: typing_extensions.TypeAlias = Rate
+
+@typing.final
+class SubscribeRate(google.protobuf.message.Message):
+    """At most so many SUBSCRIBE commands of one consumer in each period. 0: no limit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIBES_MAX_FIELD_NUMBER: builtins.int
+    PERIOD_S_FIELD_NUMBER: builtins.int
+    subscribes_max: builtins.int
+    period_s: builtins.int
+    def __init__(
+        self,
+        *,
+        subscribes_max: builtins.int = ...,
+        period_s: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["period_s", b"period_s", "subscribes_max", b"subscribes_max"]) -> None: ...
+
+Global___SubscribeRate: typing_extensions.TypeAlias = SubscribeRate
+
+@typing.final
+class InactiveTopicDeletion(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    AFTER_S_FIELD_NUMBER: builtins.int
+    enabled: builtins.bool
+    mode: Global___InactiveMode.ValueType
+    after_s: builtins.int
+    """a topic is deleted when it has been inactive for so long"""
+    def __init__(
+        self,
+        *,
+        enabled: builtins.bool = ...,
+        mode: Global___InactiveMode.ValueType = ...,
+        after_s: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_s", b"after_s", "enabled", b"enabled", "mode", b"mode"]) -> None: ...
+
+Global___InactiveTopicDeletion: typing_extensions.TypeAlias = InactiveTopicDeletion

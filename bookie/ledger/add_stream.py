@@ -1,9 +1,9 @@
 """AddStream: the one write stream of this process to one bookie, shared by all its ledgers.
 
-Adds go into the stream's outbox; a frame of acks is taken apart and handed to the ledgers in one
-step, each ledger's acks together. A lost stream is told to every ledger at once, so that nobody
-waits for acks that cannot come; what was in flight is then unknown, and sending it again does no
-harm. The stream is opened again, with growing pauses, for as long as a ledger wants it.
+Adds go into the stream's outbox. A frame of acks is handed to the ledgers in one step, each
+ledger's acks together. When the stream is lost, every ledger is told at once, so no ledger waits
+for acks that cannot come. The adds in flight are then unknown, and sending them again is harmless.
+While a ledger is attached, the stream is opened again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 PENDING_BYTES_CALM: Final = 1 << 20
-"""An outbox with less than this is keeping up: four frames."""
+"""A bookie keeps up while its outbox has less than this: four frames."""
 
 GONE_PAUSE_S: Final = 60.0
-"""Between attempts where another incarnation answers: this one is gone, unless it is listed again,
-and then it is tried at once. An idle ledger may want it for days."""
+"""Between attempts while another incarnation answers at the address. This incarnation is gone,
+unless it is listed again, which triggers an attempt at once. An idle ledger may wait for days."""
 
 
 class AddSink(Protocol):
     """A ledger on the stream. Called on the loop; must not raise."""
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        """These entries are stored durably, in any order, perhaps told before."""
+        """These entries are stored durably. In any order; some may be repeated."""
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         """The bookie refused the entry."""
 
     def on_stream(self, stream: AddStream) -> None:
-        """`stream.put` has changed. None: the stream is lost, and what was in flight is unknown."""
+        """`stream.put` has changed. None: the stream is lost, and the adds in flight are
+        unknown."""
 
 
 class AddStream:
-    """`run` must be running. `peer` gives the bookie as it is to be reached now, or raises
+    """`run` must be running. `peer` returns the bookie at its present address, or raises
     BookieUnavailable."""
 
     def __init__(
@@ -71,18 +72,18 @@ class AddStream:
         self.put: Put | None = None  # adds go in here; None: there is no stream
         self._outbox: Outbox | None = None
         self._stream: FrameStream | None = None  # None: it was closed
-        self._wanted = asyncio.Event()  # somebody is attached, or waits in connect()
-        self._now = asyncio.Event()  # do not sit out the pause
+        self._wanted = asyncio.Event()  # a ledger is attached, or a task waits in connect()
+        self._now = asyncio.Event()  # skip the rest of the pause
         self._waiting: list[asyncio.Future[bool]] = []
         self._gone = False  # another incarnation answered at its address
 
     @property
     def calm(self) -> bool:
-        """There is a stream, and the bookie keeps up with it."""
+        """Whether the stream is open and the bookie keeps up with it."""
         return self._outbox is not None and self._outbox.pending_bytes < PENDING_BYTES_CALM
 
     def attach(self, ledger: int, sink: AddSink) -> None:
-        """Acks of this ledger go to `sink` until `detach`."""
+        """Hand the acks of this ledger to `sink` until `detach`."""
         assert ledger not in self._sinks, f"two writers of ledger {ledger} in one process"
         self._sinks[ledger] = sink
         self._wanted.set()
@@ -95,13 +96,13 @@ class AddStream:
         self._now.set()
 
     def on_end(self) -> None:
-        """`run` has ended, and nobody meant it to."""
+        """`run` has ended unexpectedly."""
         self._answer_waiting(False)
         if self._outbox is not None:
             self._lose()
 
     async def connect(self, timeout_s: float) -> bool:
-        """Whether there is a stream, now or after the next attempt to open one."""
+        """Return whether the stream is open, now or after the next attempt."""
         if self._outbox is not None:
             return True
         attempt = asyncio.get_running_loop().create_future()
@@ -118,8 +119,8 @@ class AddStream:
                 self._waiting.remove(attempt)
 
     async def run(self) -> None:
-        """Open the stream whenever it is wanted and not there, until cancelled. May be called
-        again after `on_end`."""
+        """Keep the stream open while it is wanted, until cancelled. May be called again after
+        `on_end`."""
         if self._stream is not None:
             await self._stream.close()
         delays = self._backoff.delays()
@@ -148,7 +149,7 @@ class AddStream:
         return stream
 
     async def _serve(self, stream: FrameStream) -> None:
-        """From the first add to the stream's end, whatever ends it."""
+        """Use the stream until it ends."""
         outbox = Outbox(stream.send, pending_bytes_max=PENDING_BYTES_CALM)
         self._stream = stream
         receiving = True
@@ -157,7 +158,7 @@ class AddStream:
             try:
                 await outbox.run()
             except BaseException:
-                if receiving:  # and would wait for acks of what was dropped
+                if receiving:  # it would wait for acks of dropped adds
                     await stream.close()
                 raise
 
@@ -183,7 +184,7 @@ class AddStream:
             return str(error)
 
     def _take(self, frame: Buffer) -> None:
-        """All acks of a frame. Raises FrameDamaged."""
+        """Hand out all acks of a frame. Raises FrameDamaged."""
         stored: dict[int, list[int]] = {}
         refused: list[tuple[int, range, BookieCode]] = []
         for ledger, entries, code in decode_ack_runs(frame):
@@ -199,7 +200,7 @@ class AddStream:
                 sink.on_acks(self, acked)
         for ledger, entries, code in refused:
             for entry in entries:
-                sink = self._sinks.get(ledger)  # it may leave at the first of them
+                sink = self._sinks.get(ledger)  # it may detach at the first of them
                 if sink is not None:
                     sink.on_add_failed(self, entry, code)
 

@@ -31,7 +31,7 @@ from magnetar.bookie.ledger.writer import (
 )
 from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import EntryId
-from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_add, encode_adds
+from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, encode_adds
 from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.log import get_logger
 
@@ -48,23 +48,23 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 REJOIN_S: Final = 1.0
-"""A member that failed by a refusal or by its silence is tried again after this, if nobody can take
-its seat. One whose stream was lost is tried as soon as there is a stream again."""
+"""How long to wait before retrying a member that refused or was silent, if no spare can take its
+seat. A member whose stream was lost is retried as soon as the stream is open again."""
 
 SLOW_ADD_S: Final = 1.0
-"""A bookie that has not answered an add for so long counts as slow: a busy disk takes a tenth."""
+"""A bookie counts as slow when an add waits this long. A busy disk takes a tenth of it."""
 
 SPARES_S: Final = 2.0
-"""How often spares are looked for again, besides whenever the list of bookies changes; and how
-often an idle ledger is looked after at all."""
+"""How often to look for spares again, beside each change of the list of bookies; and how often to
+check an idle ledger."""
 
 
 class LedgerAppender:
-    """The only writer of its ledger. Owned by one task or callback chain; all on one loop.
+    """The only writer of its ledger. One task or callback chain on one loop owns it.
 
-    `progress` is called on the loop, never from inside `append_nowait`: once per frame of
-    acknowledgements that moved `confirmed`, and once when `failure` was set. What was appended
-    beyond `confirmed` when the ledger failed has an unknown outcome.
+    The appender calls `progress` on the loop, never inside `append_nowait`: once per frame of acks
+    that moved `confirmed`, and once when it has set `failure`. Entries beyond `confirmed` have an
+    unknown outcome when the ledger fails.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class LedgerAppender:
     ) -> None:
         """`on_busy`: call `tick` from now on, until it returns False."""
         self.ledger: LedgerId = metadata.ledger
-        self.metadata = metadata  # as it is stored, as far as this writer wrote it
-        self.failure: LedgerError | None = None  # None: it can be written, or was closed
+        self.metadata = metadata  # as this writer last stored it
+        self.failure: LedgerError | None = None  # None: open, or closed in order
         self.progress: Callable[[], None] = _nothing
         self._services = services
         self._loop = asyncio.get_running_loop()
@@ -92,60 +92,36 @@ class LedgerAppender:
         self._busy = False
         self._closing = False
         self._account = Account()
-        self._room: list[asyncio.Future[None]] = []  # of those who wait for room
-        self._quiet: list[asyncio.Future[None]] = []  # of those who wait in close()
+        self._room: list[asyncio.Future[None]] = []  # tasks in `wait_room`
+        self._quiet: list[asyncio.Future[None]] = []  # tasks in `close`
         self._failed_at: dict[Member, float] = {}
-        self._refusals: dict[Member, BookieCode] = {}  # the last of each who ever refused
+        self._refusals: dict[Member, BookieCode] = {}  # the last refusal of each member
         self._spares_sought_at = float("-inf")
-        self._rests_until = float("-inf")  # nothing is kept: no tick before has anything to do
+        self._rests_until = float("-inf")  # while nothing is kept, earlier ticks have nothing to do
         self._seats: dict[AddStream, int] = {}
         self._streams: list[AddStream] = []  # by seat
-        self._recorded = self._writer.ensemble  # durable: who holds what is not confirmed yet
+        self._recorded = self._writer.ensemble  # durable: the holders of unconfirmed entries
         self._take_seats()
         self._carry_out(self._fail_seats_without_stream())
 
     # -- appending -------------------------------------------------------------------------------
 
-    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
-        """Take an entry of `size` bytes (those of `parts` together) and send it to its bookies.
+    def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId:
+        """Take a run of entries, each given by its parts, and send them to their bookies. Returns
+        the id of the first one.
 
-        Raises EntryTooLarge (no id was taken), LedgerClosed, or `failure`. Never blocks: whoever
-        appends much waits in `wait_room` between.
+        Takes all of them, or none and raises: EntryTooLarge (no id was taken), LedgerClosed, or
+        `failure`. Never blocks: a caller that appends much awaits `wait_room` in between.
         """
-        self._raise_if_ended()
-        if size > ENTRY_BYTES_MAX:
-            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
-        writer = self._writer
-        entry = writer.appended + 1
-        head, body = add = encode_add(
-            ledger=self.ledger,
-            entry=entry,
-            confirmed=writer.confirmed,
-            length=writer.length + size,
-            payload=parts,
-            master_key=self.metadata.master_key,
-        )
-        assert len(body) == size + 32, "`size` is not the size of `parts`"
-        streams = self._streams
-        for seat in writer.append(size, add, self._loop.time()):
-            put = streams[seat].put
-            assert put is not None, "a seat without a stream has failed"
-            put(head, body)
-        if not self._busy:
-            self._be_busy()
-        return EntryId(entry)
-
-    def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None:
-        """Take entries, each given by its parts, and send them: all of them, or none and raises as
-        `append_nowait`."""
         self._raise_if_ended()
         sizes = [sum(map(len, payload)) for payload in payloads]
         if max(sizes) > ENTRY_BYTES_MAX:
             raise EntryTooLarge(max(sizes), ENTRY_BYTES_MAX)
         writer, now = self._writer, self._loop.time()
+        first = writer.appended + 1
         adds = encode_adds(
             ledger=self.ledger,
-            first_entry=writer.appended + 1,
+            first_entry=first,
             confirmed=writer.confirmed,
             length=writer.length,
             payloads=payloads,
@@ -157,12 +133,14 @@ class LedgerAppender:
             for seat in writer.append(size, add, now):
                 by_seat[seat] += add
             unsent_bytes += size
-            if unsent_bytes >= FRAME_BYTES_MAX:  # an outbox splits nothing, and a frame has a limit
+            if unsent_bytes >= FRAME_BYTES_MAX:  # an outbox never splits an item, and a frame has a
+                # limit
                 self._put_out(by_seat)
                 unsent_bytes = 0
         self._put_out(by_seat)
         if not self._busy:
             self._be_busy()
+        return EntryId(first)
 
     def _put_out(self, by_seat: list[list[Buffer]]) -> None:
         for seat, parts in enumerate(by_seat):
@@ -179,7 +157,8 @@ class LedgerAppender:
             raise LedgerClosed(self.ledger)
 
     async def wait_room(self) -> None:
-        """Return when little enough is in flight, here and in the process; or the ledger ended."""
+        """Wait until the bytes in flight are below the limits of ledger and process, or the ledger
+        ends."""
         self._settle_account()
         while self._writer.writing and not self._has_room():
             waiting = self._loop.create_future()
@@ -191,7 +170,7 @@ class LedgerAppender:
 
     @property
     def confirmed(self) -> EntryId:
-        """The last entry that is durable, and every one before it; -1: none."""
+        """The last entry such that it and all before it are durable. -1: none."""
         return EntryId(self._writer.confirmed)
 
     @property
@@ -205,22 +184,23 @@ class LedgerAppender:
 
     @property
     def in_flight_bytes(self) -> int:
-        """What was appended and is not confirmed, with the memory that each entry takes besides."""
+        """Bytes of the entries that are not confirmed, with the memory overhead of each."""
         return self._writer.in_flight_bytes
 
     @property
     def trouble(self) -> str:
-        """For people: which members failed, and what they said. "": none."""
+        """For logs: the failed members and their last answers. "": none."""
         failed = [self._writer.ensemble[seat] for seat in seat_numbers(self._writer.failed)]
         said = {
-            who: self._refusals[who].name if who in self._refusals else "SILENT" for who in failed
+            member: self._refusals[member].name if member in self._refusals else "SILENT"
+            for member in failed
         }
-        return ", ".join(f"bookie {who.bookie}: {what}" for who, what in said.items())
+        return ", ".join(f"bookie {member.bookie}: {what}" for member, what in said.items())
 
     @property
     def degraded(self) -> bool:
-        """Entries get fewer copies than they should, or may soon, or lie where an operator wants
-        nothing any more: another ledger, made when enough bookies are there, would be better off.
+        """Whether entries get too few copies, or may soon, or go to a bookie that is being
+        decommissioned. The owner should roll to a new ledger once enough bookies are there.
         """
         writer = self._writer
         leaving = self._services.directory.decommissioned
@@ -237,18 +217,18 @@ class LedgerAppender:
     # -- reading, closing ------------------------------------------------------------------------
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
-        """As LedgerReader.read; `last` must be confirmed."""
+        """As `LedgerReader.read`. `last` must be confirmed."""
         assert last <= self._writer.confirmed, f"entry {last} is not confirmed"
         if self._reader.metadata.last_segment != self.metadata.last_segment:
             self._reader.metadata = self.metadata
         return await self._reader.read(first, last, bytes_max=bytes_max)
 
     async def close(self) -> LedgerMetadata:
-        """Take no more entries, wait for those in flight, and record the end.
+        """Take no more entries, wait for those in flight, and record the end. Returns the metadata.
 
-        A ledger that failed is closed too, at what was confirmed: then the entries in flight are
-        definitely not in it. Raises LedgerFenced if it is somebody else's; what the metadata store
-        raises, and then may be called again. Returns the metadata, CLOSED.
+        A failed ledger is closed at `confirmed`, and the entries in flight are then definitely not
+        in it. Raises LedgerFenced if another process owns the ledger, or what the metadata store
+        raises; after the latter it may be called again.
         """
         self._closing = True
         writer = self._writer
@@ -271,7 +251,7 @@ class LedgerAppender:
         return self.metadata
 
     def abandon(self) -> None:
-        """Take no more entries and let go, without recording an end: somebody will recover it."""
+        """Take no more entries and detach, without recording an end: a recovery will do that."""
         self._closing = True
         if self._writer.state is not WriterState.SEALED:
             self.failure = self.failure or LedgerClosed(self.ledger)
@@ -282,7 +262,7 @@ class LedgerAppender:
     # -- what bookies say (AddSink) --------------------------------------------------------------
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        # Who has no seat any more was detached from, and is not heard (T13).
+        # The appender has detached from members without a seat, so their acks do not arrive (T13).
         self._carry_out(self._writer.on_acks(self._seats[stream], entries))
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
@@ -298,7 +278,7 @@ class LedgerAppender:
     def on_stream(self, stream: AddStream) -> None:
         seat = self._seats.get(stream)
         if seat is None:
-            return  # given up because of what another ledger was told just now
+            return  # another ledger's callback has just replaced the member
         if stream.put is None:
             self._refusals[stream.member] = BookieCode.CONNECTION_LOST
             self._services.health.on_error(stream.member, self._loop.time())
@@ -310,11 +290,11 @@ class LedgerAppender:
     # -- time, and the list of bookies -----------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Notice what takes too long. False: nothing is pending, no more ticks are needed."""
+        """Check timeouts. False: nothing is pending, and no more ticks are needed."""
         writer = self._writer
         failed = writer.failed
         if failed and writer.writing and not writer.kept and now < self._rests_until:
-            return True  # there may be thousands of those while a bookie is away
+            return True  # there may be thousands of such ledgers while a bookie is away
         actions = writer.on_tick(now)
         for seat in seat_numbers(writer.failed & ~failed):
             member = writer.ensemble[seat]
@@ -335,14 +315,14 @@ class LedgerAppender:
             self._carry_out(self._writer.on_spares())
 
     def _seek_help(self, now: float) -> None:
-        """Look for spares once more; take failed members back for whom there are none."""
+        """Look for spares again, and retry failed members that have none."""
         writer, services = self._writer, self._services
         listed = services.ensembles.has_spare(writer.ensemble)
         hopeless = writer.declined if listed else writer.failed
         for seat in seat_numbers(hopeless):
             member = writer.ensemble[seat]
             since = self._failed_at.get(member, now)
-            # It may be draining, or have lost its place in the list: the seat is its own.
+            # A draining or unlisted member keeps its own seat.
             registration = services.directory.listed.get(member)
             is_full = registration is not None and registration.read_only
             if self._streams[seat].calm and not is_full and now - since >= REJOIN_S:
@@ -361,7 +341,7 @@ class LedgerAppender:
         for action in actions:
             match action:
                 case Confirm():
-                    # W4: what confirmed it are acks of those whom durable metadata lists.
+                    # W4: only acks of members in durable metadata confirm an entry.
                     assert self._writer.ensemble is self._recorded
                     moved = True
                 case SendAdd(entry, seat):
@@ -410,8 +390,7 @@ class LedgerAppender:
             self._on_recorded(stored)
 
     def _on_recorded(self, stored: LedgerMetadata) -> None:
-        """One step: metadata, machine, seats and streams change together (W3); who is told of
-        progress may append."""
+        """Change metadata, machine, seats and streams in one step (W3). Callbacks may append."""
         writer = self._writer
         if not writer.writing:
             return
@@ -430,7 +409,7 @@ class LedgerAppender:
         self._carry_out([*actions, *self._fail_seats_without_stream()])
 
     def _take_seats(self) -> None:
-        """Attach to the streams of the present members, and to no others."""
+        """Attach to the streams of the present members, and detach from all others."""
         before = self._streams
         self._streams = [self._services.pool.adds(member) for member in self._writer.ensemble]
         self._seats = {stream: seat for seat, stream in enumerate(self._streams)}
@@ -467,7 +446,8 @@ class LedgerAppender:
         return self._writer.in_flight_bytes < limit and not self._services.budget.exhausted
 
     def _settle_account(self) -> None:
-        """Report what is kept; let a bookie fail for which too much is; wake who waits for room."""
+        """Report the bytes kept, fail a bookie that is too far behind, and wake tasks in
+        `wait_room`."""
         writer, budget = self._writer, self._services.budget
         lag = writer.lag_bytes
         laggards = [self._streams[seat] for seat in seat_numbers(writer.laggards)] if lag else []
@@ -518,11 +498,11 @@ class LedgerAppender:
         return LedgerRefused(self.ledger, f"a bookie says {code.name}")
 
     def _note_missed(self, missed: Missed) -> None:
-        """What was confirmed while a member was away stays at fewer copies, unless repaired."""
+        """Note entries that were confirmed without a member, so that repair copies them."""
         self._services.bad_copies.note(self.ledger, missed.member, missed.first, missed.last)
 
     def _leave(self) -> None:
-        """No stream tells us anything any more, and nothing is kept. Once, however often called."""
+        """Detach from all streams and keep nothing. Idempotent."""
         if not self._seats:
             return
         for missed in self._writer.missed:
@@ -548,4 +528,4 @@ def _wake(waiting: Sequence[asyncio.Future[None]]) -> None:
 
 
 def _nothing() -> None:
-    """Nobody wants to know of progress."""
+    """The default of `progress`."""

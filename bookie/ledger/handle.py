@@ -1,4 +1,4 @@
-"""LedgerReader: confirmed entries of one ledger, from whichever replica gives them."""
+"""LedgerReader: reads confirmed entries of one ledger from its replicas."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 ENTRY_BYTES_GUESS: Final = 1024
-"""Before anything was read of a striped ledger that is open."""
+"""The estimate before the first read of an open striped ledger."""
 
 _UNWELL: Final = frozenset(
     {BookieCode.TIMEOUT, BookieCode.CONNECTION_LOST, BookieCode.OVERLOADED, BookieCode.STOPPING}
@@ -53,21 +53,20 @@ _UNWELL: Final = frozenset(
 
 
 class LedgerReader:
-    """Reads may run side by side. Never reads beyond what the caller knows to be confirmed: that is
-    the caller's to see to."""
+    """Several reads may run at a time. The caller ensures that it reads confirmed entries only."""
 
     def __init__(
         self, metadata: LedgerMetadata, services: Services, *, fence: bool = False
     ) -> None:
-        self.metadata = metadata  # what is read from; replaced when replicas have moved
+        self.metadata = metadata  # replaced when replicas have moved
         self._services = services
         self._fence = fence  # (recovery fences with every read)
-        self._favourite: Member | None = None  # who gave the last answer: it reads ahead for us
+        self._favourite: Member | None = None  # the last one that answered: it has read ahead
         self._entry_bytes = _mean_entry_bytes(metadata)  # an estimate
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
-        """Entries first, first + 1, … up to `last`, as far as about `bytes_max` payload bytes go:
-        at least one. Raises EntryUnreadable if not even the first can be read now."""
+        """Return entries first, first + 1, … up to `last`: about `bytes_max` payload bytes, and at
+        least one entry. Raises EntryUnreadable if the first cannot be read now."""
         assert 0 <= first <= last
         assert bytes_max > 0
         if self.metadata.ensemble_size == self.metadata.write_quorum:
@@ -75,8 +74,8 @@ class LedgerReader:
         return await self._read_striped(first, last, bytes_max)
 
     async def _read_striped(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """In stripes, each from one bookie; where that does not do, window by window, several at a
-        time. Nothing is kept beyond this call."""
+        """Read in stripes, each from one bookie. If that fails, read several windows at a time.
+        Keeps nothing after the call."""
         size = self.metadata.write_quorum
         entries: list[LedgerEntry] = []
         while first <= last and bytes_max > 0:
@@ -97,12 +96,12 @@ class LedgerReader:
                 tasks = [group.create_task(self._try_run(*each, share)) for each in asked]
             for (begin, _), task in zip(asked, tasks, strict=True):
                 if begin != first or bytes_max <= 0:
-                    break  # the one before was cut short, or it is enough
+                    break  # the previous one was cut short, or this is enough
                 part = task.result()
                 if isinstance(part, EntryUnreadable):
                     if not entries:
                         raise part
-                    return entries  # it comes again with the next call
+                    return entries  # the next call returns it again
                 entries += part
                 first += len(part)
                 bytes_max -= sum(len(entry.payload) for entry in part)
@@ -110,8 +109,8 @@ class LedgerReader:
         return entries
 
     async def _read_stripes(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """What comes of asking as few bookies as hold the range between them, each once for all of
-        its part. Whatever goes wrong ends the run, and is looked into by whoever reads on there."""
+        """Ask as few bookies as hold the range together, each once for its whole part. The first
+        problem ends the run; the next read from there examines it."""
         metadata, quorum = self.metadata, quorum_of(self.metadata)
         last = min(last, self._segment_end(metadata, first))
         last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)
@@ -119,7 +118,7 @@ class LedgerReader:
         well = seats(n for n, who in enumerate(members) if self._standing(who) is Standing.WELL)
         parts = quorum.cover(first, well)
         if last - first < quorum.write_quorum or parts is None:
-            return []  # one window is enough, or there is no choice
+            return []  # one window is enough, or there is no alternative
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
@@ -153,8 +152,7 @@ class LedgerReader:
     async def _ask_stripe(
         self, member: Member, request: ReadRequest, *, sealed: bool
     ) -> dict[int, LedgerEntry]:
-        """As much as comes soundly, until nothing comes for so long that a single read would ask
-        somebody else."""
+        """Return the sound entries that arrive, until a single read would ask another replica."""
         wanted = (
             entry
             for begin in range(request.first, request.last + 1, request.stride)
@@ -187,7 +185,7 @@ class LedgerReader:
             return error
 
     async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """What one replica gives."""
+        """Return the entries that one replica has."""
         loop, metadata = asyncio.get_running_loop(), self.metadata
         machine = RangeRead(
             self._replicas(metadata, first, last),
@@ -239,14 +237,14 @@ class LedgerReader:
                 self.metadata.ledger,
                 first,
                 answers,
-                missing=denied and there,  # (else the replicas may have moved)
+                missing=denied and there,  # (otherwise the replicas may have moved)
                 deleted=refreshed.known and not there,
             )
         self._favourite = result.member
         return list(result.entries)
 
     async def _next(self, machine: RangeRead, answers: asyncio.Queue[Answer]) -> list[Action]:
-        """What follows from the next answer, or from none coming for too long."""
+        """Return the actions after the next answer, or after its timeout."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(machine.timer_at()):
@@ -264,8 +262,8 @@ class LedgerReader:
     async def _ask(
         self, member: Member, request: ReadRequest, sealed: bool, answers: asyncio.Queue[Answer]
     ) -> None:
-        """Ask one replica, and put what it says into `answers`: also of an answer that breaks off
-        what had come of it. A bad copy is noted."""
+        """Ask one replica and put its answer into `answers`, with the entries of an answer that
+        breaks off. Notes a bad copy."""
         entries: list[LedgerEntry] = []
         code, damaged = BookieCode.OK, False
         try:
@@ -274,7 +272,7 @@ class LedgerReader:
                     if code is not BookieCode.OK or damaged:
                         continue
                     following = request.first + len(entries)
-                    try:  # at once: the next frame is on its way meanwhile
+                    try:  # at once, while the next frame travels
                         found, code = sound_prefix(request.ledger, following, [frame])
                         entries += found
                     except FrameDamaged:
@@ -291,7 +289,7 @@ class LedgerReader:
         except StreamClosed:
             code = BookieCode.CONNECTION_LOST
         if not entries and code is BookieCode.OK:
-            code = BookieCode.CORRUPT  # an answer has one entry at least
+            code = BookieCode.CORRUPT  # an answer has at least one entry
         answers.put_nowait((member, entries, code))
 
     def _request(
@@ -308,14 +306,14 @@ class LedgerReader:
         )
 
     def _run_end(self, metadata: LedgerMetadata, member: Member, first: int) -> int:
-        """The last of the entries from `first` on that this replica holds without a gap."""
+        """Return the last entry of the run from `first` that this replica holds."""
         segment = metadata.segment_of(EntryId(first))
         run = quorum_of(metadata).run_of(segment.members.index(member), first)
         return min(run.stop - 1, self._segment_end(metadata, first))
 
     @staticmethod
     def _segment_end(metadata: LedgerMetadata, entry: int) -> int:
-        """The last entry that the entry's segment can hold."""
+        """Return the last entry that the entry's segment can hold."""
         following = (part.first_entry for part in metadata.segments if part.first_entry > entry)
         return next(following, 1 << 62) - 1
 
@@ -324,8 +322,8 @@ class LedgerReader:
         return standing(self._services.directory.listed.get(member), grade)
 
     def _replicas(self, metadata: LedgerMetadata, first: int, last: int) -> list[Member]:
-        """Who holds the first entry: those who are likely to answer, and near, before the others;
-        then those who hold more of the range; then whoever answered last; else by lot."""
+        """Return the members that hold the first entry, in order of preference: likely to answer,
+        in the same zone, holding more of the range, the last one that answered, random."""
         members = metadata.segment_of(EntryId(first)).members
         replicas = [members[seat] for seat in quorum_of(metadata).write_order(first)]
         services = self._services
@@ -359,7 +357,7 @@ class _Refreshed:
 
 
 def _run_from(first: int, found: Mapping[int, LedgerEntry]) -> Iterator[int]:
-    """The entries that were found, up to the first gap."""
+    """Yield the found entries up to the first gap."""
     while first in found:
         yield first
         first += 1
@@ -371,7 +369,7 @@ def _is_sealed(metadata: LedgerMetadata, entry: int) -> bool:
 
 
 def _mean_entry_bytes(metadata: LedgerMetadata) -> float:
-    """Of its envelopes, as far as metadata tells."""
+    """The mean size of the envelopes according to the metadata."""
     if metadata.length is None or metadata.last_entry is None or metadata.last_entry < 0:
         return ENTRY_BYTES_GUESS
     return ENVELOPE.size + metadata.length / (metadata.last_entry + 1)

@@ -1,4 +1,4 @@
-"""PeerPool: how this process reaches each bookie, and the streams it has to them."""
+"""PeerPool: this process's peers and streams of adds, by bookie."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.peer import BookiePeer, OpenPeer
-    from magnetar.metadata.model import Member
+    from magnetar.metadata.model import BookieAddress, Member
 
 log = get_logger(__name__)
 
-# A restarted bookie is found within a tenth of a second; a dead one costs little.
+# Finds a restarted bookie within a tenth of a second, and costs little for a dead one.
 RECONNECT_S_FIRST: Final = 0.1
 RECONNECT_S_MAX: Final = 2.0
 
@@ -30,8 +30,8 @@ _PURPOSES: Final = ("adds", "recovery", "copies")
 
 
 class PeerPool:
-    """`run` must be running. One peer for each member that was ever asked for, and up to three
-    streams (a member is an incarnation of a bookie: there are few)."""
+    """`run` must be running. Keeps one peer and up to three streams for each member that was ever
+    asked for. A member is an incarnation of a bookie, so there are few."""
 
     def __init__(
         self,
@@ -47,16 +47,17 @@ class PeerPool:
         self._client_name = client_name
         self._backoff = Backoff(RECONNECT_S_FIRST, RECONNECT_S_MAX, random)
         self._connect_timeout_s = connect_timeout_s
-        self._peers: dict[Member, tuple[str, BookiePeer]] = {}  # with the address
+        self._peers: dict[Member, tuple[BookieAddress, BookiePeer]] = {}
         self._streams: dict[tuple[Member, str], AddStream] = {}
         self._group: asyncio.TaskGroup | None = None  # None: not running
 
     def peer(self, member: Member) -> BookiePeer:
-        """The bookie where it is now. Raises BookieUnavailable if it was never listed."""
+        """Return the bookie at its present address. Raises BookieUnavailable if it was never
+        listed."""
         registration = self._directory.find(member)
         if registration is None:
             raise BookieUnavailable(member.bookie, BookieCode.CONNECTION_LOST, "it is not listed")
-        address, peer = self._peers.get(member, ("", None))
+        address, peer = self._peers.get(member, (None, None))
         if peer is None or address != registration.address:
             if peer is not None:
                 self._spawn(peer.close())
@@ -65,20 +66,20 @@ class PeerPool:
         return peer
 
     def adds(self, member: Member) -> AddStream:
-        """The stream for entries of ledgers that are written here."""
+        """Return the stream for ledgers that this process writes."""
         return self._stream(member, "adds")
 
     def write_backs(self, member: Member) -> AddStream:
-        """The stream for recoveries: a ledger that is recovered here may be written here still, by
-        someone who does not know yet, and the acks of the two must not be mixed up."""
+        """Return the stream for recoveries. This process may still have a writer for a ledger that
+        it recovers, and the acks of the two must stay apart."""
         return self._stream(member, "recovery")
 
     def copies(self, member: Member) -> AddStream:
-        """The stream for copies that a repair makes, apart for the same reason."""
+        """Return the stream for copies that a repair makes, separate for the same reason."""
         return self._stream(member, "copies")
 
     async def run(self) -> None:
-        """Keep the streams, until cancelled; then close everything."""
+        """Keep the streams open until cancelled, then close everything."""
         unwatch = self._directory.watch(self._hurry)
         try:
             async with asyncio.TaskGroup() as group:
@@ -88,7 +89,7 @@ class PeerPool:
                 try:
                     await asyncio.get_running_loop().create_future()  # until cancelled
                 finally:
-                    self._group = None  # ledgers may ask for streams still while they end
+                    self._group = None  # ledgers may still ask for streams while they end
         finally:
             unwatch()
             peers = [peer for _, peer in self._peers.values()]
@@ -111,22 +112,22 @@ class PeerPool:
         return stream
 
     def _begin(self, stream: AddStream) -> None:
-        if self._group is not None:  # else when that runs, or it is over
+        if self._group is not None:  # otherwise `run` starts it, or has ended
             task = self._group.create_task(stream.run())
             task.add_done_callback(partial(self._on_end, stream))
 
     def _on_end(self, stream: AddStream, task: asyncio.Task[None]) -> None:
-        """The task ended. If that was because what it waited for was cancelled, and not with the
-        pool, its ledgers would wait for acks in vain. (Failing, it ends the pool.)"""
+        """The stream's task ended. If only the future that it awaited was cancelled, not the pool,
+        restart the task: its ledgers wait for acks. (A task that fails ends the pool.)"""
         if self._group is None or not task.cancelled():
             return
         log.error("a stream's task was cancelled", bookie=stream.member.bookie)
         stream.on_end()
-        # Not at once: it might end again. And whether the whole group ends shows only then.
+        # Not at once: it might end again, and whether the whole group ends is only known then.
         asyncio.get_running_loop().call_later(RECONNECT_S_FIRST, self._begin, stream)
 
     def _hurry(self) -> None:
-        """The list has changed: who is listed may be back."""
+        """The list has changed: listed bookies may be back."""
         for member in self._directory.listed:
             for purpose in _PURPOSES:
                 stream = self._streams.get((member, purpose))
@@ -134,7 +135,7 @@ class PeerPool:
                     stream.hurry()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task that lives no longer than `run`; nothing is begun when that has ended."""
+        """Start a task that `run` ends; do nothing after `run` has ended."""
         if self._group is None:
             work.close()
         else:

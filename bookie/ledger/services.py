@@ -1,4 +1,4 @@
-"""What a process's ledgers share: handed to each of them whole."""
+"""What the ledgers of a process share."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ of, or refused, would be the end of others too (T35); the ledger then waits for 
 fails at the quorum timeout."""
 
 Parts = tuple[bytes, bytes]
-"""An encoded add: what `magnetar.protos.envelope.encode_add` returns."""
+"""An encoded add: one of what `magnetar.protos.envelope.encode_adds` returns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ RESTART_S_MAX: Final = 30.0
 async def run_autorecovery(config: AutorecoveryConfig, stop: asyncio.Event) -> None:
     """Repair until `stop` is set. Raises PortInUse, AddressUnusable, or what the metadata store
     raises."""
-    from magnetar.bookie.ledger.connection import GrpcBookiePeer
+    from magnetar.bookie.ledger.connection import RemoteBookiePeer
     from magnetar.metadata.zookeeper import ZooKeeperStore
 
     store = await ZooKeeperStore.connect_url(
@@ -58,7 +58,7 @@ async def run_autorecovery(config: AutorecoveryConfig, stop: asyncio.Event) -> N
             config,
             stop,
             store=store,
-            open_peer=GrpcBookiePeer,
+            open_peer=RemoteBookiePeer,
             random=chance.SystemRandom(),
             on_ready=lambda _: None,
         )

@@ -4,7 +4,7 @@ so that looking never disturbs a writer."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from magnetar.bookie.ledger.peer import OpenPeer
-    from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, LedgerMetadata
+    from magnetar.metadata.model import (
+        BookieAddress,
+        BookieId,
+        BookieRegistration,
+        LedgerId,
+        LedgerMetadata,
+    )
     from magnetar.metadata.store import MetadataStore
     from magnetar.metadata.under_replication import BookieDrain
     from magnetar.runtime.clock import Clock
@@ -58,7 +64,7 @@ class BookieState(StrEnum):
 class BookieRow:
     member: Member
     state: BookieState
-    address: str  # "": not listed
+    address: str  # of its data port; "": not listed
     zone: str
     disk_total_bytes: int | None  # None: it did not answer
     disk_free_bytes: int | None
@@ -147,7 +153,7 @@ async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[Book
             BookieRow(
                 member=member,
                 state=cluster.state(member),
-                address=registration.address if registration is not None else "",
+                address=registration.address.data if registration is not None else "",
                 zone=registration.zone if registration is not None else "",
                 disk_total_bytes=total,
                 disk_free_bytes=free,
@@ -222,16 +228,17 @@ async def _held(
 ) -> dict[Member, tuple[list[range] | None, str]]:
     """By member: the runs of entries it stores, or None and why that is not known."""
     members = {member for part in metadata.segments for member in part.members}
-    addresses: defaultdict[Member, str] = defaultdict(str)
+    addresses: dict[Member, BookieAddress] = {}
     for registration in cluster.listed.values():
         for member in members:  # (a former incarnation may be served by the present one's process)
             if member.bookie == registration.bookie:
                 addresses[member] = registration.address
 
     async def ask(member: Member) -> tuple[list[range] | None, str]:
-        if not addresses[member]:
+        address = addresses.get(member)
+        if address is None:
             return None, "not listed"
-        peer = open_peer(member, addresses[member])
+        peer = open_peer(member, address)
         runs: list[range] = []
         at = 0
         try:

@@ -1,49 +1,50 @@
-"""Topics over HTTP, at the paths of Pulsar's admin API."""
-
-from __future__ import annotations
+"""Topics over HTTP."""
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from magnetar.broker.errors import TopicNotFound
-from magnetar.broker.session.refusal import OPERATING_ERRORS
-from magnetar.protos.errors import ProtocolError
-from magnetar.protos.names import Domain, TopicName
+from fastapi import APIRouter
+
+from magnetar.broker.operations import topics
+from magnetar.broker.operations.arguments import namespace_name, topic_name
+from magnetar.broker.operations.model import InternalStats, Refusal, TopicStats
 
 if TYPE_CHECKING:
-    from fastapi import APIRouter
-
     from magnetar.broker.broker import Broker
 
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    307: {"description": "Another broker serves the topic: ask it."},
+    400: {"model": Refusal, "description": "A number, name or body is not what was expected."},
+    404: {"model": Refusal, "description": "There is no such topic, subscription or message."},
+    412: {"model": Refusal, "description": "An invalid name, or the state does not allow it."},
+    503: {"model": Refusal, "description": "It cannot be done now: try again."},
+}
 
-def topics_router(broker: Broker) -> APIRouter:
-    """`GET /admin/v2/persistent/{tenant}/{namespace}/{topic}/stats`.
 
-    Any broker answers: one that does not serve the topic redirects (307) to the one that does. 404
-    for a topic that does not exist, 412 for a name that cannot be one, 503 while its bundle moves.
-    """
-    from fastapi import APIRouter, HTTPException
-    from fastapi.responses import JSONResponse, RedirectResponse, Response
+def topics_router(broker: "Broker") -> APIRouter:
+    """`/admin/v2/persistent/{tenant}/{namespace}` and the topics below."""
+    router = APIRouter(prefix="/admin/v2/persistent", tags=["topics"], responses=REFUSALS)
 
-    router = APIRouter(prefix="/admin/v2/persistent")
+    @router.get("/{tenant}/{namespace}")
+    async def list_topics(tenant: str, namespace: str) -> list[str]:
+        """List the topics of a namespace."""
+        return await topics.list_topics(broker, namespace_name(tenant, namespace))
 
-    @router.get("/{tenant}/{namespace}/{topic}/stats", response_model=None)
-    async def stats(tenant: str, namespace: str, topic: str) -> Response:
-        try:
-            name = TopicName.parse(f"{Domain.PERSISTENT}://{tenant}/{namespace}/{topic}")
-            located = await broker.locate(name, authoritative=False)
-            if located.broker != broker.me:
-                # Of a topic's name, "?", "#" and "%" mean something else in a URL.
-                quoted = quote(topic, safe="")
-                path = f"/admin/v2/persistent/{tenant}/{namespace}/{quoted}/stats"
-                return RedirectResponse(f"{located.broker.http_url}{path}", status_code=307)
-            found: dict[str, Any] = await (await broker.topic(name, create=False)).stats()
-            return JSONResponse(found)
-        except ProtocolError as error:
-            raise HTTPException(412, str(error)) from error
-        except TopicNotFound as error:
-            raise HTTPException(404, str(error)) from error
-        except OPERATING_ERRORS as error:
-            raise HTTPException(503, str(error)) from error
+    @router.put("/{tenant}/{namespace}/{topic}", status_code=204, responses={409: _EXISTS})
+    async def create_topic(tenant: str, namespace: str, topic: str) -> None:
+        """Create a topic."""
+        await topics.create_topic(broker, topic_name(tenant, namespace, topic))
+
+    @router.get("/{tenant}/{namespace}/{topic}/stats")
+    async def stats(tenant: str, namespace: str, topic: str) -> TopicStats:
+        """Statistics of a topic: rates, backlogs, producers, subscriptions and consumers."""
+        return await topics.topic_stats(broker, topic_name(tenant, namespace, topic))
+
+    @router.get("/{tenant}/{namespace}/{topic}/internalStats")
+    async def internal_stats(tenant: str, namespace: str, topic: str) -> InternalStats:
+        """How a topic is stored: its ledgers and cursors."""
+        return await topics.internal_stats(broker, topic_name(tenant, namespace, topic))
 
     return router
+
+
+_EXISTS = {"model": Refusal, "description": "It exists already."}

@@ -1,17 +1,20 @@
-"""What one subscription has acknowledged, as a machine.
+"""The acknowledgements of one subscription, as a machine.
 
-Three facts: everything up to `mark_delete`; beyond it a bitmap of entries per ledger; and for a
-batch that is acknowledged in part, the set of messages that are *not* (a bit set in an ack set
-means "not acknowledged", so sets merge by AND, and an empty one acknowledges the entry).
+The state has three parts:
+
+- the mark-delete position (the mark): every entry up to it is acknowledged;
+- per ledger a bitmap of the entries that are acknowledged after the mark;
+- for each partly acknowledged batch its ack set. A set bit means "not acknowledged", so ack sets
+  merge by AND, and an empty one acknowledges the entry.
 
 Invariants (`check`):
-    1. Nothing is ever un-acknowledged but by `reset`.
-    2. The mark moves as far as it can: the entry after it is not acknowledged.
-    3. Only existing, confirmed entries are acknowledged: a bit set ahead of the log would swallow
-       the entry that is written there later.
-    4. A batch with an ack set is neither acknowledged nor empty.
+    1. Only `reset` takes acknowledgements back.
+    2. The mark is as far as possible: the entry after it is not acknowledged.
+    3. Only existing, confirmed entries are acknowledged. A bit beyond the end of the log would
+       acknowledge an entry that is written later.
+    4. A batch with an ack set is not acknowledged, and the ack set is not empty.
 
-The bits at and below the mark say nothing. Pure; the log's chain says what follows what.
+Bits up to the mark have no meaning. Pure. The chain of the log gives the order of positions.
 """
 
 from __future__ import annotations
@@ -40,14 +43,14 @@ class AckedRange:
 
 
 class AckState:
-    """Acknowledged: everything up to `mark`, to begin with."""
+    """Starts with everything up to `mark` acknowledged."""
 
     def __init__(self, chain: Chain, mark: Position) -> None:
         self._chain = chain
         self._counts = chain.counts
         self._ledger, self._entry = mark
         self._bitmaps: dict[int, Bitmap] = {}
-        self._partial: dict[Position, int] = {}  # what of a batch is not acknowledged; never 0
+        self._partial: dict[Position, int] = {}  # bits of unacknowledged messages; never 0
 
     # ---- questions -------------------------------------------------------------------------------
 
@@ -58,7 +61,8 @@ class AckState:
 
     @property
     def partial(self) -> dict[Position, int]:
-        """Batches acknowledged in part: what of each is not. Not to be changed."""
+        """Partly acknowledged batches, with the bits of their unacknowledged messages.
+        Read-only."""
         return self._partial
 
     def is_acked(self, position: Position) -> bool:
@@ -69,24 +73,24 @@ class AckState:
         return bitmap is not None and position.entry in bitmap
 
     def remaining(self, position: Position) -> int | None:
-        """The bits of the messages that are not acknowledged; None: no part of the batch is."""
+        """The bits of the unacknowledged messages of a batch. None: no ack set is known for it."""
         return self._partial.get(position)
 
     def acked_beyond_mark(self) -> Iterator[tuple[int, int]]:
-        """How many entries beyond the mark are acknowledged, by ledger."""
+        """The number of acknowledged entries after the mark, by ledger."""
         for ledger, bitmap in self._bitmaps.items():
             at_mark = ledger == self._ledger
             yield ledger, bitmap.count_after(self._entry) if at_mark else bitmap.count
 
     def ranges(self) -> Iterator[AckedRange]:
-        """What is acknowledged beyond the mark, in order of ledgers."""
+        """The ranges of acknowledged entries after the mark, in order of ledgers."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             for first, last in self._bitmaps[ledger].ranges(after=after):
                 yield AckedRange(ledger, first, last)
 
     def bitmap_slices(self) -> Iterator[tuple[int, int, bytes]]:
-        """The same as (ledger, first entry, bits), one for each ledger with such entries."""
+        """As `ranges`, as (ledger, first entry, bits): one for each ledger with such entries."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             first, bits = self._bitmaps[ledger].slice_after(after)
@@ -94,8 +98,8 @@ class AckState:
                 yield ledger, first, bits
 
     def first_unacked(self, position: Position) -> Position:
-        """The first entry at or after `position` that is not acknowledged; the place after the last
-        entry of the log when there is none."""
+        """The first unacknowledged entry at or after `position`. If there is none: the position
+        after the last entry of the log."""
         mark = Position(self._ledger, self._entry)
         position = self._chain.ceiling(max(position, self._chain.next_position(mark)))
         while (bitmap := self._bitmaps.get(position.ledger)) is not None:
@@ -109,7 +113,8 @@ class AckState:
     # ---- events ----------------------------------------------------------------------------------
 
     def on_ack(self, position: Position) -> bool:
-        """A whole entry. Returns whether it is newly acknowledged; unknown entries are not."""
+        """Acknowledge a whole entry. Returns whether it is newly acknowledged. Entries that are not
+        in the log are ignored."""
         ledger = position.ledger
         entry = position.entry
         if ledger == self._ledger:
@@ -131,12 +136,11 @@ class AckState:
             bitmap = self._bitmaps[ledger] = Bitmap()
         added = bitmap.add(entry)
         if added and entry == 0:
-            self._advance()  # it may be what follows a mark at the end of an earlier ledger
+            self._advance()  # the mark may be at the end of the ledger before it
         return added
 
     def on_ack_batch_index(self, position: Position, not_acked: int) -> bool:
-        """Of this batch everything is acknowledged but these messages. Returns whether that changes
-        anything."""
+        """Acknowledge all messages of a batch but these. Returns whether the state changed."""
         if self.is_acked(position) or not self._chain.is_entry(position):
             return False
         before = self._partial.get(position)
@@ -149,7 +153,8 @@ class AckState:
         return True
 
     def on_ack_cumulative(self, position: Position) -> bool:
-        """Everything up to and including this position. Returns whether the mark moved."""
+        """Acknowledge everything up to and including this position. Returns whether the mark
+        moved."""
         chain = self._chain
         if not chain.is_entry(position):  # the nearest entry before it
             position = chain.previous_position(chain.ceiling(position))
@@ -161,7 +166,7 @@ class AckState:
         return True
 
     def on_acked_bits(self, ledger: int, first: int, bits: bytes) -> None:
-        """Many entries of one ledger, in the form of `bitmap_slices`: state that was stored."""
+        """Acknowledge entries of one ledger that were stored as `bitmap_slices` returns them."""
         ahead = first + 8 * len(bits) - self._counts.get(ledger, 0)
         if ahead > 0:
             kept = max(8 * len(bits) - ahead, 0)
@@ -176,7 +181,7 @@ class AckState:
         self._advance()
 
     def reset(self, mark: Position) -> None:
-        """Everything up to `mark` is acknowledged and nothing else."""
+        """Make everything up to `mark` acknowledged, and nothing else."""
         self._ledger, self._entry = mark
         self._bitmaps.clear()
         self._partial.clear()
@@ -184,7 +189,8 @@ class AckState:
     # ---- mechanics -------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Move the mark over what is acknowledged right behind it, across the ends of ledgers."""
+        """Move the mark over the acknowledged entries right after it, across the ends of
+        ledgers."""
         while True:
             bitmap = self._bitmaps.get(self._ledger)
             if bitmap is not None:
@@ -211,16 +217,16 @@ class AckState:
         assert not self.is_acked(following), "2: the mark could move"
         for ledger, bitmap in self._bitmaps.items():
             bitmap.check()
-            assert ledger >= mark.ledger, "a bitmap below the mark was kept"
+            assert ledger >= mark.ledger, "a bitmap before the mark"
             count = self._counts.get(ledger, 0)
-            assert bitmap.count_after(count - 1) == 0, "3: ahead of the log"
+            assert bitmap.count_after(count - 1) == 0, "3: a bit beyond the end of the log"
         for position, left in self._partial.items():
             assert left > 0, "4: an empty ack set"
             assert not self.is_acked(position), "4: an ack set of an acknowledged entry"
 
 
 def ack_set_bits(words: Sequence[int]) -> int:
-    """An ack set as on the wire (64-bit words, lowest first, signed or not) as one number."""
+    """An ack set from the wire (64-bit words, lowest first, signed or not), as one number."""
     bits = 0
     for place, word in enumerate(words):
         bits |= (word & _WORD) << (64 * place)
@@ -228,7 +234,7 @@ def ack_set_bits(words: Sequence[int]) -> int:
 
 
 def ack_set_words(bits: int) -> tuple[int, ...]:
-    """The inverse: signed words, as protobuf's int64 wants them, without zero words at the end."""
+    """The inverse of `ack_set_bits`: signed words for protobuf's int64, without trailing zeros."""
     words = []
     while bits:
         word = bits & _WORD

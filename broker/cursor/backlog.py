@@ -1,8 +1,10 @@
-"""How much a subscription has not acknowledged, in entries and in messages.
+"""The backlog of a subscription, in entries and in messages.
 
-Entries are counted. Messages are a difference of indexes: of the log's end, of the mark, of the
-ends of each range acknowledged beyond it. Where a ledger has one message in each entry, an index
-follows from the position; in a ledger of batches it is in the entry, which has to be read."""
+The number of entries follows from the positions. The number of messages is a difference of message
+indexes: of the end of the log, of the mark, and of the ends of each acknowledged range after it. In
+a ledger without batches the index follows from the position. In a ledger with batches it is stored
+in the entry, so the entry must be read.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import Log
 
 LOOKUPS_MAX: Final = 100
-"""Entries read for one exact backlog: 100 reads of an entry each take some 100 ms."""
+"""Reads for one exact backlog. 100 reads of one entry take about 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     entries: int  # always exact
     messages: int
-    exact: bool  # False: messages in batches are estimated by their ledger's average
+    exact: bool  # False: `messages` is estimated from the average of each ledger
 
 
 def estimate(chain: Chain, state: AckState) -> Backlog:
-    """Without reading anything; exact where no ledger with batches is involved."""
+    """The backlog without a read. Exact if no ledger with batches is involved."""
     mark_index, exact = chain.index_near(state.mark_delete)
     entries = chain.entries(after=state.mark_delete, through=chain.confirmed)
     messages = chain.next_index - 1 - mark_index
@@ -45,12 +47,13 @@ def estimate(chain: Chain, state: AckState) -> Backlog:
 
 
 async def count(topic_log: Log, state: AckState) -> Backlog:
-    """Exact, unless that takes more than LOOKUPS_MAX reads. Raises ReadFailed."""
+    """The exact backlog, or an estimate if it takes more than LOOKUPS_MAX reads. Raises
+    ReadFailed."""
     chain = topic_log.chain
     rough = estimate(chain, state)
     if rough.exact:
         return rough
-    # Everything is taken down before the first wait: acknowledgements go on meanwhile.
+    # Copy the state before the first await: it changes while this function waits.
     end_index = chain.next_index - 1
     mark = state.mark_delete
     messages_plain = sum(n for ledger, n in state.acked_beyond_mark() if chain.is_plain(ledger))

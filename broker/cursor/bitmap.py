@@ -1,8 +1,8 @@
-"""Which entries of one ledger are acknowledged: a bit each, bit `e & 7` of byte `e >> 3`.
+"""The acknowledged entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`.
 
-A bit costs the same whether the acknowledgements come in order or at random, which sorted ranges do
-not: a million random holes take 0.3 MB instead of 96, and an insertion does not search. Ranges are
-derived when somebody wants to see or store them. Pure.
+The order of acknowledgements does not change the cost of a bit. Sorted ranges are different: a
+million random holes take 96 MB as ranges and 0.3 MB as bits, and each insertion searches. Ranges
+are derived for storage and for statistics. Pure.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Bitmap:
         return place < len(self._bytes) and bool(self._bytes[place] >> (entry & 7) & 1)
 
     def add(self, entry: int) -> bool:
-        """Returns False when it was there already."""
+        """Set the bit of an entry. Returns False if it is set already."""
         place = entry >> 3
         bit = 1 << (entry & 7)
         held = self._bytes
         try:
             byte = held[place]
         except IndexError:
-            # Grow by a quarter more than needed, so that ascending bits do not copy each time.
+            # Grow by a quarter more than needed: ascending bits do not copy each time.
             held.extend(bytes(place + 1 - len(held) + (place >> 2)))
             byte = held[place]
         if byte & bit:
@@ -49,7 +49,7 @@ class Bitmap:
         return True
 
     def add_range(self, first: int, last: int) -> None:
-        """Both ends included."""
+        """Set the bits first..last, both ends included."""
         assert 0 <= first <= last, (first, last)
         ones = (1 << (last - first + 1)) - 1
         self.merge(
@@ -58,7 +58,7 @@ class Bitmap:
         )
 
     def merge(self, first: int, bits: bytes) -> None:
-        """Add every entry whose bit is set; bit 0 of `bits` is entry `first`, a multiple of 8."""
+        """Add every entry whose bit is set. Bit 0 of `bits` is entry `first`, a multiple of 8."""
         assert first % 8 == 0, first
         start = first >> 3
         end = start + len(bits)
@@ -70,14 +70,14 @@ class Bitmap:
         self.count += after.bit_count() - before.bit_count()
 
     def count_after(self, entry: int) -> int:
-        """How many entries greater than this one are set."""
+        """The number of set entries after this one."""
         start = entry + 1
         if start >> 3 >= len(self._bytes):
             return 0
         return (int.from_bytes(self._bytes[start >> 3 :], "little") >> (start & 7)).bit_count()
 
     def first_clear(self, entry: int) -> int:
-        """The first entry at or after this one whose bit is not set."""
+        """The first entry at or after this one whose bit is clear."""
         held = self._bytes
         place = entry >> 3
         if place >= len(held):
@@ -92,13 +92,13 @@ class Bitmap:
         return (place << 3) + _TRAILING_ONES[byte]
 
     def ranges(self, *, after: int = -1) -> Iterator[tuple[int, int]]:
-        """Runs of set bits beyond `after`, in order, both ends included."""
+        """Runs of set bits after `after`, in order, both ends included."""
         first, bits = self.slice_after(after)
         return ((first + start, first + end) for start, end in runs(bits))
 
     def slice_after(self, entry: int) -> tuple[int, bytes]:
-        """The bits beyond `entry` as `merge` takes them: (first, bytes), without zero bytes at the
-        ends; bits up to `entry` are cleared. Empty when nothing is set there."""
+        """The bits after `entry` as `merge` takes them: (first, bytes), without zero bytes at the
+        ends. Bits up to `entry` are cleared. Empty if no later bit is set."""
         start = (entry + 1) >> 3
         bits = int.from_bytes(self._bytes[start:], "little")
         bits = bits >> (entry + 1 & 7) << (entry + 1 & 7)
@@ -113,7 +113,7 @@ class Bitmap:
 
 
 def runs(bits: bytes) -> Iterator[tuple[int, int]]:
-    """Where runs of ones begin and end, both included, counted from the lowest bit."""
+    """The first and last bit of each run of ones, counted from the lowest bit."""
     text = format(int.from_bytes(bits, "little"), "b")[::-1]
     return ((run.start(), run.end() - 1) for run in _RUN_OF_ONES.finditer(text))
 

@@ -1,6 +1,6 @@
-"""One subscription's place in a log: what it has acknowledged, and what is left.
+"""The cursor of one subscription: its acknowledgements and its backlog in a log.
 
-Changes take effect in memory at once; the journal makes those of durable cursors durable.
+Changes take effect in memory at once. The journal makes the changes of durable cursors durable.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from magnetar.broker.cursor.acks import ack_set_bits, ack_set_words
 from magnetar.broker.cursor.journal import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from magnetar.broker.cursor.acks import AckState
+    from magnetar.broker.cursor.acks import AckedRange, AckState
     from magnetar.broker.cursor.backlog import Backlog
     from magnetar.broker.cursor.journal import CursorJournal, Receipt
     from magnetar.broker.log.chain import Chain
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 
 class Cursor:
-    """Made by `Cursors`. `done` of the methods is called once: with None when the acknowledgement
-    is durable, with an error when that is not and will not be known (LogFenced, LogClosed) or not
-    said (TooManyReceipts). A cursor that is not durable calls it before the method returns."""
+    """Made by `Cursors`.
+
+    Methods call `done` once. None: the acknowledgement is durable. LogFenced, LogClosed: it is
+    unknown, and stays unknown, whether it is durable. TooManyReceipts: the journal has recorded the
+    acknowledgement but refuses to report when it is durable. A non-durable cursor calls `done`
+    before the method returns.
+    """
 
     def __init__(
         self,
@@ -41,16 +45,16 @@ class Cursor:
     ) -> None:
         self.name = name
         self.properties = properties
-        self.number = number  # in the journal's records; a reset changes it
+        self.number = number  # its number in the journal's records; a reset changes it
         self._log = topic_log
         self._state = state
         self._journal = journal  # None: not durable
-        # What changed since it was last handed to the journal:
+        # The changes since the last delta or snapshot for the journal:
         self._known_mark = state.mark_delete
         self._acked: dict[int, array[int]] = {}  # entries by ledger
         self._partly: dict[Position, None] = {}
 
-    # ---- what is acknowledged --------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------
 
     @property
     def durable(self) -> bool:
@@ -58,41 +62,47 @@ class Cursor:
 
     @property
     def mark_delete(self) -> Position:
-        """Everything up to here is acknowledged, though not all of that need be durable yet."""
+        """Everything up to and including this position is acknowledged. Not all of it may be
+        durable yet."""
         return self._state.mark_delete
 
     def is_acked(self, position: Position) -> bool:
         return self._state.is_acked(position)
 
     def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
-        """The messages of a batch that are not acknowledged, as signed 64-bit words; None: none
-        is."""
+        """The unacknowledged messages of a batch, as signed 64-bit words. None: no ack set is known
+        for it."""
         remaining = self._state.remaining(position)
         return None if remaining is None else ack_set_words(remaining)
 
     def first_unacked(self, position: Position) -> Position:
-        """Where to read on: the first entry at or after `position` that is not acknowledged, or the
-        place after the last one."""
+        """The first unacknowledged entry at or after `position`. If there is none: the position
+        after the last entry of the log."""
         return self._state.first_unacked(position)
+
+    def ranges(self) -> Iterator[AckedRange]:
+        """What is acknowledged beyond the mark, in order."""
+        return self._state.ranges()
 
     @property
     def backlog_entries(self) -> int:
-        """How many entries are not acknowledged."""
+        """The number of unacknowledged entries."""
         return self.backlog_nowait().entries
 
     def backlog_nowait(self) -> Backlog:
-        """Exact but for messages in batches, which may be estimated: see `Backlog.exact`."""
+        """The backlog without a read. The messages in batches may be estimated: `Backlog.exact`."""
         return backlog.estimate(self._log.chain, self._state)
 
     async def backlog(self) -> Backlog:
-        """Exact unless very scattered; may read up to 100 entries. Raises ReadFailed."""
+        """The exact backlog, with up to 100 reads. An estimate if it takes more. Raises
+        ReadFailed."""
         return await backlog.count(self._log, self._state)
 
     # ---- acknowledging ---------------------------------------------------------------------------
 
     def acknowledge(self, positions: Sequence[Position], done: Receipt | None = None) -> int:
-        """Whole entries. Returns how many are newly acknowledged; what is not in the log is
-        ignored."""
+        """Acknowledge whole entries. Returns how many are newly acknowledged. Entries that are not
+        in the log are ignored."""
         on_ack = self._state.on_ack
         count = 0
         for position in positions:
@@ -105,8 +115,8 @@ class Cursor:
     def acknowledge_batch(
         self, position: Position, ack_set: Sequence[int], done: Receipt | None = None
     ) -> bool:
-        """Of a batch everything but what is set. Returns whether the entry is acknowledged by
-        that."""
+        """Acknowledge the messages of a batch that are not in `ack_set`. Returns whether the whole
+        entry is acknowledged now."""
         if self._state.on_ack_batch_index(position, ack_set_bits(ack_set)):
             self._note_part(position)
         self._note(done)
@@ -115,8 +125,8 @@ class Cursor:
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
     ) -> bool:
-        """Everything up to `position`, and of its own batch everything but what is set. Returns
-        whether the mark moved."""
+        """Acknowledge everything up to `position`, but not the messages of `ack_set` in the batch
+        there. Returns whether the mark moved."""
         remaining = ack_set_bits(ack_set)
         if remaining == 0:
             moved = self._state.on_ack_cumulative(position)
@@ -128,11 +138,11 @@ class Cursor:
         return moved
 
     async def reset(self, start: Position) -> None:
-        """The first entry at or after `start` (EARLIEST, LATEST, or an entry) is the next to be
-        delivered: what is acknowledged from there on is not any more, all before it is.
+        """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
+        delivered next. All entries before it become acknowledged, all others unacknowledged.
 
-        Durable on return. Acknowledgements that come meanwhile are superseded. Raises LogFenced,
-        LogUnavailable, SubscriptionNotFound.
+        Durable on return. The reset overrides acknowledgements that arrive during it. Raises
+        LogFenced, LogUnavailable, SubscriptionNotFound.
         """
         mark = mark_before(self._log.chain, start)
         if self._journal is None:
@@ -143,7 +153,7 @@ class Cursor:
         await moved.wait()
 
     async def flush(self) -> None:
-        """Everything acknowledged before is durable on return. Raises LogFenced, LogClosed."""
+        """Wait until all earlier acknowledgements are durable. Raises LogFenced, LogClosed."""
         flushed = Waiting()
         self._note(flushed)
         await flushed.wait()
@@ -156,7 +166,7 @@ class Cursor:
             entries.append(position.entry)
 
     def _note_part(self, position: Position) -> None:
-        if self._state.is_acked(position):  # that was the last of it
+        if self._state.is_acked(position):  # these were its last messages
             self._note_entry(position)
         elif self._journal is not None:
             self._partly[position] = None
@@ -171,7 +181,7 @@ class Cursor:
 
     @property
     def changed(self) -> bool:
-        """Whether there is something to be stored."""
+        """Whether there are changes to store."""
         moved = self._state.mark_delete != self._known_mark
         return moved or bool(self._acked) or bool(self._partly)
 
@@ -197,7 +207,7 @@ class Cursor:
         return stored.snapshot(self.number, self._state)
 
     def restart(self, mark: Position, number: int) -> None:
-        """Everything up to `mark` is acknowledged and nothing else; that is stored under
+        """Make everything up to `mark` acknowledged, and nothing else. This state is stored under
         `number`."""
         self._state.reset(mark)
         self.number = number
@@ -210,5 +220,5 @@ class Cursor:
 
 
 def mark_before(chain: Chain, start: Position) -> Position:
-    """The mark of a cursor that delivers the first entry at or after `start` next."""
+    """The mark of a cursor whose next entry is the first one at or after `start`."""
     return chain.previous_position(chain.ceiling(start))

@@ -1,7 +1,9 @@
-"""All subscriptions of one topic: restored, created, reset, deleted.
+"""The cursors of one topic: restore, create, reset, delete.
 
-The list of durable subscriptions is in the topic's record, changed by compare-and-set; a new one
-comes with its state inline, so it is durable before any cursor ledger is."""
+The topic's record lists the durable subscriptions and is changed by compare-and-set. The record
+also holds the first state of a new subscription, inline. So the subscription is durable without a
+cursor ledger.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,12 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 READ_BYTES_MAX: Final = 4 << 20
-"""Of a cursor ledger at once: usually all of it."""
+"""One read of a cursor ledger: usually the whole ledger."""
 
 
 class Cursors:
-    """Made by `Cursors.open`. `run` must run for as long as it is used; close it before the log."""
+    """Made by `Cursors.open`. `run` must run as long as the cursors are used. Close the cursors
+    before the log."""
 
     def __init__(self, topic_log: Log, config: CursorConfig) -> None:
         self._log = topic_log
@@ -47,7 +50,8 @@ class Cursors:
 
     @classmethod
     async def open(cls, topic_log: Log, config: CursorConfig | None = None) -> Cursors:
-        """Fence the topic's cursor ledger and restore what is in it and in the topic's record.
+        """Fence the topic's cursor ledger and restore the state from it and from the topic's
+        record.
 
         Raises LogUnavailable, LogDamaged.
         """
@@ -57,18 +61,18 @@ class Cursors:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the durable ones, sorted."""
+        """The names of the durable cursors, sorted."""
         return tuple(sorted(self._cursors))
 
     def get(self, name: str) -> Cursor | None:
-        """A durable cursor; None: there is none of this name."""
+        """The durable cursor of this name. None: there is none."""
         return self._cursors.get(name)
 
     async def ensure(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> Cursor:
-        """The durable cursor of this name; durable on return. A new one starts with the first entry
-        at or after `start` (EARLIEST, LATEST, or an entry); one that exists is returned as it is.
+        """The durable cursor of this name. If there is none, a new one starts with the first entry
+        at or after `start` (EARLIEST, LATEST, or an entry). Durable on return.
 
         Raises LogFenced, LogUnavailable, TopicFull.
         """
@@ -86,19 +90,20 @@ class Cursors:
             return with_subscription(self._owned_record.name, record, name, fresh)
 
         await self._owned_record.change(add)
-        if name not in self._cursors:  # nobody else was faster
+        if name not in self._cursors:  # no concurrent call added it
             replay = CursorReplay(self._log.chain)
             replay.on_entry(self._owned_record.record.subscriptions[name].inline)
             self._add(name, replay)
         return self._cursors[name]
 
     def open_non_durable(self, name: str, start: Position) -> Cursor:
-        """A cursor in memory only, which nobody else knows of."""
+        """A cursor in memory only. It is not one of `names`."""
         state = AckState(self._log.chain, mark_before(self._log.chain, start))
         return Cursor(name, self._log, state, number=0, properties={}, journal=None)
 
     async def delete(self, name: str) -> None:
-        """Durable on return. When its outcome stays unknown the ownership ends with it.
+        """Delete a durable cursor. Durable on return. If the outcome stays unknown, the broker
+        gives up the ownership of the topic.
 
         Raises LogFenced, LogUnavailable, SubscriptionNotFound.
         """
@@ -114,8 +119,8 @@ class Cursors:
         except (LogUnavailable, asyncio.CancelledError) as error:
             cause = error.cause if isinstance(error, LogUnavailable) else error
             if not isinstance(cause, Unavailable | Contended):
-                # It may be gone: what it acknowledged from now on could not be promised. Whoever
-                # opens the topic anew reads what is true.
+                # The record may be deleted already, so later acknowledgements may not be durable.
+                # The next owner reads the true outcome.
                 self._owned_record.lose(f"subscription {name!r} may be deleted")
             raise
         cursor = self._cursors.pop(name, None)

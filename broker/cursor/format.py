@@ -1,7 +1,8 @@
-"""How the state of cursors is stored, as bytes: FORMAT.md. Pure.
+"""The stored state of cursors as bytes: FORMAT.md. Pure.
 
-Every record adds to what is acknowledged, except `Reset`, which replaces it. So a snapshot is no
-kind of its own: it is a run of records that happens to say everything, and may be cut anywhere."""
+Every record adds acknowledgements. So a snapshot needs no record kind of its own: it is a run of
+records that holds the whole state, and it may be cut between any two records.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 
 ENTRY_BYTES_MAX: Final = 1 << 20
-"""Where a run of records is cut into entries: well under a stored entry's 5,253,120 bytes, and four
-of them are what a bookie takes in one group."""
+"""A run of records is cut into entries of this size. It is well below the limit of a stored entry
+(5,253,120 bytes); a bookie commits four such entries in one group."""
 
 BODY_BYTES_MAX: Final = 1 << 18
-"""Where a record is cut in two, so that no entry exceeds ENTRY_BYTES_MAX by much."""
+"""A longer record is cut in two, so that no entry exceeds ENTRY_BYTES_MAX by much."""
 
 _HEADER: Final = struct.Struct("<Bq")  # version, replay_from
 _RECORD: Final = struct.Struct("<BII")  # kind, subscription, size of the body
@@ -80,7 +81,7 @@ class Bits:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Of this batch all messages are acknowledged but those whose bit is set."""
+    """All messages of this batch are acknowledged, except those whose bit is set."""
 
     subscription: int
     position: Position
@@ -94,7 +95,7 @@ Record = Marked | Entries | Ranges | Bits | Batch
 
 
 def snapshot(subscription: int, state: AckState) -> list[bytes]:
-    """Records that say everything about one subscription."""
+    """Records of the whole state of one subscription."""
     records = [_record(Kind.MARKED, subscription, _POSITION.pack(*state.mark_delete))]
     for ledger, first, bits in state.bitmap_slices():
         if 8 * run_count(bits) <= len(bits):
@@ -112,8 +113,8 @@ def delta(
     acked: Mapping[int, array[int]],
     batches: Iterable[tuple[Position, int]],
 ) -> list[bytes]:
-    """Records of what was acknowledged: the mark (None: it did not move), whole entries by ledger,
-    each once, and batches with what of them is left."""
+    """Records of changes: the mark (None: it did not move), acknowledged entries by ledger without
+    duplicates, and batches with the bits of their unacknowledged messages."""
     records = []
     if mark is not None:
         records.append(_record(Kind.MARKED, subscription, _POSITION.pack(*mark)))
@@ -128,7 +129,7 @@ def delta(
 
 
 def entries_of(records: Iterable[bytes]) -> list[list[bytes]]:
-    """Cut a run of records into what goes into one ledger entry each."""
+    """Cut a run of records into groups, one for each ledger entry."""
     groups: list[list[bytes]] = []
     room = 0
     for record in records:
@@ -141,8 +142,8 @@ def entries_of(records: Iterable[bytes]) -> list[list[bytes]]:
 
 
 def header(*, replay_from: int) -> bytes:
-    """The first bytes of an entry. `replay_from` is the first entry of the cursor ledger that is
-    still needed once this one is stored."""
+    """The first bytes of an entry. `replay_from` is the first entry of the cursor ledger that a
+    recovery needs once this entry is stored."""
     return _HEADER.pack(VERSION, replay_from)
 
 

@@ -1,20 +1,22 @@
-"""Making acknowledgements durable: the cursor ledger of a topic, shared by its subscriptions.
+"""The journal that makes acknowledgements durable: a cursor ledger, shared by a topic's
+subscriptions.
 
-Theory of operation. Cursors change in memory at once and *note* that here. `run`, one task, writes:
-everything that was noted while the last write was under way goes as one entry of deltas; a note
-with a receipt goes at once, others wait `gather_s` for company. One write is under way at a time,
-so when it is confirmed, everything noted before it is durable, and the receipts are given.
+Theory of operation. A cursor changes in memory at once and *notes* the change in the journal. One
+task, `run`, writes the noted changes as one entry of deltas. A note with a receipt is written at
+once; other notes wait up to `gather_s` for more. One write is in flight at a time. When it is
+confirmed, every change noted before it is durable, and the journal calls the receipts.
 
-What recovery replays is bounded by snapshots, one subscription at a time: once the *tail* (all that
-was written since the oldest snapshot still needed) exceeds twice what is *live* (the snapshots
-themselves), that oldest subscription is snapshotted anew, and `replay_from` moves on. The ledger
-itself is bounded by *rolling*: a new one is begun with the snapshots of all, recorded, and the old
-one deleted. That is also how a ledger begins in the first place, and what happens when one fails:
-memory holds everything that was ever answered, so nothing needs to be read back.
+Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
+that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
+live bytes, the journal writes a new snapshot of the subscription with the oldest one, and
+`replay_from` moves on. *Rolling* bounds the ledger: the journal writes the snapshots of all
+subscriptions to a new ledger, records it, and deletes the old one. The first ledger starts the same
+way, and so does the one that replaces a failed ledger: memory holds the whole state, so the journal
+reads nothing back.
 
-A subscription whose state is inline in the topic's record has its snapshot there: it counts as one
-at the place in the ledger where it came, and is cleared from the record when a ledger begins with
-it."""
+The topic's record may hold the snapshot of a subscription inline. Such a snapshot counts as one at
+the place of the ledger where the subscription was added.
+"""
 
 from __future__ import annotations
 
@@ -57,24 +59,26 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorConfig:
     gather_s: float = 0.05
-    """How long an acknowledgement without a receipt waits for others, so what a broker that dies
-    may deliver twice; 20 writes/s of a topic instead of one for each acknowledgement."""
+    """How long an acknowledgement without a receipt waits for others. A broker that dies loses at
+    most these acknowledgements, and their entries are redelivered. It limits a topic to 20
+    writes/s, instead of one for each acknowledgement."""
     tail_bytes_min: int = 256 << 10
-    """Below this a long tail is not worth a snapshot: it is read back in one request."""
+    """A shorter tail causes no snapshot: a recovery reads it with one request."""
     ledger_bytes_max: int = 8 << 20
-    """The ledger is rolled beyond this or four times the live bytes, whichever is more: the disk
-    that dead records may take, times the write quorum, for each topic in use."""
+    """The journal rolls the ledger beyond this size or four times the live bytes, whichever is
+    more. It bounds the disk space of dead records: this, times the write quorum, for each active
+    topic."""
     ledger_entries_max: int = 50_000
     inline_bytes_max: int = 64 << 10
-    """All subscriptions of a topic together, when it closes; its record may have 1,000 KiB in
-    all."""
+    """The inline state of all subscriptions when the topic closes. A larger state stays in the
+    ledger: the topic's record is limited to 1,000 KiB."""
     receipts_max: int = 100_000
-    """Receipts of one topic that wait; some 20 MB. Beyond, the acknowledgement is noted and its
-    receipt refused (TooManyReceipts)."""
+    """Receipts of one topic that wait for a write: about 20 MB. At the limit the journal notes the
+    acknowledgement and refuses its receipt (TooManyReceipts)."""
 
 
 class Waiting:
-    """A receipt that somebody waits for."""
+    """A receipt that a caller awaits."""
 
     def __init__(self) -> None:
         self._given: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
@@ -85,7 +89,7 @@ class Waiting:
 
     @property
     def abandoned(self) -> bool:
-        """Whoever waited was cancelled."""
+        """Whether the waiting caller was cancelled."""
         return self._given.cancelled()
 
     async def wait(self) -> None:
@@ -113,45 +117,45 @@ class CursorJournal:
             retry_s_first=topic_log.config.retry_s_first,
             retry_s_max=topic_log.config.retry_s_max,
         )
-        self.newest_number = 0  # the last that was given to a subscription
+        self.newest_number = 0  # the last number given to a subscription
         self._live: dict[int, Journaled] = {}
-        self._dirty: dict[int, None] = {}  # numbers of those with something to write
-        self._receipts: list[Receipt] = []  # wait for the next write
-        self._writing: list[Receipt] = []  # wait for the one under way
+        self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
+        self._receipts: list[Receipt] = []  # to be called after the next write
+        self._writing: list[Receipt] = []  # to be called after the write in flight
         self._restarts: deque[_Restart] = deque()
-        self._ledger: CursorLedger | None = None  # None: none is open
+        self._ledger: CursorLedger | None = None  # None: no ledger is open for writing
         self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))
 
         self._closing = False
         self._ended: LogError | None = None
-        self._noted = asyncio.Event()  # there is something to write
-        self._hurry = asyncio.Event()  # and it should not wait for company
+        self._noted = asyncio.Event()  # there are changes to write
+        self._hurry = asyncio.Event()  # the next write must not wait for more changes
         self._finished = asyncio.Event()
         topic_log.owned_record.watch(self._wake)
 
     def add(self, cursor: Journaled) -> None:
-        """A subscription; all of its state is stored, in the topic's record or in its ledger."""
+        """Add a subscription. Its whole state is stored, in the topic's record or in the ledger."""
         assert cursor.number not in self._live
         self._live[cursor.number] = cursor
         if self._ledger is not None:
             self._ledger.begin(cursor.number)
 
     def drop(self, number: int) -> None:
-        """A subscription that is deleted, or goes on under another number."""
+        """Remove a subscription that is deleted or gets another number."""
         del self._live[number]
         self._dirty.pop(number, None)
         if self._ledger is not None:
             self._ledger.forget(number)
 
     def next_number(self) -> int:
-        """For a subscription that begins, or begins again."""
+        """The number for a new or reset subscription."""
         self.newest_number += 1
         return self.newest_number
 
     def restart(self, cursor: Journaled, mark: Position, receipt: Waiting) -> None:
-        """Let a cursor begin again at `mark`. The receipt is given when that is durable (None), or
-        with LogFenced, LogClosed, SubscriptionNotFound. One that is abandoned before its turn is
-        dropped; once begun it is done whole."""
+        """Reset a cursor to `mark`. The receipt is called with None when that is durable, or with
+        LogFenced, LogClosed, SubscriptionNotFound. The journal drops a reset that is abandoned
+        before its turn, and completes a reset that it has started."""
         if self._ended is not None:
             receipt(self._ended)
             return
@@ -159,8 +163,9 @@ class CursorJournal:
         self._wake()
 
     def note(self, cursor: Journaled, receipt: Receipt | None) -> None:
-        """Something was acknowledged. The receipt is given when all that was noted before is
-        durable (None), or when it never will be (LogFenced, LogClosed, SubscriptionNotFound)."""
+        """The cursor has changed. The receipt is called with None when every change noted so far is
+        durable, or with LogFenced, LogClosed, SubscriptionNotFound when it is not and never will
+        be."""
         if self._ended is not None or cursor.number not in self._live:
             if receipt is not None:
                 receipt(self._ended or SubscriptionNotFound(cursor.name))
@@ -175,8 +180,8 @@ class CursorJournal:
         self._noted.set()
 
     async def run(self) -> None:
-        """Write until closed or fenced. Operating errors go to the receipts, and end the log as
-        well. Cancelled, it ends."""
+        """Write until the journal is closed or fenced. An operating error goes to the receipts and
+        ends the ownership of the topic."""
         try:
             while True:
                 await self._gather()
@@ -190,15 +195,15 @@ class CursorJournal:
             await self._finish()
         except LogError as error:
             self._end(error)
-            # Without its cursors the topic cannot be served: whoever owns it next opens it anew.
+            # The broker cannot serve the topic without its cursors. The next owner opens it again.
             self._owned_record.lose(str(error))
         finally:
             self._end(LogClosed(str(self._owned_record.name)))
             self._finished.set()
 
     async def close(self) -> None:
-        """Make durable what is noted, and bring small state into the topic's record: `run` does
-        that, and returns then."""
+        """Make the noted changes durable, and move a small state into the topic's record. `run`
+        does that and then returns."""
         self._closing = True
         self._wake()
         await self._finished.wait()
@@ -220,7 +225,7 @@ class CursorJournal:
             raise self._owned_record.lost
 
     async def _write(self) -> None:
-        """Everything that was noted so far becomes durable."""
+        """Make every change noted so far durable."""
         self._writing, self._receipts = self._receipts, []
         changed = self._take_changed()
         if changed:
@@ -239,7 +244,7 @@ class CursorJournal:
         return ledger.bytes > max(self._config.ledger_bytes_max, 4 * ledger.live_bytes)
 
     async def _append(self, ledger: CursorLedger, changed: Sequence[Journaled]) -> bool:
-        """Deltas, and a snapshot if one is due. Returns False when the ledger has failed."""
+        """Write deltas, and a snapshot if one is due. Returns False if the ledger has failed."""
         deltas: list[bytes] = []
         for cursor in changed:
             deltas += cursor.take_delta()
@@ -251,8 +256,8 @@ class CursorJournal:
         return failure is None
 
     async def _begin_ledger(self) -> None:
-        """A new ledger with the snapshots of all, in the place of the one before. Raises
-        LogFenced."""
+        """Replace the ledger by a new one that starts with the snapshots of all subscriptions.
+        Raises LogFenced."""
         delays = self._rolling.delays()
         while True:
             newer_than = max(self._newest, LedgerId(self._log.chain.newest))
@@ -266,7 +271,7 @@ class CursorJournal:
                 if failure is None:
                     await self._record(ledger, begun_with)
                     return
-            except BaseException:  # also cancelled: nobody else knows of the appender
+            except BaseException:  # also when cancelled: no other object has the appender
                 ledger.appender.abandon()
                 raise
             await self._rolling.discard(ledger.appender)
@@ -274,7 +279,7 @@ class CursorJournal:
             await asyncio.sleep(next(delays))
 
     async def _record(self, ledger: CursorLedger, begun_with: tuple[int, ...]) -> None:
-        """The ledger becomes the topic's; only now what is in it counts."""
+        """Record the ledger in the topic's record. Its content is valid from now on."""
         new = ledger.appender.ledger
         try:
             await self._rolling.record(lambda record: _with_ledger(record, new))
@@ -286,15 +291,16 @@ class CursorJournal:
             self._ledger.appender.abandon()
         self._ledger = ledger
         for number in begun_with:
-            if number not in self._live:  # dropped meanwhile
+            if number not in self._live:  # dropped during the write
                 ledger.forget(number)
         for number in self._live:
-            if not ledger.knows(number):  # came meanwhile, with its state in the record
+            if not ledger.knows(number):  # added during the write, with its state in the record
                 ledger.begin(number)
 
     async def _restart(self, restart: _Restart) -> None:
-        """In the topic's record, under a new number: what the ledger holds under the old one means
-        nothing from then on. Here and not at the caller's, who may give up half-way."""
+        """Write the new state into the topic's record, under a new number. The records of the old
+        number in the ledger lose their meaning. `run` does this because the caller may be cancelled
+        half-way."""
         if restart.receipt.abandoned:
             return
         cursor, mark = restart.cursor, restart.mark
@@ -303,7 +309,7 @@ class CursorJournal:
         inline = stored.inline(stored.snapshot(number, state))
 
         def move(record: TopicRecord) -> TopicRecord:
-            if cursor.number not in self._live:  # deleted: what has the name now is another one
+            if cursor.number not in self._live:  # deleted; the name may belong to another one now
                 raise SubscriptionNotFound(cursor.name)
             return _with_state(record, cursor.name, inline)
 
@@ -324,14 +330,14 @@ class CursorJournal:
         return changed
 
     def _judge(self, ledger: CursorLedger, failure: Exception | None) -> None:
-        """Raises when another ledger would fail the same."""
+        """Raise the failure if another ledger would fail in the same way; log it if not."""
         if failure is None:
             return
         topic = str(self._owned_record.name)
         if isinstance(failure, LedgerRefused):
             raise LogUnavailable(topic, "storing acknowledgements", failure)
         number = ledger.appender.ledger
-        log.warning("a cursor ledger failed", topic=topic, ledger=number, error=str(failure))
+        log.warning("cursor ledger failed", topic=topic, ledger=number, error=str(failure))
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -340,7 +346,7 @@ class CursorJournal:
         changed = self._take_changed()
         inline = {cursor.name: stored.inline(cursor.snapshot()) for cursor in self._live.values()}
         if sum(map(len, inline.values())) > self._config.inline_bytes_max:
-            if changed:  # and the snapshots have taken the deltas
+            if changed:  # the snapshots above have consumed the deltas
                 await self._begin_ledger()
             if self._ledger is not None:
                 await self._rolling.close(self._ledger.appender)
@@ -374,15 +380,15 @@ class CursorJournal:
 
 
 def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:
-    """The record with this cursor ledger in the place of all others."""
+    """The record with this cursor ledger instead of all others."""
     dropped = [number for number in record.cursor_ledgers if number != ledger]
     return dropping(replace(record, cursor_ledgers=(ledger,)), dropped)
 
 
 def _with_inline(record: TopicRecord, inline: Mapping[str, bytes]) -> TopicRecord:
-    """The record with all state in it, and no cursor ledger."""
+    """The record with the state of all cursors inline, and no cursor ledger."""
     subscriptions = {
-        # One that is not known here was created by a call that was given up: it has its state.
+        # A cancelled call may have created a subscription that is unknown here. It keeps its state.
         name: replace(subscription, inline=inline.get(name, subscription.inline))
         for name, subscription in record.subscriptions.items()
     }
@@ -391,7 +397,7 @@ def _with_inline(record: TopicRecord, inline: Mapping[str, bytes]) -> TopicRecor
 
 
 def _with_state(record: TopicRecord, name: str, inline: bytes) -> TopicRecord:
-    """The record with this state of one subscription. Raises SubscriptionNotFound."""
+    """The record with this inline state of one subscription. Raises SubscriptionNotFound."""
     if name not in record.subscriptions:
         raise SubscriptionNotFound(name)
     moved = {name: replace(record.subscriptions[name], inline=inline)}

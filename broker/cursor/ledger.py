@@ -1,4 +1,4 @@
-"""One cursor ledger while it is written: what is in it, and how much of that is still needed."""
+"""A cursor ledger that is being written: its content, and how much of it a recovery still needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Journaled(Protocol):
-    """What is to be known of a cursor in order to store it."""
+    """What the journal needs of a cursor to store it."""
 
     @property
     def name(self) -> str: ...
@@ -33,15 +33,15 @@ class Journaled(Protocol):
         """Records of what changed since the last delta or snapshot."""
 
     def snapshot(self) -> list[bytes]:
-        """Records that say everything, what changed included."""
+        """Records of the whole state, changes included."""
 
     def restart(self, mark: Position, number: int) -> None:
-        """Everything up to `mark` is acknowledged and nothing else; `number` is its number now."""
+        """Make everything up to `mark` acknowledged, and nothing else, under a new number."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """Everything about its subscription is here or later."""
+    """The whole state of its subscription is at this place or later."""
 
     entry: int
     offset: int  # bytes in the ledger before it
@@ -49,7 +49,7 @@ class _Snapshot:
 
 
 class CursorLedger:
-    """Invariant (`check`): the snapshots are in the order in which they were written."""
+    """Invariant (`check`): the snapshots are in the order of writing."""
 
     def __init__(self, appender: Appender) -> None:
         self.appender = appender
@@ -65,7 +65,7 @@ class CursorLedger:
 
     @property
     def replay_from(self) -> int:
-        """The first entry that is still needed."""
+        """The first entry that a recovery needs."""
         return self._oldest.entry if self._snapshots else 0
 
     @property
@@ -74,7 +74,7 @@ class CursorLedger:
 
     @property
     def tail_bytes(self) -> int:
-        """What would be replayed."""
+        """The bytes that a recovery replays."""
         return self.bytes - self._oldest.offset if self._snapshots else 0
 
     @property
@@ -83,7 +83,8 @@ class CursorLedger:
         return next(iter(self._snapshots))
 
     def begin(self, number: int) -> None:
-        """A subscription whose snapshot is elsewhere, in the topic's record: it counts as here."""
+        """Add a subscription whose snapshot is in the topic's record. It counts as one at this
+        place."""
         self._snapshots[number] = _Snapshot(self.appender.appended + 1, self.bytes, 0)
 
     def forget(self, number: int) -> None:
@@ -93,14 +94,14 @@ class CursorLedger:
         return number in self._snapshots
 
     def put(self, records: Sequence[bytes]) -> None:
-        """Append without waiting. A failure shows in `wait_confirmed`."""
+        """Append without waiting. `wait_confirmed` reports a failure."""
         groups = stored.entries_of(records)
         for group in groups:
             self._append(group, self.replay_from)
 
     def put_snapshot(self, cursor: Journaled) -> None:
-        """It takes the place of what was written before only with its last entry: a ledger may end
-        anywhere."""
+        """Append a snapshot. It replaces the earlier records of the cursor only with its last
+        entry, because the ledger may end after any entry."""
         records = cursor.snapshot()
         taken = _Snapshot(self.appender.appended + 1, self.bytes, sum(map(len, records)))
         *first, last = stored.entries_of(records)
@@ -111,7 +112,7 @@ class CursorLedger:
         self._append(last, self.replay_from)
 
     async def wait_confirmed(self) -> LedgerError | None:
-        """Wait until all that was put is durable (None), or never will be."""
+        """Wait until every record is durable. Returns None, or the failure of the ledger."""
         appender = self.appender
         while appender.failure is None and appender.confirmed < appender.appended:
             self._moved.clear()
@@ -123,7 +124,7 @@ class CursorLedger:
         size = len(header) + sum(map(len, records))
         self.bytes += size
         if self.appender.failure is None:
-            self.appender.append_nowait([header, *records], size)
+            self.appender.append_nowait([[header, *records]])
 
     @property
     def _oldest(self) -> _Snapshot:

@@ -1,9 +1,10 @@
-"""Cursor state from what was stored: records in, acknowledgements out. Pure.
+"""Restore the state of cursors from their records. Pure.
 
-A subscription's state is what its inline snapshot says and what the cursor ledger adds. A number is
-given to one subscription, and a new one when it is reset: what is left in the ledger under the old
-number, or of a subscription that had the name before, must not reach it. A number that nobody
-stands for any more is replayed and ignored."""
+The state of a subscription is its inline snapshot plus the records of its number in the cursor
+ledger. A number belongs to one subscription, and a reset gives the subscription a new number. So
+the records from before a reset, or of a deleted subscription with the same name, do not reach it.
+Records of a number without a subscription are replayed and ignored.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class CursorReplay:
 
     @property
     def newest_number(self) -> int:
-        """The highest number that was seen; 0: none. New ones are greater."""
+        """The highest number in the records. 0: there is none. New numbers are greater."""
         return max(self._states, default=0)
 
     def on_entry(self, entry: bytes | memoryview) -> None:
@@ -35,7 +36,7 @@ class CursorReplay:
             self._on_record(record)
 
     def state(self, number: int) -> AckState:
-        """Of a subscription whose inline snapshot was replayed."""
+        """The state of a subscription whose inline snapshot was replayed."""
         return self._states[number]
 
     def _on_record(self, record: records.Record) -> None:
@@ -44,8 +45,8 @@ class CursorReplay:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
         match record:
             case records.Marked():
-                # With entry -1 there was none in front of it. Its ledger may have stayed empty and
-                # be gone, and the topic have begun again in one with a smaller number.
+                # Entry -1 means that there was no entry before it. Its ledger may have been empty
+                # and be deleted, and the log may continue in a ledger with a smaller number.
                 if record.mark.entry >= 0:
                     state.on_ack_cumulative(record.mark)
             case records.Entries():
@@ -70,7 +71,7 @@ class CursorReplay:
 
 
 def number_of(inline: bytes) -> int:
-    """Which number an inline snapshot gives its subscription. Raises InvalidCursorRecord."""
+    """The number of the subscription of an inline snapshot. Raises InvalidCursorRecord."""
     for record in records.read_records(inline):
         return record.subscription
     raise InvalidCursorRecord("an empty snapshot")

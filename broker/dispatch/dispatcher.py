@@ -1,153 +1,182 @@
-"""The seam between a subscription and the machine that decides who gets which entry.
+"""The dispatcher protocol: the seam between a subscription and its dispatching machine.
 
-A dispatcher is fed what happens (a consumer came, granted permits, entries were read, …) and says
-what to do, in order. It knows no I/O: it asks for entries with `Read` and `Replay`, of which at
-most one is outstanding, and hands them out with `Deliver`. What it must know of the world beyond
-its own facts it asks for by two views: what is acknowledged (`Acks`) and how far the log goes.
+Theory of operation. The subscription (the shell) reports events to the dispatcher: a consumer
+joined, a consumer granted permits, entries were read. Each event method changes the state of the
+machine and returns actions. The shell executes the actions in the order of the list, before the
+next event.
+
+A dispatcher does no I/O:
+
+- It asks for entries with `Read` or `Replay`. At most one of them is outstanding.
+- It hands entries out with `Deliver`.
+- It reads the acknowledgements of the cursor through `Acks`, and the end of the log through
+  `Environment.confirmed`.
+- Events carry `now`, the time of the event loop in seconds. After each event the shell asks
+  `next_timer()`, and calls `on_timer` at that time.
+
+A dispatcher may refuse a consumer: `add_consumer` raises `ConsumerRefused` before it changes
+anything.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from magnetar.broker.dispatch.acks import Acks
     from magnetar.broker.dispatch.explain import Reason
-    from magnetar.broker.dispatch.permits import Consumer
+    from magnetar.broker.dispatch.permits import Consumer, Limits
+    from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.entry import StoredEntry
 
 
 @dataclass(slots=True)
-class Mark:
-    """What a delivery says beyond the entry itself. Not frozen: thousands in a redelivery."""
+class EntryDetail:
+    """What a delivery says about an entry beyond the entry itself. Not frozen: a redelivery makes
+    thousands of them."""
 
     redelivery_count: int
-    ack_set: tuple[int, ...]  # which messages of the batch are not acknowledged; (): all of them
+    ack_set: tuple[int, ...]  # the unacknowledged messages of a batch; (): all of them
 
 
 @dataclass(slots=True)
 class Deliver:
-    """Give these to the consumer. They are pending there already, where that is kept."""
+    """Send these entries to the consumer. A dispatcher that tracks pending entries has added them
+    to `consumer.pending` already."""
 
     consumer: Consumer
     entries: list[StoredEntry]
-    marks: dict[int, Mark]  # sparse: index in `entries` -> what is not Mark(0, ())
-    messages: int  # not acknowledged ones: what was debited from the permits
+    details: dict[int, EntryDetail]  # by index in `entries`; sparse: EntryDetail(0, ()) is left out
+    messages: int  # the unacknowledged ones: the number that was debited from the permits
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read on from `first`; answer with `on_entries` or `on_read_failed`."""
+    """Read entries from `first` on. Answer with `on_entries` or `on_read_failed`."""
 
     first: Position
     entries_max: int
-    through: Position  # how far the log went when this was asked
-    rewinds: int  # of the machine, when this was asked
+    through: Position  # the end of the log at the time of the request
+    rewinds: int  # the dispatcher's count of rewinds at the time of the request
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Read just these, ascending; answer with `on_replayed` or `on_read_failed`."""
+    """Read these positions, in ascending order. Answer with `on_replayed` or `on_read_failed`."""
 
     positions: list[Position]
 
 
-Action = Deliver | Read | Replay
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Tell the client whether its consumer is the active one of a single-active subscription
+    type."""
+
+    consumer: Consumer
+    active: bool
 
 
-class Acks(Protocol):
-    """What a dispatcher asks of the cursor of its subscription. All of it answers at once."""
+Action = Deliver | Read | Replay | Activate
 
-    @property
-    def mark_delete(self) -> Position:
-        """Everything up to here is acknowledged."""
 
-    @property
-    def highest_acked(self) -> Position:
-        """Nothing beyond this is acknowledged, wholly or partly; at least `mark_delete`."""
+class ConsumerRefused(Exception):
+    """A dispatcher does not accept a consumer. The dispatcher has not changed.
 
-    def is_acked(self, position: Position) -> bool:
-        """Whether the whole entry is acknowledged."""
+    `incumbents` are the consumers because of which it refuses. The shell probes their connections,
+    evicts those that do not answer, and tries again. The client gets `error` if one of them
+    answers, or if there are no incumbents.
+    """
 
-    def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
-        """Which messages of a partly acknowledged batch are left; None: nothing of it is acked."""
+    def __init__(self, error: BrokerError, incumbents: Sequence[Consumer] = ()) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.incumbents = tuple(incumbents)
 
-    def first_unacked(self, position: Position) -> Position:
-        """The first entry at or after `position` that is not acknowledged; past the log's end when
-        there is none."""
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a dispatcher knows about its subscription."""
+
+    subscription: str  # the name, for errors
+    acks: Acks
+    confirmed: Callable[[], Position]  # the position of the last entry of the log
+    limits: Limits
 
 
 class Dispatcher(Protocol):
-    """One subscription's decisions. Every method mutates first, then says what to do."""
+    """The decisions of one subscription type. `now` never decreases from one event to the next."""
 
     @property
     def read_position(self) -> Position:
-        """Where reading goes on."""
+        """Where reading continues."""
 
-    def add_consumer(self, consumer: Consumer) -> list[Action]:
-        """A consumer came; it has no permits yet."""
+    @property
+    def cumulative_acks(self) -> bool:
+        """Whether consumers may acknowledge cumulatively."""
 
-    def remove_consumer(self, consumer: Consumer) -> list[Action]:
-        """It left; what it held unacknowledged goes to others or to its successor."""
+    def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        """A consumer joins. It has no permits yet. Raises ConsumerRefused, before any change."""
 
-    def on_flow(self, consumer: Consumer, permits: int) -> list[Action]:
-        """The consumer takes this many more messages."""
+    def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        """A consumer left. Its unacknowledged entries go to other consumers or to its successor."""
+
+    def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
+        """The consumer grants permits for this many more messages."""
 
     def on_redeliver(
-        self, consumer: Consumer, positions: Sequence[Position] | None
+        self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
-        """Give these again; None: all that the consumer holds."""
+        """The consumer asks for redelivery of these entries. None: of all its unacknowledged
+        ones."""
 
-    def on_acked(self, consumer: Consumer, positions: Sequence[Position]) -> list[Action]:
-        """The cursor has noted that these entries are acknowledged as a whole."""
+    def on_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
+        """The consumer acknowledged these whole entries. The cursor has recorded it."""
 
-    def on_partly_acked(self, consumer: Consumer, position: Position) -> list[Action]:
-        """The cursor has noted that some or all messages of this batch are acknowledged."""
+    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
+        """The consumer acknowledged messages of this batch, perhaps its last ones. The cursor has
+        recorded it."""
 
-    def on_entries(self, entries: list[StoredEntry]) -> list[Action]:
-        """The answer to the outstanding `Read`; []: there was nothing."""
+    def on_acked_through(self, position: Position, now: float) -> list[Action]:
+        """A cumulative acknowledgement: every entry before `position` is acknowledged, and all or
+        some messages of the entry at `position`. The cursor has recorded it. Called only if
+        `cumulative_acks`."""
 
-    def on_replayed(self, entries: list[StoredEntry], through: Position) -> list[Action]:
-        """The answer to the outstanding `Replay`: all that exist of the positions up to `through`;
-        the later ones were not tried."""
+    def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
+        """The answer to the outstanding `Read`. []: there was no entry to read."""
 
-    def on_read_failed(self) -> list[Action]:
-        """Whatever was outstanding could not be read; it is asked for again, if still wanted."""
+    def on_replayed(
+        self, entries: list[StoredEntry], through: Position, now: float
+    ) -> list[Action]:
+        """The answer to the outstanding `Replay`: every existing entry of its positions up to
+        `through`. The shell did not try to read the later positions."""
 
-    def advance(self) -> list[Action]:
-        """The log has grown, or a connection has room again."""
+    def on_read_failed(self, now: float) -> list[Action]:
+        """The outstanding read failed. The dispatcher asks again if it still wants the entries."""
 
-    def explain(self) -> list[Reason]:
-        """Why nothing is being dispatched; never empty when nothing is."""
+    def advance(self, now: float) -> list[Action]:
+        """The log has grown, or a connection is writable again."""
+
+    def next_timer(self) -> float | None:
+        """When to call `on_timer`, in the same clock as `now`. None: no timer is needed."""
+
+    def on_timer(self, now: float) -> list[Action]:
+        """The time that `next_timer` named has come: `now` is not before it. Called only if
+        `next_timer` named one."""
+
+    def explain(self, now: float) -> list[Reason]:
+        """Why the dispatcher delivers nothing now. Never empty when it delivers nothing."""
 
     def check(self) -> None:
-        """Assert the invariants of the module's docstring."""
+        """Assert the invariants in the docstring of the module."""
 
 
 def after(position: Position) -> Position:
-    """The place behind `position`; the log finds the entry that is really next."""
+    """The position right after `position`. The log finds the entry that really follows."""
     return Position(position.ledger, position.entry + 1)
-
-
-def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:
-    """How many messages of the entry are not acknowledged, and which; 0: the whole entry is."""
-    if acks.is_acked(entry.position):
-        return 0, ()
-    if not entry.view.is_batch:
-        return 1, ()
-    ack_set = acks.batch_ack_set(entry.position)
-    if ack_set is None:
-        return entry.view.num_messages, ()
-    return unacked_in(ack_set), ack_set
-
-
-def unacked_in(ack_set: tuple[int, ...]) -> int:
-    """How many messages of a batch are left: the set bits of signed 64-bit words."""
-    return sum((word & _WORD).bit_count() for word in ack_set)
-
-
-_WORD: Final = (1 << 64) - 1

@@ -1,29 +1,41 @@
 """Dispatch to the one consumer of an Exclusive subscription: in order, from the cursor.
 
-Theory of operation. Entries are read from `read_position` on and given to the consumer as far as
-its permits go; what it cannot take yet is held, and nothing more is read meanwhile. Nothing is
-remembered of what was given: a redelivery, and a successor after a disconnect, start again behind
-what is acknowledged as a whole (mark-delete), and what is acknowledged beyond that is left out.
-That is also why a list of single positions to redeliver means "everything" here, as in Pulsar.
+Theory of operation. The dispatcher reads entries from `read_position` on and delivers them as far
+as the permits of the consumer allow. It holds the rest, and reads nothing more while it holds
+entries.
+
+The dispatcher does not track delivered entries. A redelivery rewinds to the first entry after the
+mark-delete position, and so does the next consumer. Entries that are acknowledged individually are
+left out. For the same reason a request to redeliver single positions redelivers everything, as in
+Pulsar.
 
 Invariants (see `check`):
-    1. What is held is ascending and stands before `read_position`.
-    2. While a read is outstanding nothing is held.
-    3. There is at most one consumer, and nothing is held without it.
+    1. Held entries ascend and are before `read_position`.
+    2. While a read is outstanding, no entry is held.
+    3. There is at most one consumer. Without a consumer, no entry is held.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.dispatch.dispatcher import Deliver, Mark, Read, after, unacked_messages
+from magnetar.broker.dispatch.acks import unacked_messages
+from magnetar.broker.dispatch.dispatcher import (
+    Activate,
+    ConsumerRefused,
+    Deliver,
+    EntryDetail,
+    Read,
+    after,
+)
 from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.errors import ConsumerBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Acks, Action
-    from magnetar.broker.dispatch.permits import Consumer, Limits
+    from magnetar.broker.dispatch.dispatcher import Action, Environment
+    from magnetar.broker.dispatch.permits import Consumer
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
 
@@ -31,44 +43,54 @@ if TYPE_CHECKING:
 class Exclusive:
     """A `Dispatcher`."""
 
-    def __init__(self, acks: Acks, confirmed: Callable[[], Position], limits: Limits) -> None:
-        self.read_position = after(acks.mark_delete)
-        self._acks = acks
-        self._confirmed = confirmed
-        self._limits = limits
-        self._consumer: Consumer | None = None  # None: nobody is connected
+    cumulative_acks: Final = True
+
+    def __init__(self, environment: Environment) -> None:
+        self._subscription = environment.subscription
+        self._acks = environment.acks
+        self._confirmed = environment.confirmed
+        self._limits = environment.limits
+        self.read_position = after(self._acks.mark_delete)
+        self._consumer: Consumer | None = None  # None: no consumer is connected
         self._held: list[StoredEntry] = []
-        self._reading: Read | None = None  # None: nothing is outstanding
-        self._rewinds = 0  # what a read brings that was asked before the last one is void
+        self._reading: Read | None = None  # None: no read is outstanding
+        self._rewinds = 0  # a rewind voids the outstanding read
 
-    def add_consumer(self, consumer: Consumer) -> list[Action]:
-        assert self._consumer is None, "an exclusive subscription has one consumer"
+    def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        if self._consumer is not None:
+            busy = ConsumerBusy(self._subscription, "its only consumer is connected")
+            raise ConsumerRefused(busy, [self._consumer])
         self._consumer = consumer
-        return []
+        return [Activate(consumer, True)]
 
-    def remove_consumer(self, consumer: Consumer) -> list[Action]:
+    def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         assert self._consumer is consumer
         self._consumer = None
         self._rewind()
         return []
 
-    def on_flow(self, consumer: Consumer, permits: int) -> list[Action]:
+    def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         consumer.permits += permits
-        return self.advance()
+        return self.advance(now)
 
     def on_redeliver(
-        self, consumer: Consumer, positions: Sequence[Position] | None
+        self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
         self._rewind()
-        return self.advance()
+        return self.advance(now)
 
-    def on_acked(self, consumer: Consumer, positions: Sequence[Position]) -> list[Action]:
+    def on_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
         return []
 
-    def on_partly_acked(self, consumer: Consumer, position: Position) -> list[Action]:
+    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
         return []
 
-    def on_entries(self, entries: list[StoredEntry]) -> list[Action]:
+    def on_acked_through(self, position: Position, now: float) -> list[Action]:
+        return []
+
+    def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
         reading, self._reading = self._reading, None
         assert reading is not None
         if reading.rewinds == self._rewinds and self._consumer is not None:
@@ -78,17 +100,19 @@ class Exclusive:
                 self._held = entries
             else:
                 self.read_position = max(self.read_position, after(reading.through))
-        return self.advance()
+        return self.advance(now)
 
-    def on_replayed(self, entries: list[StoredEntry], through: Position) -> list[Action]:
-        raise AssertionError("never asked for")
+    def on_replayed(
+        self, entries: list[StoredEntry], through: Position, now: float
+    ) -> list[Action]:
+        raise AssertionError("an Exclusive dispatcher asks for no replay")
 
-    def on_read_failed(self) -> list[Action]:
+    def on_read_failed(self, now: float) -> list[Action]:
         assert self._reading is not None
         self._reading = None
-        return self.advance()
+        return self.advance(now)
 
-    def advance(self) -> list[Action]:
+    def advance(self, now: float) -> list[Action]:
         consumer = self._consumer
         if consumer is None or not consumer.available:
             return []
@@ -99,15 +123,21 @@ class Exclusive:
             actions += self._read(consumer)
         return actions
 
-    def explain(self) -> list[Reason]:
+    def next_timer(self) -> float | None:
+        return None
+
+    def on_timer(self, now: float) -> list[Action]:
+        raise AssertionError("an Exclusive dispatcher asks for no timer")
+
+    def explain(self, now: float) -> list[Reason]:
         if self._consumer is None:
             return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
         reasons = self._consumer.explain()
         if self._reading is not None:
-            detail = f"entries from {self._reading.first} on are being read"
+            detail = f"the broker is reading entries from {self._reading.first} on"
             return [*reasons, Reason(Why.READING, detail)]
         if not self._held and self._acks.first_unacked(self.read_position) > self._confirmed():
-            detail = f"everything up to {self._confirmed()} was delivered or is acknowledged"
+            detail = f"every entry up to {self._confirmed()} is delivered or acknowledged"
             reasons.append(Reason(Why.NOTHING_TO_READ, detail))
         return reasons
 
@@ -135,7 +165,7 @@ class Exclusive:
         return [self._reading]
 
     def _give(self, consumer: Consumer) -> list[Action]:
-        """As much of what is held as the permits allow; the last entry may exceed them."""
+        """Deliver held entries as far as the permits allow. The last one may exceed them."""
         held, permits = self._held, consumer.permits
         if held[0].position <= self._acks.highest_acked:
             return self._give_unacked(consumer)
@@ -152,9 +182,9 @@ class Exclusive:
         return [Deliver(consumer, held, {}, messages)]
 
     def _give_unacked(self, consumer: Consumer) -> list[Action]:
-        """The same, where some of it is acknowledged."""
+        """As `_give`, where some of the held entries may be acknowledged."""
         given: list[StoredEntry] = []
-        marks: dict[int, Mark] = {}
+        details: dict[int, EntryDetail] = {}
         messages = end = 0
         for entry in self._held:
             if messages >= consumer.permits:
@@ -163,11 +193,11 @@ class Exclusive:
             unacked, ack_set = unacked_messages(entry, self._acks)
             if unacked:
                 if ack_set:
-                    marks[len(given)] = Mark(0, ack_set)
+                    details[len(given)] = EntryDetail(0, ack_set)
                 given.append(entry)
                 messages += unacked
         self._held = self._held[end:]
         if not given:
             return []
         consumer.on_given(len(given), messages)
-        return [Deliver(consumer, given, marks, messages)]
+        return [Deliver(consumer, given, details, messages)]

@@ -1,7 +1,8 @@
-"""Why nothing is being dispatched: facts for people, computed from what the machines keep.
+"""The reasons why a subscription delivers nothing now, for operators.
 
-The reasons are derived on their own, not left behind by the dispatching code: a subscription at
-rest for which no reason can be found is a bug, and the tests look for one after every event.
+The dispatcher derives the reasons from its state, on request. The dispatching code does not record
+them. A subscription that delivers nothing without a reason is a bug; the tests check this after
+every event.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import StrEnum
 
 
 class Why(StrEnum):
-    """What dispatching waits for."""
+    """What the dispatcher waits for."""
 
     NO_CONSUMERS = "no_consumers"
     NO_PERMITS = "no_permits"
@@ -28,11 +29,11 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One of them, in words."""
+    """One reason, with a sentence that has its numbers."""
 
     why: Why
     detail: str
-    consumer: str = ""  # "": not about one consumer
+    consumer: str = ""  # "": the reason is not about one consumer
 
     def __str__(self) -> str:
         return f"{self.why}: {self.detail}"

@@ -1,4 +1,5 @@
-"""What bounds the flow to a consumer: permits, unacknowledged messages, its connection's room."""
+"""The flow control of a consumer: permits, unacknowledged messages, back-pressure of its
+connection."""
 
 from __future__ import annotations
 
@@ -9,24 +10,26 @@ from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.positions import PositionMap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a subscription takes on. The numbers of unacknowledged messages are Pulsar's."""
+    """The limits of one subscription. Those of unacknowledged messages are Pulsar's defaults."""
 
-    # Delivered and not acknowledged, per consumer of a Shared subscription. At the limit it gets
-    # nothing more until it is down to half. A pending entry costs about 100 bytes: 5 MB.
+    # Delivered and unacknowledged messages of one consumer of a Shared subscription. At the limit
+    # the consumer gets nothing more until it is down to half. A pending entry takes about 100
+    # bytes: 5 MB.
     unacked_per_consumer: int = 50_000
-    # The same for all consumers together; at the limit only redeliveries go on. 20 MB.
+    # The same for all consumers together. At the limit the broker only redelivers. 20 MB.
     unacked_per_subscription: int = 200_000
-    # Handed to one consumer of a Shared subscription before it is the next one's turn.
+    # Messages for one consumer of a Shared subscription before the turn of the next consumer.
     turn_messages: int = 20
-    # One read. Bounds what a subscription holds for a consumer that does not take it: 5 MB, beside
-    # what the cache holds anyway. Larger reads save little (measured, Shared: 0.72 us of dispatch
-    # per entry with 20, 0.43 with 100, 0.37 with 400), and handing one out is a step in which
-    # nobody else runs.
+    # One read. It bounds what a subscription holds while no consumer can take it: 5 MB beside the
+    # cache. Larger reads save little (measured, Shared: 0.72 us of dispatch per entry with 20,
+    # 0.43 with 100, 0.37 with 400), and the event loop runs nothing else during a delivery.
     read_entries: int = 100
     read_bytes: int = 5 * 1024 * 1024
 
@@ -39,44 +42,49 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """One consumer as a dispatcher sees it.
+    """One consumer as a dispatcher sees it: its attributes, and its flow control.
 
     Invariants (see `check`):
         1. `unacked` is the sum of `pending`.
-        2. `blocked` from reaching the limit of unacknowledged messages until down to half of it.
+        2. `blocked` is True from the limit of unacknowledged messages down to half of it.
     """
 
     name: str
-    priority: int  # lower is served first
-    writable: Callable[[], bool]  # asks its connection; must not call back
+    priority: int  # a lower number is served first
+    writable: Callable[[], bool]  # asks the connection; must not call back
     limits: Limits
-    permits: int = 0  # messages it still takes; below 0 after a batch larger than what was left
-    messages_per_entry: float = 1.0  # running average of what it was given
-    pending: PositionMap = field(default_factory=PositionMap)  # messages not acknowledged, by entry
+    # The place in the order of subscribing. It is unique in the subscription and never changes; a
+    # consumer that reconnects gets a new one.
+    join_number: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)  # the metadata of SUBSCRIBE
+    key_shared: KeySharedPolicy | None = None  # None: the client sent none
+    permits: int = 0  # messages; below 0 after a batch that was larger than the permits
+    messages_per_entry: float = 1.0  # running average over the deliveries
+    pending: PositionMap = field(default_factory=PositionMap)  # unacknowledged messages, by entry
     unacked: int = 0
     blocked: bool = False
 
     @property
     def available(self) -> bool:
-        """May be given something now."""
+        """Whether the dispatcher may deliver to it now."""
         return self.permits > 0 and not self.blocked and self.writable()
 
     @property
     def message_room(self) -> int:
-        """How many messages it may be given now, if it is available at all."""
+        """How many messages it may get now, if it is available."""
         return min(self.permits, self.limits.unacked_per_consumer - self.unacked)
 
     def entry_room(self) -> int:
-        """About how many entries these are: at least 1 when there is any room."""
+        """An estimate of the number of entries that `message_room` stands for: at least 1."""
         return max(1, int(self.message_room / self.messages_per_entry))
 
     def on_given(self, entries: int, messages: int) -> None:
-        """It was given these; `entries` is not 0."""
+        """The dispatcher delivers this many entries, more than 0, with this many messages."""
         self.permits -= messages
         self.messages_per_entry = 0.9 * self.messages_per_entry + 0.1 * messages / entries
 
     def on_unacked(self, change: int) -> None:
-        """This many messages became pending, or (below 0) are so no more."""
+        """The number of unacknowledged messages changes by this much."""
         self.unacked += change
         if self.blocked:
             self.blocked = self.unacked > self.limits.unacked_per_consumer // 2
@@ -84,17 +92,17 @@ class Consumer:
             self.blocked = self.unacked >= self.limits.unacked_per_consumer
 
     def explain(self) -> list[Reason]:
-        """Why it cannot be given anything; [] when it can."""
+        """Why the consumer is not available. []: it is."""
         reasons: list[Reason] = []
         if self.permits <= 0:
-            detail = "has granted no permits beyond what it was given"
+            detail = "the consumer has used all its permits"
             reasons.append(Reason(Why.NO_PERMITS, detail, self.name))
         if self.blocked:
             half = self.limits.unacked_per_consumer // 2
-            detail = f"{self.unacked} messages are unacknowledged; goes on at {half}"
+            detail = f"{self.unacked} messages are unacknowledged; delivery resumes at {half}"
             reasons.append(Reason(Why.UNACKED_BY_CONSUMER, detail, self.name))
         if not self.writable():
-            detail = "its connection has too many bytes pending"
+            detail = "the connection has too many unsent bytes"
             reasons.append(Reason(Why.NOT_WRITABLE, detail, self.name))
         return reasons
 

@@ -1,8 +1,8 @@
-"""Positions in bulk: kept as plain integers, because a subscription may hold a million of them.
+"""Collections of positions, stored as plain integers: a subscription may hold a million of them.
 
-A position as an object costs a tuple and two integers and is visited by every full garbage
-collection. A dict whose keys and values are integers is not visited at all, and a list of integers
-is one object.
+A position object costs a tuple and two integers, and every full garbage collection visits it. The
+collector does not visit a dict whose keys and values are integers. A list of integers is one
+object.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from magnetar.broker.log.position import Position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Acks
+    from magnetar.broker.dispatch.acks import Acks
 
 
 class PositionMap:
-    """A small positive number for each of some positions; 0 stands for absent."""
+    """A map from positions to small positive numbers. 0 stands for an absent position."""
 
     __slots__ = ("_ledgers",)
 
@@ -38,7 +38,7 @@ class PositionMap:
                 yield Position(ledger, entry)
 
     def total(self) -> int:
-        """The sum of all numbers. Costs a pass over all of them."""
+        """The sum of all numbers. Costs O(positions)."""
         return sum(sum(entries.values()) for entries in self._ledgers.values())
 
     def get(self, position: Position) -> int:
@@ -50,14 +50,14 @@ class PositionMap:
         self.of_ledger(position[0])[position[1]] = number
 
     def of_ledger(self, ledger: int) -> dict[int, int]:
-        """The entries of one ledger, to put several there at once: at least one."""
+        """The entries of one ledger, for adding several. The caller must add at least one."""
         entries = self._ledgers.get(ledger)
         if entries is None:
             entries = self._ledgers[ledger] = {}
         return entries
 
     def pop(self, position: Position) -> int:
-        """Forget the position; its number, 0 if it had none."""
+        """Remove the position. Returns its number, 0 if it is absent."""
         entries = self._ledgers.get(position[0])
         if entries is None:
             return 0
@@ -67,14 +67,14 @@ class PositionMap:
         return number
 
     def drain(self) -> dict[int, dict[int, int]]:
-        """Forget everything; what there was, by ledger and entry."""
+        """Remove everything. Returns the numbers by ledger and entry."""
         ledgers, self._ledgers = self._ledgers, {}
         return ledgers
 
 
 class ReplaySet:
-    """Positions to be given out again, lowest first. What is acknowledged meanwhile is left out
-    when it is taken. A position is in it at most once: its owner's invariant, not checked here."""
+    """Positions to redeliver, lowest first. `take` leaves out the acknowledged ones. The owner must
+    not add a position twice; this class does not check it."""
 
     __slots__ = ("_ledgers",)
 
@@ -100,13 +100,14 @@ class ReplaySet:
             heappush(heap, position[1])
 
     def add_all(self, ledger: int, entries: Iterable[int]) -> None:
-        """Several of one ledger, at least one: O(all of that ledger)."""
+        """Add at least one entry of a ledger. Costs O(positions of that ledger)."""
         heap = self._ledgers.setdefault(ledger, [])
         heap.extend(entries)
         heapify(heap)
 
     def take(self, count: int, acks: Acks) -> list[Position]:
-        """The lowest `count` that are not acknowledged, ascending; fewer when there are no more."""
+        """Remove and return the lowest `count` unacknowledged positions, ascending, or all if there
+        are fewer."""
         taken: list[Position] = []
         highest_acked = acks.highest_acked
         for ledger in sorted(self._ledgers):
@@ -122,8 +123,8 @@ class ReplaySet:
 
 
 def runs(positions: Sequence[Position], gap_max: int) -> list[tuple[Position, Position]]:
-    """First and last of what may be read in one go: neighbours in a ledger with at most `gap_max`
-    entries that are not asked for between them. `positions` ascends."""
+    """Group ascending positions into ranges, each read with one request. Neighbours of a range are
+    in one ledger, with at most `gap_max` unwanted entries between them. Returns first and last."""
     found: list[tuple[Position, Position]] = []
     for position in positions:
         if found:

@@ -1,4 +1,4 @@
-"""Whose turn it is: round-robin among the consumers of the best priority that can take more."""
+"""Which consumer is next: round-robin among the available consumers of the best priority."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Level:
-    """The consumers of one priority, in the order in which they came."""
+    """The consumers of one priority, in the order of joining."""
 
     priority: int
     consumers: list[Consumer]
-    turn: int = 0  # index of the one to be asked first
+    turn: int = 0  # index of the consumer that is next
 
 
 @dataclass(slots=True)
 class Rotation:
     """All consumers of a subscription.
 
-    Each level remembers its own turn, so that serving a better level does not disturb the order of
-    the others.
+    Each level has its own turn, so serving a better level does not change the order of the others.
 
     Invariants (see `check`):
         1. Levels are ordered by priority, and none is empty.
@@ -50,7 +49,7 @@ class Rotation:
         insort(self._levels, _Level(consumer.priority, [consumer]), key=lambda it: it.priority)
 
     def remove(self, consumer: Consumer) -> None:
-        """The consumer must be there."""
+        """The consumer must have been added."""
         level = next(it for it in self._levels if it.priority == consumer.priority)
         index = level.consumers.index(consumer)
         del level.consumers[index]
@@ -62,7 +61,7 @@ class Rotation:
             self._levels.remove(level)
 
     def next_available(self) -> Consumer | None:
-        """The next one that may be given something; None: nobody may."""
+        """The next available consumer. None: no consumer is available."""
         for level in self._levels:
             consumers = level.consumers
             for step in range(len(consumers)):

@@ -1,49 +1,43 @@
-"""Dispatch to the consumers of a Shared subscription: each entry to one of them, in turns.
+"""Dispatch to the consumers of a Shared subscription: each entry to one consumer, in turns.
 
-Theory of operation. An entry that was read is in exactly one place until it is acknowledged:
+Theory of operation. From its read until its acknowledgement an entry is in exactly one place:
 
-    held      read and not given to anybody yet; nothing more is read meanwhile
-    pending   given to one consumer, which has not acknowledged it
-    replay    to be given out (again), after its consumer left or gave it back; lowest first
-    in flight being read for the second time, after it was in replay
+    held      read, and not delivered yet; the dispatcher reads nothing more meanwhile
+    pending   delivered to one consumer, which has not acknowledged it
+    replay    to be delivered (again), after its consumer left or returned it; lowest first
+    in flight the dispatcher reads it a second time, from replay
 
-A turn gives one consumer up to `turn_messages`; whose turn it is says the rotation. What is to be
-replayed is read before anything new. What is acknowledged leaves `pending` at once; from the other
-places it is left out when its turn comes. When the last consumer leaves, everything stays where it
-can be found again (held goes to replay), so that redelivery counts survive a reconnect.
+A turn gives one consumer up to `turn_messages`. `Rotation` decides which consumer is next. The
+dispatcher reads entries of the replay set before new ones. An acknowledged entry leaves `pending`
+at once. From the other places it is left out when its turn comes. When the last consumer leaves,
+every entry stays where it is found again (held entries go to replay), so redelivery counts survive
+a reconnect.
 
-Redelivery counts are kept for entries that were given out before and are not acknowledged.
+The dispatcher keeps redelivery counts of entries that were delivered before and are unacknowledged.
 
 Invariants (see `check`):
     1. An entry is in at most one of the four places, and pending at most one consumer.
-    2. What was never given out stands at or behind `read_position`, or is held or in replay.
-    3. While a read is outstanding nothing is held; nothing is held without a consumer.
-    4. Redeliveries are counted only of entries that are not acknowledged.
-    5. Every number of unacknowledged messages is the sum of what is pending.
+    2. An entry that was never delivered is at or after `read_position`, or held, or in replay.
+    3. While a read is outstanding, no entry is held. Without a consumer, no entry is held.
+    4. Only unacknowledged entries have a redelivery count.
+    5. Every number of unacknowledged messages is the sum over the pending entries.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.dispatch.dispatcher import (
-    Deliver,
-    Mark,
-    Read,
-    Replay,
-    after,
-    unacked_in,
-    unacked_messages,
-)
+from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
+from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.rotation import Rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Acks, Action
-    from magnetar.broker.dispatch.permits import Consumer, Limits
+    from magnetar.broker.dispatch.dispatcher import Action, Environment
+    from magnetar.broker.dispatch.permits import Consumer
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
 
@@ -51,47 +45,44 @@ if TYPE_CHECKING:
 class Shared:
     """A `Dispatcher`."""
 
-    def __init__(self, acks: Acks, confirmed: Callable[[], Position], limits: Limits) -> None:
-        self.read_position = after(acks.mark_delete)
-        self._acks = acks
-        self._confirmed = confirmed
-        self._limits = limits
+    cumulative_acks: Final = False
+
+    def __init__(self, environment: Environment) -> None:
+        self._acks = environment.acks
+        self._confirmed = environment.confirmed
+        self._limits = environment.limits
+        self.read_position = after(self._acks.mark_delete)
         self._consumers = Rotation()
         self._held: list[StoredEntry] = []
         self._replay = ReplaySet()
-        self._reading: Read | Replay | None = None  # None: nothing is outstanding
-        self._redeliveries = PositionMap()  # how often an entry has come back
-        self._full = False  # from the subscription's limit of unacknowledged messages to half of it
+        self._reading: Read | Replay | None = None  # None: no read is outstanding
+        self._redeliveries = PositionMap()  # how often a consumer lost or returned the entry
+        self._full = False  # True from the subscription's limit of unacked messages to half of it
 
     @property
     def unacked(self) -> int:
-        """Messages given out and not acknowledged."""
+        """Delivered and unacknowledged messages."""
         return sum(consumer.unacked for consumer in self._consumers)
 
-    @property
-    def replays(self) -> int:
-        """Entries waiting to be given out again, those acknowledged meanwhile included."""
-        return len(self._replay)
-
-    def add_consumer(self, consumer: Consumer) -> list[Action]:
+    def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._consumers.add(consumer)
         return []
 
-    def remove_consumer(self, consumer: Consumer) -> list[Action]:
+    def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._consumers.remove(consumer)
         consumer.on_unacked(-consumer.unacked)
         for ledger, entries in consumer.pending.drain().items():
             self._count_redeliveries(ledger, entries)
             self._replay.add_all(ledger, entries)
         self._release()
-        return self.advance()
+        return self.advance(now)
 
-    def on_flow(self, consumer: Consumer, permits: int) -> list[Action]:
+    def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         consumer.permits += permits
-        return self.advance()
+        return self.advance(now)
 
     def on_redeliver(
-        self, consumer: Consumer, positions: Sequence[Position] | None
+        self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
         if positions is None:
             positions = list(consumer.pending)
@@ -101,9 +92,11 @@ class Shared:
                 consumer.on_unacked(-messages)
                 self._count_redeliveries(position.ledger, (position.entry,))
                 self._replay.add(position)
-        return self.advance()
+        return self.advance(now)
 
-    def on_acked(self, consumer: Consumer, positions: Sequence[Position]) -> list[Action]:
+    def on_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
         pending, done = consumer.pending, 0
         for position in positions:
             messages = pending.pop(position)
@@ -114,20 +107,23 @@ class Shared:
             if self._redeliveries:
                 self._redeliveries.pop(position)
         consumer.on_unacked(-done)
-        return self.advance()
+        return self.advance(now)
 
-    def on_partly_acked(self, consumer: Consumer, position: Position) -> list[Action]:
+    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
         if self._acks.is_acked(position):
-            return self.on_acked(consumer, [position])
+            return self.on_acked(consumer, [position], now)
         owner = self._owner(position, first=consumer)
         ack_set = self._acks.batch_ack_set(position)
         if owner is not None and ack_set is not None:
             left = unacked_in(ack_set)
             owner.on_unacked(left - owner.pending.get(position))
             owner.pending.set(position, left)
-        return self.advance()
+        return self.advance(now)
 
-    def on_entries(self, entries: list[StoredEntry]) -> list[Action]:
+    def on_acked_through(self, position: Position, now: float) -> list[Action]:
+        raise AssertionError("a Shared subscription accepts no cumulative acknowledgement")
+
+    def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
         reading, self._reading = self._reading, None
         assert isinstance(reading, Read)
         if entries:
@@ -137,9 +133,11 @@ class Shared:
             self._release()
         else:
             self.read_position = max(self.read_position, after(reading.through))
-        return self.advance()
+        return self.advance(now)
 
-    def on_replayed(self, entries: list[StoredEntry], through: Position) -> list[Action]:
+    def on_replayed(
+        self, entries: list[StoredEntry], through: Position, now: float
+    ) -> list[Action]:
         reading, self._reading = self._reading, None
         assert isinstance(reading, Replay)
         wanted = set(reading.positions)
@@ -148,17 +146,17 @@ class Shared:
             if position > through:
                 self._replay.add(position)
         self._release()
-        return self.advance()
+        return self.advance(now)
 
-    def on_read_failed(self) -> list[Action]:
+    def on_read_failed(self, now: float) -> list[Action]:
         reading, self._reading = self._reading, None
         assert reading is not None
         if isinstance(reading, Replay):
             for position in reading.positions:
                 self._replay.add(position)
-        return self.advance()
+        return self.advance(now)
 
-    def advance(self) -> list[Action]:
+    def advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if self._held:
             actions += self._give()
@@ -166,24 +164,30 @@ class Shared:
             actions += self._read()
         return actions
 
-    def explain(self) -> list[Reason]:
+    def next_timer(self) -> float | None:
+        return None
+
+    def on_timer(self, now: float) -> list[Action]:
+        raise AssertionError("a Shared dispatcher asks for no timer")
+
+    def explain(self, now: float) -> list[Reason]:
         if not self._consumers:
             return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
         reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
         if self._reading is not None:
-            what = "new entries" if isinstance(self._reading, Read) else "entries to give out again"
-            return [*reasons, Reason(Why.READING, f"{what} are being read")]
+            what = "new entries" if isinstance(self._reading, Read) else "entries to redeliver"
+            return [*reasons, Reason(Why.READING, f"the broker is reading {what}")]
         if self._held or self._replay:
             return reasons
         if self._is_full():
             half = self._limits.unacked_per_subscription // 2
-            detail = f"{self.unacked} messages are unacknowledged; new ones are read at {half}"
+            detail = f"{self.unacked} messages are unacknowledged; the broker reads on at {half}"
             reasons.append(Reason(Why.UNACKED_BY_SUBSCRIPTION, detail))
         if self._acks.first_unacked(self.read_position) > self._confirmed():
             pending = sum(len(consumer.pending) for consumer in self._consumers)
             detail = (
-                f"everything up to {self._confirmed()} was delivered or is acknowledged; "
-                f"{pending} entries wait for acknowledgement"
+                f"every entry up to {self._confirmed()} is delivered or acknowledged; "
+                f"{pending} entries are pending acknowledgement"
             )
             reasons.append(Reason(Why.NOTHING_TO_READ, detail))
         return reasons
@@ -208,10 +212,11 @@ class Shared:
             assert position < self.read_position
             assert not self._acks.is_acked(position)
 
-    # ---- giving ----------------------------------------------------------------------------------
+    # ---- delivering ------------------------------------------------------------------------------
 
     def _give(self) -> list[Action]:
-        """Turns until nothing is held or nobody can take more; one delivery for each consumer."""
+        """Take turns until no entry is held or no consumer is available. One `Deliver` for each
+        consumer."""
         held, acks = self._held, self._acks
         if held[0].position <= acks.highest_acked:
             held = [entry for entry in held if not acks.is_acked(entry.position)]
@@ -229,7 +234,8 @@ class Shared:
         return list(deliveries.values())
 
     def _turn(self, held: list[StoredEntry], start: int, delivery: Deliver) -> int:
-        """Give one consumer what its turn allows, at least one entry; where the next begins."""
+        """Give one consumer what its turn allows, at least one entry. Returns the index where the
+        next turn begins."""
         consumer, turn_messages = delivery.consumer, self._limits.turn_messages
         budget = min(turn_messages, consumer.message_room)
         plain = not self._redeliveries and held[start].position > self._acks.highest_acked
@@ -245,7 +251,7 @@ class Shared:
             if given and given + messages > turn_messages:
                 break
             if not plain:
-                self._mark(delivery, entry.position, ack_set)
+                self._add_detail(delivery, entry.position, ack_set)
             ledger, number = entry.position
             if ledger != ledger_now:
                 ledger_now, by_entry = ledger, consumer.pending.of_ledger(ledger)
@@ -258,11 +264,11 @@ class Shared:
         consumer.on_unacked(given)
         return end
 
-    def _mark(self, delivery: Deliver, position: Position, ack_set: tuple[int, ...]) -> None:
-        """Note what is special about the entry that is given next."""
+    def _add_detail(self, delivery: Deliver, position: Position, ack_set: tuple[int, ...]) -> None:
+        """The detail of the entry that is appended to the delivery next."""
         count = self._redeliveries.get(position)
         if count or ack_set:
-            delivery.marks[len(delivery.entries)] = Mark(count, ack_set)
+            delivery.details[len(delivery.entries)] = EntryDetail(count, ack_set)
 
     def _count_redeliveries(self, ledger: int, entries: Iterable[int]) -> None:
         counts = self._redeliveries.of_ledger(ledger)
@@ -270,7 +276,7 @@ class Shared:
             counts[entry] = counts.get(entry, 0) + 1
 
     def _release(self) -> None:
-        """Without a consumer nothing is held: it would keep the entries in memory."""
+        """Without a consumer hold no entry: it would stay in memory."""
         if not self._consumers and self._held:
             for entry in self._held:
                 self._replay.add(entry.position)
@@ -297,7 +303,7 @@ class Shared:
         return [self._reading]
 
     def _entry_room(self) -> int:
-        """How many entries to read for those who can take some now; 0: nobody can."""
+        """How many entries to read for the available consumers. 0: no consumer is available."""
         room, limit = 0, self._limits.read_entries
         for consumer in self._consumers:
             if room < limit and consumer.available:
@@ -309,7 +315,7 @@ class Shared:
         self._full = self.unacked > limit // 2 if self._full else self.unacked >= limit
         return self._full
 
-    # ---- whose -----------------------------------------------------------------------------------
+    # ---- owners ----------------------------------------------------------------------------------
 
     def _owner(self, position: Position, *, first: Consumer) -> Consumer | None:
         if first.pending.get(position):
@@ -320,8 +326,8 @@ class Shared:
         return None
 
     def _acked_elsewhere(self, position: Position) -> None:
-        """Not pending at the consumer that acknowledged it: given to another one since, or it came
-        back, or was never given out. Whoever has it is relieved."""
+        """The entry is not pending at the consumer that acknowledged it. It may be pending at
+        another consumer, be in replay, or never have been delivered. Release it at its owner."""
         for consumer in self._consumers:
             messages = consumer.pending.pop(position)
             if messages:

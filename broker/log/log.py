@@ -27,6 +27,7 @@ from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
 from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailable
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.entry import StoredEntry
+from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.outstanding import Outstanding
 from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import run_of_positions
@@ -119,6 +120,7 @@ class Log:
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[tuple[object, Position]]], None] = _not_set
         self.on_failed: Callable[[Sequence[object], LogError], None] = _not_set
+        self.latency = LatencyHistogram()  # a broker's logs share one
         self.config = config
         self._clock = clock
         self._cache = cache
@@ -222,7 +224,7 @@ class Log:
         """Returns how many the open ledger took before it was full, or had failed."""
         fitting = waiting[: self._count_fitting(appender, waiting)]
         try:
-            appender.append_many([(pending.prefix, pending.data) for pending in fitting])
+            appender.append_nowait([(pending.prefix, pending.data) for pending in fitting])
         except LedgerError:
             assert appender.failure is not None, "a healthy ledger refused entries of legal size"
             self._retire()
@@ -282,6 +284,7 @@ class Log:
             for position, entry in zip(positions, confirmed, strict=True):
                 view = entry.view or parse_stored_entry(entry.data)
                 self._cache.put(StoredEntry(position, entry.index, entry.timestamp_ms, view))
+        self.latency.observe(self._clock.now_ms() - confirmed[0].timestamp_ms)  # of the oldest
         self._reported = through
         self.chain.grow(through + 1, next_index=confirmed[-1].index + 1)
         if self._outstanding.bytes < self.config.pending_bytes_max:

@@ -1,5 +1,4 @@
-"""Which brokers are there: a view of their registrations, kept fresh by watching the metadata
-store."""
+"""The registered brokers: a view that a watch on the metadata store keeps fresh."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class BrokerDirectory:
         return self._live
 
     async def run(self) -> None:
-        """Follow the registrations until cancelled. Supervised: a failed read is retried."""
+        """Follow the registrations until cancelled. Supervised: a failed read is made again."""
         unwatch = self._store.watch(paths.BROKERS_AVAILABLE, self._changed.set)
         try:
             self._changed.set()
@@ -55,7 +54,7 @@ class BrokerDirectory:
         self._live = live
 
     async def registration(self, broker: BrokerId) -> BrokerRegistration | None:
-        """One broker's registration, read now; None: it is not there."""
+        """One broker's registration, read now; None: it is not registered."""
         registration = await self._read(broker)
         if registration is None:
             self._live.pop(broker, None)

@@ -1,25 +1,22 @@
 """Which bundle a topic belongs to, and which live broker a free bundle should go to. Pure.
 
-A bundle is a range of its namespace's hash space (metadata.model.NamespaceBundles). It moves
-between brokers as a whole, so that ownership costs one record for many topics.
+A bundle is a range of its namespace's hash space. The namespace's record says the ranges
+(metadata.model.NamespaceBundles). A bundle moves between brokers as a whole, so that ownership
+costs one record for many topics.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import mmh3
-
-from magnetar.metadata.model import NamespaceBundles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from magnetar.metadata.model import BrokerId
+    from magnetar.metadata.model import BrokerId, NamespaceBundles
     from magnetar.protos.names import TopicName
-
-_DEFAULT: Final = NamespaceBundles()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +32,9 @@ class Bundle:
         return f"{self.tenant}/{self.namespace}/{self.range}"
 
 
-def bundle_of(topic: TopicName) -> Bundle:
-    """The bundle of a topic: every namespace is cut into the default four."""
-    return Bundle(topic.tenant, topic.namespace, _DEFAULT.bundle_of(topic.bundle_hash))
+def bundle_in(topic: TopicName, bundles: NamespaceBundles) -> Bundle:
+    """The bundle of a topic in a namespace that is divided into `bundles`."""
+    return Bundle(topic.tenant, topic.namespace, bundles.bundle_of(topic.bundle_hash))
 
 
 def by_preference(bundle: Bundle, brokers: Iterable[BrokerId]) -> list[BrokerId]:

@@ -1,14 +1,15 @@
-"""Who serves a topic: bundle ownership by compare-and-set, and takeover from the dead.
+"""Bundle ownership: one record per bundle, and takeover from dead brokers.
 
-A bundle's owner is a persistent record {owner, incarnation, epoch}. Whoever is asked for a bundle
-whose owner is dead may write the next record; the store arbitrates. Ownership only spares brokers
-from fencing each other: that two brokers never both append is made sure by the topic record's epoch
-and by fencing at the bookies. So this module may be wrong for a moment, and nothing is lost.
+The record {owner, incarnation, epoch} is persistent and changed by compare-and-set. A broker that
+is asked for a bundle whose owner is dead may write the next record; the store decides between
+several brokers. Ownership only keeps brokers from fencing each other. The topic record's epoch and
+the fencing at the bookies ensure that two brokers never both append. So this module may be wrong
+for a moment, and nothing is lost.
 
-An owner is dead when its registration is gone or belongs to another run of the process, or when its
-port refuses connections several times in a row: nothing listens there any more, and its
-registration is only waiting for its session to expire. A port that does not answer at all may be a
-living broker behind a partition; that one is left alone until its registration goes.
+An owner is dead in two cases. Its registration is gone or belongs to another run of the process. Or
+its port refuses connections several times in a row: no process listens there, and the registration
+only waits for its session to expire. A port that does not answer at all may belong to a live broker
+behind a partition; that broker keeps its bundles until its registration is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from magnetar.broker.errors import BundleUnavailable
-from magnetar.broker.ownership.bundle import Bundle, bundle_of, by_preference
+from magnetar.broker.ownership.bundle import by_preference
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import BadVersion, MetadataError, OutcomeUnknown
 from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
@@ -30,25 +31,21 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from magnetar.broker.ownership.brokers import BrokerDirectory
+    from magnetar.broker.ownership.bundle import Bundle
     from magnetar.metadata.store import MetadataStore, Versioned
-    from magnetar.protos.names import TopicName
 
 REFUSALS: Final = 3  # in a row, before an owner counts as dead
-REFUSAL_PAUSE_S: Final = 0.1  # between them: a broker that restarts its listener is not dead
-PROBE_TIMEOUT_S: Final = (
-    0.5  # a silent port counts as alive; a lookup must not wait for it any longer
-)
+REFUSAL_PAUSE_S: Final = 0.1  # between refusals: a broker may be restarting its listener
+PROBE_TIMEOUT_S: Final = 0.5  # then a silent port counts as alive: a lookup waits for the probe
 PROBE_FRESH_S: Final = 1.0  # an owner found listening is not probed again for this long
-RACES_MAX: Final = (
-    10  # compare-and-set rounds of one lookup before it is left to the client's retry
-)
+RACES_MAX: Final = 10  # compare-and-set rounds of one lookup; then the client retries
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where to go for a topic. `serves` False: ask that broker, authoritatively."""
+    """The broker to go to for a bundle. `serves` False: ask that broker, authoritatively."""
 
     broker: BrokerRegistration
     serves: bool
@@ -86,13 +83,12 @@ class Owners:
         """Whether this broker may open the bundle's topics, as far as it knows."""
         return bundle in self._held and bundle not in self._releasing
 
-    async def locate(self, topic: TopicName, *, authoritative: bool) -> Located:
-        """The broker that serves `topic`, after taking its bundle over if that is for us to do.
+    async def locate(self, bundle: Bundle, *, authoritative: bool) -> Located:
+        """The broker that serves `bundle`. This broker takes a free bundle if it is its turn.
 
         `authoritative`: another broker chose this one for a free bundle, so do not choose again.
-        Raises BundleUnavailable while the bundle is moving or nobody can take it, MetadataError.
+        Raises BundleUnavailable while the bundle is moving or no broker can take it, MetadataError.
         """
-        bundle = bundle_of(topic)
         if bundle in self._releasing:
             raise BundleUnavailable(str(bundle), "it is being unloaded")
         if bundle in self._held:
@@ -105,8 +101,8 @@ class Owners:
         raise BundleUnavailable(str(bundle), "its owner keeps changing")
 
     async def run(self) -> None:
-        """Give up what another broker has taken. Supervised, until cancelled."""
-        self._suspected.set()  # some may be left from a round that failed
+        """Give up the bundles that another broker has taken. Supervised, until cancelled."""
+        self._suspected.set()  # a round that failed may have left some
         while True:
             await self._suspected.wait()
             self._suspected.clear()
@@ -120,39 +116,40 @@ class Owners:
                     await self._on_lost(bundle)
 
     def doubt(self, bundle: Bundle) -> None:
-        """A log of this bundle has failed: another broker may have it. Looks at its record."""
+        """A log of this bundle has failed: another broker may own it. Reads its record again."""
         if bundle in self._held:
             self._doubted.add(bundle)
             self._suspect(bundle)
 
     def begin_stop(self) -> None:
-        """Take nothing any more; the bundles that are held are given away with `release`."""
+        """Take no more bundles; `release` hands over those that are held."""
         self._stopping = True
 
     def next_owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Who gets a bundle that is being released; None: it is not, or there is nobody."""
+        """The next owner of a bundle that is being released; None: it is not, or there is none."""
         return self._releasing.get(bundle)
 
     async def release(self, bundle: Bundle, unload: Callable[[Bundle], Awaitable[None]]) -> None:
         """Hand a bundle over: choose its next owner, unload, write the owner into the record.
 
-        Without the metadata store it is only unloaded; others take it when this broker is gone.
+        Without the metadata store the bundle is only unloaded; another broker takes it over when
+        this broker is gone.
         """
         if not self.holds(bundle):
             return
         self._releasing[bundle] = None
         try:
-            heir = await self._choose_next_owner(bundle)
-            self._releasing[bundle] = heir
+            next_owner = await self._choose_next_owner(bundle)
+            self._releasing[bundle] = next_owner
             await unload(bundle)
-            await self._give(bundle, heir)
+            await self._give(bundle, next_owner)
         finally:
             del self._releasing[bundle]
             self._forget(bundle)
 
     def _require_known(self, bundle: Bundle) -> None:
-        """A suspended session is not a lost one, and what is held is served. But when a log has
-        failed, too, it is likely that we are cut off and have been replaced."""
+        """A suspended session is not a lost one, and its bundles are served. But when a log has
+        failed as well, this broker is probably cut off and replaced."""
         state = self._store.session_state
         if bundle in self._doubted and state is not SessionState.CONNECTED:
             raise BundleUnavailable(
@@ -168,12 +165,12 @@ class Owners:
         stored = await self._store.get(_path(bundle))
         record = codec.decode_ownership(stored.value) if stored is not None else None
         if record is not None:
-            if self._is_mine(stored):  # handed over to us, or taken with a lost reply
+            if self._is_mine(stored):  # handed over to this broker, or taken with a lost reply
                 self._require_running(bundle)
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
-                owner = None  # another run of that broker: the one that owned is gone
+                owner = None  # another run of that broker: the run that owned is gone
             if owner is not None and await self._listens(owner):
                 return Located(owner, serves=True)
         if not authoritative:
@@ -183,7 +180,7 @@ class Owners:
         return await self._take(bundle, stored, record)
 
     async def _choose(self, bundle: Bundle) -> BrokerRegistration:
-        """The first broker in the bundle's order that listens; this one listens certainly."""
+        """The first broker in the bundle's order of preference whose port accepts connections."""
         await self._brokers.refresh()
         live = {**self._brokers.live}
         if not self._stopping:
@@ -194,7 +191,7 @@ class Owners:
         raise BundleUnavailable(str(bundle), "no broker can take it")
 
     async def _choose_next_owner(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Who is to have it next; None: there is nobody, or nobody knows."""
+        """The broker that gets it next; None: there is none, or it cannot be found out."""
         try:
             await self._brokers.refresh()
         except MetadataError as error:
@@ -223,29 +220,32 @@ class Owners:
             await self._store.put(_path(bundle), codec.encode_ownership(mine), expected=expected)
         except (BadVersion, OutcomeUnknown):
             return None
-        if self._stopping:  # it began meanwhile: nobody here would release the bundle
+        if self._stopping:  # it began meanwhile: the bundle would not be released any more
             await self._give(bundle, None)
             self._require_running(bundle)
         log.info("took a bundle", bundle=str(bundle), epoch=epoch)
         return self._hold(bundle)
 
-    async def _give(self, bundle: Bundle, heir: BrokerRegistration | None) -> None:
+    async def _give(self, bundle: Bundle, next_owner: BrokerRegistration | None) -> None:
         try:
             stored = await self._store.get(_path(bundle))
             if stored is None or not self._is_mine(stored):
                 return
-            if heir is None:
+            if next_owner is None:
                 await self._store.delete(_path(bundle), expected=stored.version)
                 return
             ours = codec.decode_ownership(stored.value)
             record = replace(
-                ours, owner=heir.broker, incarnation=heir.incarnation, epoch=ours.epoch + 1
+                ours,
+                owner=next_owner.broker,
+                incarnation=next_owner.incarnation,
+                epoch=ours.epoch + 1,
             )
             await self._store.put(
                 _path(bundle), codec.encode_ownership(record), expected=stored.version
             )
         except MetadataError as error:
-            # Somebody took it already, or will find us gone and take it.
+            # Another broker has taken it, or takes it when this broker is gone.
             log.info("a bundle was not handed over", bundle=str(bundle), error=str(error))
 
     def _is_mine(self, stored: Versioned | None) -> bool:
@@ -257,7 +257,7 @@ class Owners:
     def _hold(self, bundle: Bundle) -> Located:
         if bundle not in self._held:
             self._held[bundle] = self._store.watch(_path(bundle), lambda: self._suspect(bundle))
-            self._suspect(bundle)  # it may have changed between our look and the watch
+            self._suspect(bundle)  # it may have changed between the read and the watch
         return Located(self._me, serves=True)
 
     def _suspect(self, bundle: Bundle) -> None:
@@ -271,7 +271,7 @@ class Owners:
             unwatch()
 
     async def _listens(self, broker: BrokerRegistration) -> bool:
-        """False only if its port refuses, again and again."""
+        """False only if its port refuses REFUSALS times in a row."""
         now = asyncio.get_running_loop().time()
         incarnation, seen_at = self._listening.get(broker.broker, ("", 0.0))
         if incarnation == broker.incarnation and now - seen_at < PROBE_FRESH_S:
@@ -296,7 +296,7 @@ async def _refuses(url: str) -> bool:
     except ConnectionRefusedError:
         return True
     except (OSError, TimeoutError):
-        return False  # silence is no proof
+        return False  # a silent port may belong to a live broker
     writer.close()
     return False
 

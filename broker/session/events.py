@@ -14,7 +14,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Mark
+    from magnetar.broker.dispatch.dispatcher import EntryDetail
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
     from magnetar.broker.session.context import Context
@@ -76,10 +76,10 @@ class ConsumerEvents:
     def writable(self) -> bool:
         return self._context.writable(self._consumer_id)
 
-    def deliver(self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark]) -> None:
+    def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
         epoch = self.handle.epoch if self.handle is not None else None
         if epoch is not None:
-            self._deliver_stamped(entries, marks, epoch)
+            self._deliver_stamped(entries, details, epoch)
             return
         put, consumer_id = self._context.put, self._consumer_id
         wants_broker_metadata = self._context.session.wants_broker_metadata
@@ -87,19 +87,19 @@ class ConsumerEvents:
             data = entry.data
             broker_metadata = entry.broker_metadata if wants_broker_metadata else b""
             ledger_id, entry_id = entry.position
-            mark = marks.get(number)
+            detail = details.get(number)
             header = framing.message_header(
                 consumer_id=consumer_id,
                 ledger_id=ledger_id,
                 entry_id=entry_id,
-                redelivery_count=mark.redelivery_count if mark is not None else 0,
-                ack_set=mark.ack_set if mark is not None else (),
+                redelivery_count=detail.redelivery_count if detail is not None else 0,
+                ack_set=detail.ack_set if detail is not None else (),
                 entry_size=len(broker_metadata) + len(data),
             )
             put(header + broker_metadata, data)
 
     def _deliver_stamped(
-        self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark], epoch: int
+        self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail], epoch: int
     ) -> None:
         """With the consumer's epoch: the client drops messages from before its last request for
         redelivery."""
@@ -109,10 +109,10 @@ class ConsumerEvents:
                 message_id=reply.message_id(*entry.position),
                 consumer_epoch=epoch,
             )
-            mark = marks.get(number)
-            if mark is not None:
-                body.redelivery_count = mark.redelivery_count
-                body.ack_set.extend(mark.ack_set)
+            detail = details.get(number)
+            if detail is not None:
+                body.redelivery_count = detail.redelivery_count
+                body.ack_set.extend(detail.ack_set)
             wants_broker_metadata = self._context.session.wants_broker_metadata
             broker_metadata = entry.broker_metadata if wants_broker_metadata else b""
             parts = framing.encode_payload_command(body, [broker_metadata, entry.data])

@@ -55,6 +55,11 @@ class BrokerService:
             "ReadRange": frame_reply_handler(self._read),
         }
 
+    @property
+    def session_count(self) -> int:
+        """Sessions that are open."""
+        return len(self._sessions)
+
     async def close_sessions(self) -> None:
         """End every session; the clients look for another broker."""
         async with asyncio.TaskGroup() as group:

@@ -113,6 +113,11 @@ class PulsarServer:
         self._server: asyncio.Server | None = None
         self._streams: dict[TcpFrameStream, asyncio.Task[Any]] = {}  # and the task that handles it
 
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open."""
+        return len(self._streams)
+
     async def start(self, listener: socket.socket) -> None:
         """Accept on a bound socket (runtime/listener.py), which this takes over."""
         self._server = await asyncio.start_server(

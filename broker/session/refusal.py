@@ -34,6 +34,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.InvalidPermits, pb.NotAllowedError),
     (errors.InvalidAck, pb.NotAllowedError),
     (errors.BundleUnavailable, pb.MetadataError),
+    (errors.PoliciesUnavailable, pb.MetadataError),
     (errors.NotOwner, pb.ServiceNotReady),
     (errors.TopicClosing, pb.ServiceNotReady),
     (errors.SubscriptionFenced, pb.ServiceNotReady),

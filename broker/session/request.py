@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import Position
 from magnetar.broker.topic.contract import (
@@ -57,6 +58,7 @@ def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName,
         start=position(body.start_message_id) if body.HasField("start_message_id") else None,
         start_rollback_s=body.start_message_rollback_duration_sec,
         priority=body.priority_level,
+        key_shared=_key_shared(body.keySharedMeta) if body.HasField("keySharedMeta") else None,
         read_compacted=body.read_compacted,
         metadata={item.key: item.value for item in body.metadata},
         subscription_properties={item.key: item.value for item in body.subscription_properties},
@@ -66,6 +68,14 @@ def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName,
 def position(item: pb.MessageIdData) -> Position:
     """Ids are signed numbers, sent as unsigned ones."""
     return Position(_signed(item.ledgerId), _signed(item.entryId))
+
+
+def _key_shared(meta: pb.KeySharedMeta) -> KeySharedPolicy:
+    return KeySharedPolicy(
+        KeySharedMode(meta.keySharedMode),
+        tuple(HashRange(it.start, it.end) for it in meta.hashRanges),
+        meta.allowOutOfOrderDelivery,
+    )
 
 
 def _require_no_schema(what: str, schema: pb.Schema | None) -> None:

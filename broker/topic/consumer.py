@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from magnetar.broker.dispatch.permits import Consumer
 from magnetar.broker.errors import ConsumerNotFound, InvalidPermits
@@ -12,6 +12,7 @@ from magnetar.broker.topic.meter import Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.dispatcher import Deliver
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
@@ -22,22 +23,22 @@ if TYPE_CHECKING:
         LastMessage,
         SubscribeRequest,
     )
-    from magnetar.broker.topic.subscription import Subscription
 
     Done = Callable[[BrokerError | None], None]
 
 
 class ConsumerHandle:
-    """Made by `Topic.subscribe`. After the consumer was closed, by whichever side, notices are
-    dropped and requests raise ConsumerNotFound."""
+    """Made by `Topic.subscribe`. Once the client or the broker has closed the consumer, the handle
+    drops notices and requests raise ConsumerNotFound."""
 
     def __init__(
         self,
-        subscription: Subscription,
+        subscription: OwningSubscription,
         request: SubscribeRequest,
         events: ConsumerEvents,
         limits: Limits,
         *,
+        join_number: int,
         connected_since: str,
         now: float,
     ) -> None:
@@ -45,8 +46,16 @@ class ConsumerHandle:
         self.request = request
         self.events = events
         self.attached = True
-        self.epoch: int | None = None  # of its last redelivery request; None: it does not count
-        self.machine = Consumer(request.consumer_name, request.priority, events.writable, limits)
+        self.epoch: int | None = None  # of its last redelivery request; None: it sends no epochs
+        self.machine = Consumer(
+            request.consumer_name,
+            request.priority,
+            events.writable,
+            limits,
+            join_number=join_number,
+            properties=request.metadata,
+            key_shared=request.key_shared,
+        )
         self.meter = Meter(now)
         self.redelivered = Meter(now)
         self._connected_since = connected_since
@@ -62,7 +71,7 @@ class ConsumerHandle:
     # ---- notices ---------------------------------------------------------------------------------
 
     def flow(self, permits: int) -> None:
-        """The client takes this many more messages. Raises InvalidPermits."""
+        """The client grants permits for this many more messages. Raises InvalidPermits."""
         if permits < 1:
             raise InvalidPermits(permits)
         if self.attached:
@@ -74,9 +83,9 @@ class ConsumerHandle:
         partial: Sequence[tuple[Position, Sequence[int]]] = (),
         done: Done | None = None,
     ) -> None:
-        """Individually; `partial`: batches with the set of what is *not* acknowledged. `done` is
-        called once, when all of it is durable or will not be. Raises InvalidAck and
-        SubscriptionFenced: then nothing was noted."""
+        """Acknowledge whole entries, and with `partial` batches: the ack set of a batch holds its
+        *unacknowledged* messages. `done` is called once: with None when all of it is durable, or
+        with the first error. Raises InvalidAck, SubscriptionFenced, before any change."""
         if self.attached:
             self.subscription.acknowledge(self, positions, partial, done)
         elif done is not None:
@@ -85,69 +94,71 @@ class ConsumerHandle:
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int] = (), done: Done | None = None
     ) -> None:
-        """Everything up to `position`; with `ack_set`, of that batch what is not in the set.
-        Raises NotAllowed where consumers share, InvalidAck, SubscriptionFenced."""
+        """Acknowledge everything up to `position`. With `ack_set`, the messages of the set in the
+        batch at `position` stay unacknowledged. Raises InvalidAck, SubscriptionFenced, and
+        NotAllowed if the subscription type has no cumulative acknowledgements."""
         if self.attached:
             self.subscription.acknowledge_cumulative(position, ack_set, done)
         elif done is not None:
             done(ConsumerNotFound(self.consumer_id))
 
     def redeliver(self, positions: Sequence[Position] | None, epoch: int | None = None) -> None:
-        """Give these again; None: all that it has. What is delivered from now on bears `epoch`."""
+        """Redeliver these entries. None: all its unacknowledged ones. Later deliveries carry
+        `epoch`."""
         if epoch is not None:
             self.epoch = epoch
         if self.attached:
             self.subscription.on_redeliver(self, positions)
 
     def on_writable(self) -> None:
-        """The connection has room again."""
+        """The connection is writable again."""
         if self.attached:
             self.subscription.advance()
 
     # ---- requests --------------------------------------------------------------------------------
 
     async def seek(self, target: Position) -> None:
-        """Move the subscription: `target` is the next to be delivered. See Subscription.seek."""
+        """Move the subscription: the entry at or after `target` is delivered next. See
+        Subscription.seek."""
         await self._found().seek(target)
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
-        """Move the subscription to the first entry published then or later."""
+        """Move the subscription to the first entry that was published at this time or later."""
         await self._found().seek_to_time(publish_time_ms)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Delete the subscription. Raises ConsumersConnected if it has other consumers, too."""
+        """Delete the subscription. Raises ConsumersConnected if it has other consumers, unless
+        `force`."""
         await self._found().unsubscribe(self, force=force)
 
     async def last_message_id(self) -> LastMessage:
-        """The end of the topic as it is now."""
+        """The last message of the topic."""
         return await self._found().last_message()
 
     async def close(self) -> None:
-        """The client closes. Returns when what it acknowledged before is durable; raises the error
-        because of which it may not be."""
+        """The client closes the consumer. Returns when its acknowledgements are durable. Raises
+        LogError if they may not be."""
         if self.attached:
             self.close_nowait()
             await self.subscription.flush()
 
     def close_nowait(self) -> None:
-        """The connection is gone."""
+        """The connection of the client has closed."""
         if self.attached:
             self.subscription.detach(self)
 
     # ---- called by the subscription --------------------------------------------------------------
 
-    def deliver(self, action: Deliver, now: float) -> int:
-        """Hand over to the session; how many bytes of entries."""
-        self.events.deliver(action.entries, action.marks)
-        size = sum([len(entry.view.data) for entry in action.entries])
+    def deliver(self, action: Deliver, *, size: int, redelivered: int, now: float) -> None:
+        """Pass the entries to the session, and count them: `size` bytes, `redelivered` of them not
+        for the first time."""
+        self.events.deliver(action.entries, action.details)
         self.meter.count(action.messages, size, now)
-        if action.marks:
-            again = sum(1 for mark in action.marks.values() if mark.redelivery_count)
-            self.redelivered.count(again, 0, now)
-        return size
+        if redelivered:
+            self.redelivered.count(redelivered, 0, now)
 
     def evict(self, reason: CloseReason) -> None:
-        """The broker closes it."""
+        """Close the consumer and tell its client the reason."""
         if self.attached:
             self.subscription.detach(self)
             self.events.closed(reason)
@@ -171,7 +182,47 @@ class ConsumerHandle:
             "metadata": dict(self.request.metadata),
         }
 
-    def _found(self) -> Subscription:
+    def _found(self) -> OwningSubscription:
         if not self.attached:
             raise ConsumerNotFound(self.consumer_id)
         return self.subscription
+
+
+class OwningSubscription(Protocol):
+    """What a handle, and the session through it, uses of the subscription. `Subscription` says what
+    each method does."""
+
+    @property
+    def cursor(self) -> Cursor: ...
+
+    def on_flow(self, handle: ConsumerHandle, permits: int) -> None: ...
+
+    def on_redeliver(
+        self, handle: ConsumerHandle, positions: Sequence[Position] | None
+    ) -> None: ...
+
+    def acknowledge(
+        self,
+        handle: ConsumerHandle,
+        positions: Sequence[Position],
+        partial: Sequence[tuple[Position, Sequence[int]]],
+        done: Done | None,
+    ) -> None: ...
+
+    def acknowledge_cumulative(
+        self, position: Position, ack_set: Sequence[int], done: Done | None
+    ) -> None: ...
+
+    def advance(self) -> None: ...
+
+    def detach(self, handle: ConsumerHandle) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def seek(self, target: Position) -> None: ...
+
+    async def seek_to_time(self, publish_time_ms: int) -> None: ...
+
+    async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None: ...
+
+    async def last_message(self) -> LastMessage: ...

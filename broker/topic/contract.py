@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Mark
+    from magnetar.broker.dispatch.dispatcher import EntryDetail
+    from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.producer import Publish
@@ -100,6 +101,7 @@ class SubscribeRequest:
     start: Position | None = None  # of a non-durable one; None: as `initial_position` says
     start_rollback_s: int = 0  # a new subscription begins this long ago, by publish time; 0: off
     priority: int = 0  # lower is served first
+    key_shared: KeySharedPolicy | None = None  # None: the client sent none
     read_compacted: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
@@ -137,11 +139,11 @@ class ConsumerEvents(Protocol):
         """Whether the connection takes more now. After False, `ConsumerHandle.on_writable` is
         called once it does."""
 
-    def deliver(self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark]) -> None:
-        """Send these. `marks` is sparse: by index in `entries`, where there is something to say."""
+    def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
+        """Send these entries. `details` is sparse, by index in `entries`."""
 
     def active_changed(self, active: bool) -> None:
-        """The consumer of an Exclusive subscription has become the active one, or no longer is."""
+        """Tell the client whether its consumer is the active one of a single-active type."""
 
     def closed(self, reason: CloseReason) -> None:
         """Tell the client; nothing more is called."""

@@ -1,9 +1,9 @@
 """The one outstanding read of a subscription.
 
-It lives in a task for as long as one read leads to the next, so that an idle subscription costs no
-task, and stopping means to cancel it. A read that fails is tried again with growing delays, for
-ever; `failure` says so meanwhile. When the machine has changed its mind by then, it says what to
-read instead.
+The loop runs in a task as long as one read follows another: an idle subscription has no task, and
+`stop` cancels it. After a failed read the loop waits, reports the failure to the dispatcher, and
+reads what the dispatcher asks for then. The delays grow up to RETRY_S_MAX; there is no limit on the
+attempts. `failure` is set until a read succeeds.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
     Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    Tell = Callable[[Callable[[Dispatcher], list[Action]]], None]
+    Tell = Callable[[Callable[[Dispatcher, float], list[Action]]], None]
 
 RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 10.0
-"""A bookie that restarts is back within seconds; an entry that is lost is asked for six times a
-minute until somebody looks at it."""
+"""A bookie that restarts is back within seconds. A lost entry is requested six times a minute until
+an operator restores or skips it."""
 
 REPLAY_GAP_ENTRIES: Final = 8
-"""Entries in between that are read in vain rather than making another read: a request to a bookie
-costs about as much as reading that many entries of 1 KB."""
+"""Unwanted entries that a replay reads to save a request: a request to a bookie costs about as much
+as reading this many entries of 1 KB."""
 
 log = get_logger(__name__)
 
 
-class Reading:
-    """`tell` gives an answer to the machine and carries out what it says, which may be to `want`
+class ReadLoop:
+    """`tell` reports an answer to the dispatcher and executes its actions. One of them may `want`
     the next read. `name` is for logs."""
 
     def __init__(
         self, topic_log: Log, name: str, *, bytes_max: int, spawn: Spawn, tell: Tell
     ) -> None:
-        self.failure: LogError | None = None  # of the read that is being tried again
+        self.failure: LogError | None = None  # of the read that the loop tries again
         self._log = topic_log
         self._name = name
         self._bytes_max = bytes_max
         self._spawn = spawn
         self._tell = tell
-        self._wanted: Read | Replay | None = None  # None: no read is to be started
-        self._task: asyncio.Task[None] | None = None  # None: nothing is being read
+        self._wanted: Read | Replay | None = None  # None: there is no read to start
+        self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
         self._delays: Iterator[float] = iter(())  # before the next attempts
 
     def want(self, wanted: Read | Replay) -> None:
-        """Read this; nothing else may be outstanding."""
+        """Start this read. No other read may be outstanding."""
         assert self._wanted is None, "a second read"
         self._wanted = wanted
         if self._task is None:
@@ -71,7 +71,7 @@ class Reading:
             assert self._task is asyncio.current_task(), "a second read"
 
     def stop(self) -> None:
-        """What is outstanding is not answered any more."""
+        """Cancel the outstanding read. It is not answered."""
         if self._task is not None:
             self._task.cancel()
         self._task = self._wanted = self.failure = None
@@ -84,17 +84,17 @@ class Reading:
                     await self._answer_whole(wanted)
                 except (ReadFailed, LogUnavailable, LogDamaged) as error:
                     await asyncio.sleep(self._note_failure(error))
-                    self._tell(lambda machine: machine.on_read_failed())
+                    self._tell(lambda machine, now: machine.on_read_failed(now))
         except (LogFenced, LogClosed) as error:
-            # The log has ended, and the topic is about to. The machine goes on waiting.
-            log.info("reading ended", subscription=self._name, why=str(error))
+            # The log has ended and the topic is about to close, so the dispatcher gets no answer.
+            log.info("read loop ended", subscription=self._name, error=str(error))
         finally:
             if self._task is asyncio.current_task():
                 self._task = None
 
     async def _answer_whole(self, wanted: Read | Replay) -> None:
-        """That somebody cancelled what the read waited for, and not us, is a failure like others:
-        otherwise the machine would wait for its answer for ever."""
+        """Turn a cancellation that is not meant for this task into a failed read. Without an answer
+        the dispatcher would never ask for another read."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -102,7 +102,7 @@ class Reading:
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
-            cause = RuntimeError("what it waited for was cancelled")
+            cause = RuntimeError("another task cancelled the operation")
             raise LogUnavailable(self._name, "reading", cause) from None
 
     async def _answer(self, wanted: Read | Replay) -> None:
@@ -111,15 +111,15 @@ class Reading:
                 wanted.first, entries_max=wanted.entries_max, bytes_max=self._bytes_max
             )
             self.failure = None
-            self._tell(lambda machine: machine.on_entries(entries))
+            self._tell(lambda machine, now: machine.on_entries(entries, now))
         else:
             found, through = await self._replay(wanted.positions)
             self.failure = None
-            self._tell(lambda machine: machine.on_replayed(found, through))
+            self._tell(lambda machine, now: machine.on_replayed(found, through, now))
 
     async def _replay(self, positions: list[Position]) -> tuple[list[StoredEntry], Position]:
-        """The entries at these positions, and how far it came: the limit in bytes, or a failure
-        after something was read, cuts it short."""
+        """Read the entries at these positions. Returns them, and the last position that was tried:
+        the byte limit, or a failure after the first entries, ends a replay early."""
         entries: list[StoredEntry] = []
         through = EARLIEST
         bytes_left = self._bytes_max
@@ -142,9 +142,9 @@ class Reading:
         return entries, through
 
     def _note_failure(self, error: LogError) -> float:
-        """In how many seconds to try again."""
+        """Record the failure. Returns the delay before the next attempt, in seconds."""
         if self.failure is None:
-            log.warning("entries cannot be read", subscription=self._name, error=str(error))
+            log.warning("read failed, will retry", subscription=self._name, error=str(error))
             chance = random.Random(self._name)
             self._delays = Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance).delays()
         self.failure = error

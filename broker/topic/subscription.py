@@ -1,22 +1,22 @@
-"""A subscription of a topic: a cursor, its consumers, and the machine that decides between them.
+"""A subscription of a topic: a cursor, its consumers, and the dispatcher that assigns the entries.
 
-Theory of operation. Whatever happens (permits, acknowledgements, a longer log, a read that ended)
-is told to the dispatcher in one synchronous step, and what it answers is carried out in the same
-step: entries go to the sessions, a read is started (`Reading`: the one thing that waits, and never
-more than one).
+Theory of operation. The subscription is the shell of its dispatcher. It reports each event
+(permits, acknowledgements, new entries in the log, the end of a read) and executes the returned
+actions in the same synchronous step. It passes entries to the sessions, starts reads (`ReadLoop`,
+at most one read at a time), and keeps one timer for the time that the dispatcher names.
 
-Consumers come and go by `attach` and `detach`. The type is that of the consumers that are there;
-the dispatcher is kept while nobody is, so that a client that reconnects finds its redelivery
-counts, and made anew when the type changes or the cursor was moved.
+Consumers join with `attach` and leave with `detach`. The subscription has the type of its connected
+consumers. It keeps the dispatcher while no consumer is connected, so a client that reconnects finds
+its redelivery counts. It makes a new dispatcher when the type changes and after a seek.
 """
 
 from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
-from magnetar.broker.dispatch.dispatcher import Deliver
+from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.shared import Shared
@@ -32,29 +32,30 @@ from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
 from magnetar.broker.topic.meter import Meter
-from magnetar.broker.topic.read_loop import Reading
+from magnetar.broker.topic.read_loop import ReadLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.cursor.cursors import Cursors
-    from magnetar.broker.dispatch.dispatcher import Acks, Action, Dispatcher
+    from magnetar.broker.dispatch.dispatcher import Action, ConsumerRefused, Dispatcher
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
+    from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.log import Log
     from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
     from magnetar.broker.topic.read_loop import Spawn
 
     Done = Callable[[BrokerError | None], None]
-    MakeDispatcher = Callable[[Acks, Callable[[], Position], Limits], Dispatcher]
+    MakeDispatcher = Callable[[Environment], Dispatcher]
 
 FLUSH_TIMEOUT_S: Final = 5.0
-"""How long the close of a consumer waits until what it acknowledged is durable."""
+"""How long the close of a consumer waits for its acknowledgements to be durable."""
 
 RETURN_S: Final = 60.0
-"""How long a non-durable subscription waits for its reader after a seek, which disconnects it. A
-client reconnects within a second, or has given up after 30 s."""
+"""How long a non-durable subscription waits for its reader to come back after a seek, which
+disconnects the reader. A client reconnects within a second, or gives up after 30 s."""
 
 DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
     SubscriptionType.EXCLUSIVE: Exclusive,
@@ -70,8 +71,11 @@ class SubscriptionState(Enum):
 
 
 class _AckView:
-    """The cursor as a dispatcher asks it (`Acks`). Beyond what it acknowledged here, and what may
-    have been when it was loaded, there is no need to look: that is where a tailing consumer is."""
+    """The view of the cursor that a dispatcher has (`Acks`).
+
+    `highest_acked` saves the look-ups of a tailing consumer: no entry after it is acknowledged. It
+    starts at the end of the log at load time and moves with each acknowledgement.
+    """
 
     __slots__ = ("_cursor", "batch_ack_set", "first_unacked", "highest_acked", "is_acked")
 
@@ -88,8 +92,8 @@ class _AckView:
 
 
 class Subscription:
-    """Made by a topic, which owns it. `abandoned` is called when a non-durable one has lost its
-    last consumer."""
+    """Made by its topic. It calls `abandoned` when a non-durable subscription has lost its last
+    consumer."""
 
     def __init__(
         self,
@@ -101,29 +105,34 @@ class Subscription:
         limits: Limits,
         spawn: Spawn,
         abandoned: Callable[[Subscription], None],
+        dispatchers: Mapping[SubscriptionType, MakeDispatcher] = DISPATCHERS,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.cursor = cursor
         self.state = SubscriptionState.OPEN
-        self.consumers: dict[Consumer, ConsumerHandle] = {}  # in the order in which they came
+        self.consumers: dict[Consumer, ConsumerHandle] = {}  # in the order of joining
         self._topic = topic
         self._cursors = cursors
         self._acks = _AckView(cursor, topic_log.confirmed)
         self._log = topic_log
         self._limits = limits
         self._abandoned = abandoned
-        self._type = SubscriptionType.EXCLUSIVE
-        self._dispatcher: Dispatcher | None = None  # None: nobody has connected yet
-        self._reading = Reading(
+        self._dispatchers = dispatchers
+        self._joined = 0  # consumers so far; the join number of the next one
+        self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
+        self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
+        self._timer: asyncio.TimerHandle | None = None  # None: the dispatcher needs none
+        self._read_loop = ReadLoop(
             topic_log,
             f"{topic} {cursor.name}",
             bytes_max=limits.read_bytes,
             spawn=spawn,
             tell=self._tell,
         )
-        self._asker: ConsumerHandle | None = None  # of the deletion under way; None: no consumer
+        self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
         self._return_timer: asyncio.TimerHandle | None = None
-        self._meter = Meter(asyncio.get_running_loop().time())
-        self._redelivered = Meter(asyncio.get_running_loop().time())
+        self._meter = Meter(self._loop.time())
+        self._redelivered = Meter(self._loop.time())
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 
     @property
@@ -132,61 +141,70 @@ class Subscription:
 
     @property
     def type(self) -> SubscriptionType | None:
-        """None: no consumer is connected, so it may become any."""
+        """The type of the connected consumers. None: no consumer is connected, so the next one
+        decides."""
         return self._type if self.consumers else None
 
     # ---- consumers -------------------------------------------------------------------------------
 
-    def conflict(self, request: SubscribeRequest) -> list[ConsumerHandle]:
-        """Who must be dead for this consumer to come in; []: it may come in now.
+    def attach(
+        self, request: SubscribeRequest, events: ConsumerEvents, *, connected_since: str
+    ) -> ConsumerHandle:
+        """A consumer joins. If the type changes, it gets a new dispatcher.
 
-        Raises SubscriptionFenced, NotAllowed, ConsumerBusy.
+        Raises SubscriptionFenced, NotAllowed, ConsumerBusy, ConsumerRefused, before any change.
         """
         self._require_open()
         if request.durable != self.cursor.durable:
             kind = "durable" if self.cursor.durable else "not durable"
             raise NotAllowed(f"subscription {self.name!r}", f"it exists already and is {kind}")
-        if not self.consumers:
-            return []
-        if request.type is not self._type:
-            raise ConsumerBusy(self.name, f"consumers use it as {self._type.title}")
-        exclusive = self._type is SubscriptionType.EXCLUSIVE
-        return list(self.consumers.values()) if exclusive else []
-
-    def attach(
-        self, request: SubscribeRequest, events: ConsumerEvents, *, connected_since: str
-    ) -> ConsumerHandle:
-        """A consumer comes in; `conflict` said that it may."""
-        assert not self.conflict(request)
-        dispatcher = self._dispatcher
-        if dispatcher is None or self._type is not request.type:
-            self._reading.stop()
-            self._type = request.type
-            make = DISPATCHERS[request.type]
-            dispatcher = make(self._acks, lambda: self._log.confirmed, self._limits)
-            self._dispatcher = dispatcher
-        now = asyncio.get_running_loop().time()
+        dispatcher = self._dispatcher_for(request.type)
+        now = self._loop.time()
         handle = ConsumerHandle(
-            self, request, events, self._limits, connected_since=connected_since, now=now
+            self,
+            request,
+            events,
+            self._limits,
+            join_number=self._joined,
+            connected_since=connected_since,
+            now=now,
         )
+        actions = dispatcher.add_consumer(handle.machine, now)
+        self._joined += 1
+        if dispatcher is not self._dispatcher:
+            self._drop_dispatcher()
+            self._dispatcher = dispatcher
+            self._type = request.type
         self.consumers[handle.machine] = handle
-        self._carry_out(dispatcher.add_consumer(handle.machine))
-        if self._type is SubscriptionType.EXCLUSIVE:
-            events.active_changed(True)
+        self._carry_out(actions, now)
         return handle
 
+    async def evict_dead(self, refused: ConsumerRefused) -> None:
+        """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
+        of the refusal if one answers, or if there is no incumbent."""
+        if not refused.incumbents:
+            raise refused.error
+        for machine in refused.incumbents:
+            handle = self.consumers.get(machine)
+            if handle is None:
+                continue  # it left during an earlier probe
+            if await handle.events.probe():
+                raise refused.error
+            handle.evict(CloseReason.REPLACED)
+
     def detach(self, handle: ConsumerHandle) -> None:
-        """A consumer is gone, for whatever reason."""
+        """A consumer leaves."""
         del self.consumers[handle.machine]
         handle.attached = False
         if self._dispatcher is not None:
-            self._carry_out(self._dispatcher.remove_consumer(handle.machine))
+            now = self._loop.time()
+            self._carry_out(self._dispatcher.remove_consumer(handle.machine, now), now)
         last = not self.consumers and not self.cursor.durable
         if last and self.state is SubscriptionState.OPEN:
             self._abandoned(self)
 
     def evict_all(self, reason: CloseReason) -> None:
-        """Close every consumer, telling its client."""
+        """Close every consumer and tell its client the reason."""
         for handle in list(self.consumers.values()):
             if handle is not self._asker:
                 handle.evict(reason)
@@ -194,17 +212,22 @@ class Subscription:
     # ---- events ----------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """The log has grown, or a connection has room."""
+        """The log has grown, or a connection is writable again."""
         if self._dispatcher is not None and self.consumers:
-            self._carry_out(self._dispatcher.advance())
+            now = self._loop.time()
+            self._carry_out(self._dispatcher.advance(now), now)
 
     def on_flow(self, handle: ConsumerHandle, permits: int) -> None:
-        if self._dispatcher is not None:  # None: it is being deleted
-            self._carry_out(self._dispatcher.on_flow(handle.machine, permits))
+        """See ConsumerHandle.flow."""
+        if self._dispatcher is not None:  # None: the subscription is being deleted
+            now = self._loop.time()
+            self._carry_out(self._dispatcher.on_flow(handle.machine, permits, now), now)
 
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
+        """See ConsumerHandle.redeliver."""
         if self._dispatcher is not None:
-            self._carry_out(self._dispatcher.on_redeliver(handle.machine, positions))
+            now = self._loop.time()
+            self._carry_out(self._dispatcher.on_redeliver(handle.machine, positions, now), now)
 
     def acknowledge(
         self,
@@ -222,28 +245,34 @@ class Subscription:
             self._require_possible(position)
         if done is not None:
             done = all_of(bool(positions) + len(partial), done)
+        now = self._loop.time()
         if positions:
             self.cursor.acknowledge(positions, done)
             self._note_acked(max(positions))
-            self._carry_out(dispatcher.on_acked(handle.machine, positions))
+            self._carry_out(dispatcher.on_acked(handle.machine, positions, now), now)
         for position, ack_set in partial:
             self.cursor.acknowledge_batch(position, ack_set, done)
             self._note_acked(position)
-            self._carry_out(dispatcher.on_partly_acked(handle.machine, position))
+            self._carry_out(dispatcher.on_partly_acked(handle.machine, position, now), now)
 
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int], done: Done | None
     ) -> None:
         """See ConsumerHandle.acknowledge_cumulative."""
         self._require_open()
-        if self._type is SubscriptionType.SHARED:
-            raise NotAllowed("cumulative acknowledgement", f"{self.name!r} is Shared")
+        dispatcher = self._machine()
+        if not dispatcher.cumulative_acks:
+            what = "cumulative acknowledgement"
+            raise NotAllowed(what, f"subscription {self.name!r} is {self._type.title}")
         self._require_possible(position)
         self.cursor.acknowledge_cumulative(position, ack_set, done)
         self._note_acked(position)
+        now = self._loop.time()
+        through = min(position, self._log.confirmed)  # later entries are not acknowledged
+        self._carry_out(dispatcher.on_acked_through(through, now), now)
 
     async def flush(self) -> None:
-        """Return when everything acknowledged so far is durable. Raises LogError."""
+        """Wait until all acknowledgements so far are durable. Raises LogError."""
         try:
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await self.cursor.flush()
@@ -253,10 +282,10 @@ class Subscription:
     # ---- moving and deleting ---------------------------------------------------------------------
 
     async def seek(self, target: Position) -> None:
-        """Move the cursor: the entry at or after `target` is the next to be delivered.
+        """Move the cursor: the entry at or after `target` is delivered next.
 
-        All consumers are closed first, so that nothing from before the move reaches them after it;
-        they come back by themselves. Raises SubscriptionFenced, LogError.
+        The subscription closes all consumers first, so no entry from before the seek reaches them
+        after it. Their clients reconnect. Raises SubscriptionFenced, LogError.
         """
         self._begin_seek()
         try:
@@ -265,8 +294,8 @@ class Subscription:
             self._end_seek()
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
-        """The same, to the first entry published at that time or later: by binary search, so it is
-        approximate where publish times are out of order. Raises ReadFailed, too."""
+        """As `seek`, to the first entry that was published at this time or later. The binary search
+        is approximate where publish times do not ascend. Raises ReadFailed, too."""
         self._begin_seek()
         try:
             await self.cursor.reset(
@@ -276,11 +305,12 @@ class Subscription:
             self._end_seek()
 
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
-        """Delete the subscription and its cursor; `handle` is the consumer that asks for it.
+        """Delete the subscription and its cursor. `handle` is the consumer that asks for it.
 
-        It is told nothing before the outcome, also when the topic goes meanwhile: told to come
-        back, its client would make the subscription anew beside the deletion that it asked for.
-        Raises ConsumersConnected if there are others, unless `force`; SubscriptionFenced, LogError.
+        That consumer is not closed before the outcome is known, not even when the topic closes
+        meanwhile: its client would reconnect and create the subscription again during its deletion.
+        Raises ConsumersConnected if there are other consumers, unless `force`; SubscriptionFenced,
+        LogError.
         """
         self._require_open()
         others = [it for it in self.consumers.values() if it is not handle]
@@ -298,18 +328,18 @@ class Subscription:
             self._asker = None
             if self.state is SubscriptionState.DELETING:
                 self.state = SubscriptionState.OPEN
-            self.evict_all(CloseReason.UNLOADED)  # it comes back with new permits
+            self.evict_all(CloseReason.UNLOADED)  # its client reconnects and grants new permits
             raise
         self._asker = None
         if handle is not None and handle.attached:
-            self.detach(handle)  # its client knows
+            self.detach(handle)  # its client gets the answer to the request
         if self.state is SubscriptionState.DELETING:
             self.close(CloseReason.UNSUBSCRIBED)
             self._abandoned(self)
 
     def close(self, reason: CloseReason) -> None:
-        """The topic goes, or the subscription is deleted. Nothing happens afterwards; whoever asked
-        for a deletion under way still gets the answer."""
+        """Close for good: the topic closes, or the subscription is deleted. The caller of a
+        deletion under way still gets its answer."""
         if self.state is SubscriptionState.CLOSED:
             return
         self.state = SubscriptionState.CLOSED
@@ -322,7 +352,7 @@ class Subscription:
     # ---- asking ----------------------------------------------------------------------------------
 
     async def last_message(self) -> LastMessage:
-        """The end of the log as it is now. Raises ReadFailed."""
+        """The last message of the log. Raises ReadFailed."""
         position, mark_delete = self._log.confirmed, self.cursor.mark_delete
         if position < self._log.first:
             return LastMessage(EARLIEST, -1, mark_delete)
@@ -331,27 +361,61 @@ class Subscription:
         batch_index = view.num_messages - 1 if view.is_batch else -1
         return LastMessage(entries[0].position, batch_index, mark_delete)
 
+    async def peek(self, number: int) -> StoredEntry | None:
+        """The unacknowledged entry with this number, counted from 1; None: there are fewer.
+
+        Takes `number` steps without waiting: the caller bounds it. Raises ReadFailed.
+        """
+        chain, position = self._log.chain, self.cursor.mark_delete
+        for _ in range(number):
+            position = self.cursor.first_unacked(chain.next_position(position))
+            if position > self._log.confirmed:
+                return None
+        entries = await self._log.read(position, entries_max=1, bytes_max=1)
+        return entries[0] if entries else None
+
+    @property
+    def read_position(self) -> Position | None:
+        """Where the dispatcher reads next; None: no consumer has connected yet."""
+        return None if self._dispatcher is None else self._dispatcher.read_position
+
+    @property
+    def delivered(self) -> Meter:
+        """What was delivered to all consumers, redeliveries included."""
+        return self._meter
+
+    @property
+    def redelivered(self) -> Meter:
+        """The messages of `delivered` that were delivered before."""
+        return self._redelivered
+
+    @property
+    def unacked(self) -> int:
+        """Messages that consumers have and have not acknowledged."""
+        return sum(machine.unacked for machine in self.consumers)
+
     def explain(self) -> list[Reason]:
-        """Why nothing is being dispatched."""
+        """Why the subscription delivers nothing now."""
         match self.state:
             case SubscriptionState.SEEKING:
-                reasons = [Reason(Why.SEEKING, "the subscription is being moved")]
+                reasons = [Reason(Why.SEEKING, "a seek is moving the subscription")]
             case SubscriptionState.DELETING:
-                reasons = [Reason(Why.DELETING, "the subscription is being deleted")]
+                reasons = [Reason(Why.DELETING, "the broker is deleting the subscription")]
             case SubscriptionState.CLOSED:
-                return [Reason(Why.CLOSED, "the topic is not served here any more")]
+                return [Reason(Why.CLOSED, "this broker no longer serves the topic")]
             case SubscriptionState.OPEN:
                 reasons = []
-        if self._reading.failure is not None:
-            reasons.append(Reason(Why.READ_FAILED, f"tried again: {self._reading.failure}"))
+        if self._read_loop.failure is not None:
+            detail = f"the broker retries a failed read: {self._read_loop.failure}"
+            reasons.append(Reason(Why.READ_FAILED, detail))
         if self._dispatcher is None:
             return [*reasons, Reason(Why.NO_CONSUMERS, "no consumer has connected yet")]
-        return reasons + self._dispatcher.explain()
+        return reasons + self._dispatcher.explain(self._loop.time())
 
     async def describe(self) -> dict[str, Any]:
         """Pulsar's SubscriptionStats, and the backlog in messages."""
         backlog = await self.cursor.backlog()
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         return {
             **self._meter.describe("Out", now),
             "msgRateRedeliver": self._redelivered.rates(now).messages,
@@ -359,54 +423,93 @@ class Subscription:
             "isDurable": self.cursor.durable,
             "msgBacklog": backlog.entries,
             "msgBacklogMessages": backlog.messages,
-            "unackedMessages": sum(machine.unacked for machine in self.consumers),
+            "unackedMessages": self.unacked,
             "markDeletePosition": str(self.cursor.mark_delete),
-            "readPosition": None
-            if self._dispatcher is None
-            else str(self._dispatcher.read_position),
+            "readPosition": None if self.read_position is None else str(self.read_position),
             "waitingFor": [str(reason) for reason in self.explain()],
             "subscriptionProperties": dict(self.cursor.properties),
             "consumers": [handle.stats() for handle in self.consumers.values()],
         }
 
-    # ---- carrying out ----------------------------------------------------------------------------
+    # ---- the shell of the dispatcher -------------------------------------------------------------
 
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _dispatcher_for(self, kind: SubscriptionType) -> Dispatcher:
+        """The present dispatcher, or a new one if there is none of this type. Raises
+        ConsumerBusy."""
+        if self.consumers and kind is not self._type:
+            raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
+        if self._dispatcher is not None and kind is self._type:
+            return self._dispatcher
+        return self._dispatchers[kind](
+            Environment(self.name, self._acks, lambda: self._log.confirmed, self._limits)
+        )
+
+    def _carry_out(self, actions: list[Action], now: float) -> None:
         for action in actions:
-            if isinstance(action, Deliver):
-                self._deliver(action)
-            else:
-                self._reading.want(action)
+            match action:
+                case Deliver():
+                    self._deliver(action, now)
+                case Read() | Replay():
+                    self._read_loop.want(action)
+                case Activate():
+                    self.consumers[action.consumer].events.active_changed(action.active)
+                case _:
+                    assert_never(action)
+        self._set_timer()
 
-    def _tell(self, answer: Callable[[Dispatcher], list[Action]]) -> None:
-        """What was read, or that it could not be."""
-        self._carry_out(answer(self._machine()))
-
-    def _deliver(self, action: Deliver) -> None:
-        now = asyncio.get_running_loop().time()
-        size = self.consumers[action.consumer].deliver(action, now)
+    def _deliver(self, action: Deliver, now: float) -> None:
+        size = sum([len(entry.view.data) for entry in action.entries])
+        redelivered = 0
+        if action.details:
+            redelivered = sum([it.redelivery_count > 0 for it in action.details.values()])
+        handle = self.consumers[action.consumer]
+        handle.deliver(action, size=size, redelivered=redelivered, now=now)
         self._meter.count(action.messages, size, now)
-        if action.marks:
-            again = sum(1 for mark in action.marks.values() if mark.redelivery_count)
-            self._redelivered.count(again, 0, now)
+        if redelivered:
+            self._redelivered.count(redelivered, 0, now)
+
+    def _tell(self, answer: Callable[[Dispatcher, float], list[Action]]) -> None:
+        """The read loop reports the answer to a read."""
+        now = self._loop.time()
+        self._carry_out(answer(self._machine(), now), now)
+
+    def _set_timer(self) -> None:
+        """Keep one timer for the time that the dispatcher names, or none."""
+        due_s = None if self._dispatcher is None else self._dispatcher.next_timer()
+        if self._timer is None:
+            if due_s is None:
+                return
+        elif due_s == self._timer.when():
+            return
+        else:
+            self._timer.cancel()
+        self._timer = None if due_s is None else self._loop.call_at(due_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        assert timer is not None
+        # The loop calls a timer early by up to the resolution of its clock.
+        now = max(self._loop.time(), timer.when())
+        self._carry_out(self._machine().on_timer(now), now)
 
     def _machine(self) -> Dispatcher:
         assert self._dispatcher is not None
         return self._dispatcher
 
     def _drop_dispatcher(self) -> None:
-        """Nothing is given out any more; the next consumer gets a new one."""
-        self._reading.stop()
+        """Stop dispatching. The next consumer gets a new dispatcher."""
+        self._read_loop.stop()
         self._dispatcher = None
+        self._set_timer()
 
     def _note_acked(self, position: Position) -> None:
         acks = self._acks
         if position > acks.highest_acked:
-            # What is not in the log is not acknowledged by that, either.
+            # The cursor ignores acknowledgements beyond the end of the log.
             acks.highest_acked = min(position, self._log.confirmed)
 
     def _tail(self) -> Position:
-        """Where it will read next, for the cache. Without consumers: nowhere near the end."""
+        """The position where it reads next, for the cache. Without consumers: far from the end."""
         if self._dispatcher is None or not self.consumers:
             return EARLIEST
         return self._dispatcher.read_position
@@ -422,7 +525,7 @@ class Subscription:
             raise InvalidAck(self.name, position)
 
     def _begin_seek(self) -> None:
-        """Nobody is left who could acknowledge: while the cursor is moved, that would be lost."""
+        """Close all consumers: the seek would drop acknowledgements that arrive during it."""
         self._require_open()
         self.state = SubscriptionState.SEEKING
         self._drop_dispatcher()
@@ -430,13 +533,12 @@ class Subscription:
 
     def _end_seek(self) -> None:
         if self.state is not SubscriptionState.SEEKING:
-            return  # closed meanwhile
+            return  # the subscription was closed during the seek
         self.state = SubscriptionState.OPEN
         if not self.cursor.durable and not self.consumers:
             if self._return_timer is not None:
                 self._return_timer.cancel()
-            loop = asyncio.get_running_loop()
-            self._return_timer = loop.call_later(RETURN_S, self._give_up)
+            self._return_timer = self._loop.call_later(RETURN_S, self._give_up)
 
     def _give_up(self) -> None:
         if not self.consumers and self.state is SubscriptionState.OPEN:
@@ -444,7 +546,8 @@ class Subscription:
 
 
 def all_of(count: int, done: Done) -> Done | None:
-    """Called `count` times, it calls `done` once: with the first error, if there was one."""
+    """A callback for `count` parts: its last call calls `done`, with the first error if there was
+    one. `count` 0 calls `done` at once and returns None."""
     if count == 0:
         done(None)
         return None

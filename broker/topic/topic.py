@@ -21,10 +21,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
+from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import (
     BrokerError,
-    ConsumerBusy,
     LogClosed,
     NotAllowed,
     ProducerBusy,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.log.cache import EntryCache
+    from magnetar.broker.log.latency import LatencyHistogram
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.topic.consumer import ConsumerHandle
@@ -117,14 +118,18 @@ class Topic:
         tasks: asyncio.TaskGroup,
         on_failed: Callable[[Topic, BrokerError], None],
         limits: Limits | None = None,
+        latency: LatencyHistogram | None = None,
     ) -> Self:
         """Take the topic over: whoever served it before is fenced. `tasks` must outlive the topic.
+        `latency` counts how long publishes wait; None: a histogram of its own.
 
         Raises LogFenced, LogUnavailable, LogDamaged.
         """
         log = await Log.open(
             name, store=store, ledgers=ledgers, config=log_config, clock=clock, cache=cache
         )
+        if latency is not None:
+            log.latency = latency
         cursors = await Cursors.open(log)
         return cls(
             name,
@@ -162,6 +167,8 @@ class Topic:
         self._on_failed = on_failed
         self._limits = limits
         self._in = Meter(now)
+        self._removed_messages = 0  # delivered by subscriptions that are gone
+        self._removed_bytes = 0
         self._closed = asyncio.Event()
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
@@ -345,13 +352,10 @@ class Topic:
             if subscription is None:
                 await self._create_subscription(request)
                 continue
-            in_the_way = subscription.conflict(request)
-            if not in_the_way:
+            try:
                 return subscription.attach(request, events, connected_since=self._time_stamp())
-            for handle in in_the_way:
-                if await handle.events.probe():
-                    raise ConsumerBusy(request.subscription, "its only consumer is connected")
-                handle.evict(CloseReason.REPLACED)
+            except ConsumerRefused as refused:
+                await subscription.evict_dead(refused)
 
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
@@ -414,8 +418,25 @@ class Topic:
         subscription.close(CloseReason.UNSUBSCRIBED)
         if self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
+            self._removed_messages += subscription.delivered.messages
+            self._removed_bytes += subscription.delivered.bytes
 
     # ---- asking ----------------------------------------------------------------------------------
+
+    @property
+    def published(self) -> Meter:
+        """What the log has taken since the topic was opened here."""
+        return self._in
+
+    @property
+    def delivered_total(self) -> tuple[int, int]:
+        """Messages and bytes delivered since the topic was opened here, also by subscriptions that
+        were deleted since: a counter that never goes down."""
+        meters = [subscription.delivered for subscription in self.subscriptions.values()]
+        return (
+            self._removed_messages + sum(meter.messages for meter in meters),
+            self._removed_bytes + sum(meter.bytes for meter in meters),
+        )
 
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
@@ -432,10 +453,13 @@ class Topic:
             for name, subscription in list(self.subscriptions.items())
         }
         meter = self._in
-        out = ("msgRateOut", "msgThroughputOut", "msgOutCounter", "bytesOutCounter")
+        messages_out, bytes_out = self.delivered_total
         return {
             **meter.describe("In", now),
-            **{key: sum(each[key] for each in subscriptions.values()) for key in out},
+            "msgRateOut": sum(each["msgRateOut"] for each in subscriptions.values()),
+            "msgThroughputOut": sum(each["msgThroughputOut"] for each in subscriptions.values()),
+            "msgOutCounter": messages_out,
+            "bytesOutCounter": bytes_out,
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
             "storageSize": self.log.stored_bytes,
             "msgCount": self.log.chain.messages,

@@ -1,30 +1,29 @@
-"""`magnetar bookies`: what a cluster's bookies hold, and what is to become of them.
+"""`magnetar bookies`: what a cluster's bookies hold; draining, decommission and repair.
 
-Looks into the metadata store and asks the bookies; never opens a ledger, so it disturbs no writer.
+The commands read the metadata store and ask the bookies. They never open a ledger, so that they
+disturb no writer.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.bookie.repair.decommission import Progress, Stage, decommission, drain, undrain
 from magnetar.bookie.repair.errors import RepairError, StillNeeded
 from magnetar.bookie.repair.pause import pause, paused, resume
 from magnetar.bookie.repair.survey import survey_bookies, survey_ledger, survey_marks
 from magnetar.cli.client import fail
+from magnetar.cli.help import App
 from magnetar.cli.interrupt import INTERRUPTED, run_interruptible
+from magnetar.cli.output import print_json, print_table, time_of
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import LEDGER_ID_MAX, BookieId, LedgerId
 from magnetar.metadata.url import InvalidMetadataUrl, MetadataUrl
@@ -33,13 +32,12 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.log import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Coroutine
 
     from magnetar.bookie.repair.survey import BookieRow, CopyRow, LedgerView
     from magnetar.metadata.model import Member
     from magnetar.metadata.under_replication import RepairPause, UnderReplication
 
-WIDE: Final = 200  # columns where there is no terminal: nothing is cut
 BLOCKERS_SHOWN_MAX: Final = 10
 CONNECT_S: Final = 3.0  # a person waits
 
@@ -48,7 +46,7 @@ Url = Annotated[
     typer.Option(
         "--metadata-url",
         envvar="MAGNETAR_METADATA_URL",
-        help="of the cluster: zk://host:port[,host:port…][/folder]",
+        help="metadata store of the cluster: zk://host:port[,host:port…][/folder]",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
@@ -56,7 +54,7 @@ Bookie = Annotated[str, typer.Argument(help="its id, for example bookie-1")]
 
 
 def add_to(app: typer.Typer) -> None:
-    bookies = typer.Typer(help="Look at bookies and what they hold.", rich_markup_mode=None)
+    bookies = App(help="Look at bookies and what they hold.", no_args_is_help=True)
     bookies.callback()(lambda: None)
     bookies.command("list")(list_bookies)
     bookies.command("drain")(drain_bookie)
@@ -64,8 +62,8 @@ def add_to(app: typer.Typer) -> None:
     bookies.command("decommission")(decommission_bookie)
     bookies.command("under-replicated")(under_replicated)
     bookies.command("ledger")(ledger)
-    repair = typer.Typer(
-        help="Pause repair of the whole cluster, as for maintenance.", rich_markup_mode=None
+    repair = App(
+        help="Pause repair of the whole cluster, as for maintenance.", no_args_is_help=True
     )
     repair.command("pause")(pause_repair)
     repair.command("resume")(resume_repair)
@@ -75,15 +73,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
-    """List all bookies: who serves, who is missing, and how many ledgers are on each."""
+    """List all bookies: their state, their disk, and how many ledgers are on each."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
-            rows = await survey_bookies(store, GrpcBookiePeer)
+            rows = await survey_bookies(store, RemoteBookiePeer)
         if as_json:
-            _print_json([_bookie_json(row) for row in rows])
+            print_json([_bookie_json(row) for row in rows])
             return
-        _print_table(
+        print_table(
             ("bookie", "incarnation", "state", "address", "zone", "disk", "ledgers", "open"),
             (
                 (
@@ -104,18 +102,20 @@ def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
 
 
 def drain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Give a bookie no new ledgers. What it holds stays, and is served."""
+    """Give a bookie no new ledgers. It keeps and serves the entries that it has."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             await drain(store, SystemClock(), BookieId(bookie), decommission=False)
-        typer.echo(f"{bookie} gets no new ledgers until `magnetar bookies undrain {bookie}`")
+        typer.echo(
+            f"{bookie} gets no new ledgers until you run `magnetar bookies undrain {bookie}`"
+        )
 
     _run(work())
 
 
 def undrain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Let a bookie get new ledgers again; also ends its decommission."""
+    """Give a bookie new ledgers again. This also ends its decommission."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -129,14 +129,14 @@ def decommission_bookie(
     bookie: Bookie,
     metadata_url: Url,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=1, help="after which to give up waiting")
+        float, typer.Option("--timeout-s", min=1, help="how long to wait before giving up")
     ] = 86_400.0,
 ) -> None:
-    """Move everything away from a bookie, and remove it from the cluster.
+    """Move all ledgers away from a bookie, then remove it from the cluster.
 
-    Leave it running, until told to stop it: it is the best source for its own copies. May be
-    broken off and done again at any time. Exit status 1: it was not removed; each ledger that is
-    still on it is named with its reason.
+    Leave the bookie running until the command asks you to stop it: it is the best source for its
+    own copies. You can interrupt the command and run it again. Exit status 1: the bookie was not
+    removed; the command names each ledger that is still on it, with the reason.
     """
 
     async def work() -> None:
@@ -157,14 +157,14 @@ def decommission_bookie(
 
 
 def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
-    """List the ledgers that wait for a repair, and why it did not succeed yet."""
+    """List the ledgers that wait for repair, and why the last attempt failed."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             marks = await survey_marks(store, SystemClock())
             standing = await paused(store)
         if as_json:
-            _print_json(
+            print_json(
                 [
                     {"ledger": mark.ledger, "repairing": working, **_mark_json(mark.what)}
                     for mark, working in marks
@@ -173,12 +173,12 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
             return
         if standing is not None:
             typer.echo(_pause_line(standing))
-        _print_table(
+        print_table(
             ("ledger", "since", "lost", "bad copies", "narrow", "state"),
             (
                 (
                     str(mark.ledger),
-                    _time(mark.what.created_ms),
+                    time_of(mark.what.created_ms),
                     ", ".join(sorted(map(_short, mark.what.lost))) or "-",
                     ", ".join(
                         f"{_short(bad.member)}: {bad.first_entry}-{bad.last_entry}"
@@ -197,37 +197,37 @@ def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
 
 def pause_repair(
     metadata_url: Url,
-    reason: Annotated[str, typer.Option(help="for whoever asks why")] = "",
+    reason: Annotated[str, typer.Option(help="shown by `repair status`")] = "",
 ) -> None:
-    """Give up no bookie and begin no copy until told to resume. Reads and writes go on."""
+    """Declare no bookie lost and start no copy until repair resumes. Clients are not affected."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             await pause(store, SystemClock(), reason=reason)
-        typer.echo("repair is paused until `magnetar bookies repair resume`")
+        typer.echo("repair is paused until you run `magnetar bookies repair resume`")
 
     _run(work())
 
 
 def resume_repair(metadata_url: Url) -> None:
-    """Let repair go on. A bookie that is missing is given the whole delay anew."""
+    """Resume repair. The delay for a missing bookie starts again."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             await resume(store)
-        typer.echo("repair goes on")
+        typer.echo("repair is resumed")
 
     _run(work())
 
 
 def repair_status(metadata_url: Url, as_json: Json = False) -> None:
-    """Say whether repair is paused, since when, and why."""
+    """Show whether repair is paused, since when, and why."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
             found = await paused(store)
         if as_json:
-            _print_json(
+            print_json(
                 {"paused": found is not None}
                 | ({} if found is None else {"since_ms": found.since_ms, "reason": found.reason})
             )
@@ -242,24 +242,24 @@ def ledger(
     metadata_url: Url,
     as_json: Json = False,
 ) -> None:
-    """Show a ledger: its state, and which copies each bookie says that it holds."""
+    """Show a ledger: its state, and the entries that each bookie reports."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
-            view = await survey_ledger(store, GrpcBookiePeer, SystemClock(), LedgerId(ledger_id))
+            view = await survey_ledger(store, RemoteBookiePeer, SystemClock(), LedgerId(ledger_id))
         if as_json:
-            _print_json(_ledger_json(view))
+            print_json(_ledger_json(view))
         else:
             _print_ledger(view)
 
     _run(work())
 
 
-# -- what all of them do ---------------------------------------------------------------------------
+# -- shared by all commands ------------------------------------------------------------------------
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """What goes wrong ends the command with one line and exit code 1."""
+    """An operating error ends the command with one line and exit code 1."""
     configure_logging(level="ERROR")
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     try:
@@ -309,33 +309,19 @@ def _print_blockers(blockers: Any, *, all_of_them: bool = False) -> None:
         typer.echo(f"  and {len(shown) - BLOCKERS_SHOWN_MAX} more")
 
 
-def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in head:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else WIDE, highlight=False).print(table)
-
-
-def _print_json(found: object) -> None:
-    typer.echo(json.dumps(found, indent=2))
-
-
 def _print_ledger(view: LedgerView) -> None:
     metadata = view.metadata
     quorum = f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}"
     typer.echo(f"ledger {metadata.ledger}: {metadata.state.name}, E/Qw/Qa {quorum}")
-    typer.echo(f"made {_time(metadata.created_ms)}")
+    typer.echo(f"made {time_of(metadata.created_ms)}")
     if metadata.last_entry is not None:
         typer.echo(f"{metadata.last_entry + 1} entries, {metadata.length} bytes")
     if metadata.under_replicated:
         typer.echo("it was made with fewer copies than wanted")
     if view.mark is not None:
-        since = _time(view.mark.what.created_ms)
+        since = time_of(view.mark.what.created_ms)
         typer.echo(f"marked for repair since {since}: {view.mark.what.failure or 'waits'}")
-    _print_table(
+    print_table(
         ("entries", "seat", "bookie", "incarnation", "state", "holds", "of"),
         (
             (
@@ -409,7 +395,7 @@ def _member_json(member: Member) -> dict[str, str]:
 
 def _pause_line(pause: RepairPause) -> str:
     why = f": {pause.reason}" if pause.reason else ""
-    return f"repair is paused since {_time(pause.since_ms)}{why}"
+    return f"repair is paused since {time_of(pause.since_ms)}{why}"
 
 
 def _short(member: Member) -> str:
@@ -423,7 +409,3 @@ def _disk(row: BookieRow) -> str:
         return "-"
     used = 1 - row.disk_free_bytes / row.disk_total_bytes
     return f"{used:.0%} of {row.disk_total_bytes / 1e9:.0f} GB"
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -8,8 +8,10 @@ from pathlib import Path  # noqa: TC003 (Typer needs it at run time)
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from magnetar.local_cluster import LocalCluster, run_local_cluster
+from magnetar.local_cluster import DESCRIPTION, ENVIRONMENT, LocalCluster, run_local_cluster
 from magnetar.runtime.log import configure_logging
 from magnetar.runtime.process import run_process
 
@@ -31,12 +33,13 @@ def local_cluster(
         bool, typer.Option("--restart", help="start a process again when it ends")
     ] = False,
 ) -> None:
-    """Run a cluster on this machine: real ZooKeepers (Java), bookies, brokers, and what restores
-    lost copies, each a process.
+    """Run a cluster on this machine: ZooKeepers (Java), bookies, brokers and autorecovery
+    processes.
 
-    Prints one line of JSON when all of it serves, which is also in DIR/cluster.json; `. DIR/env.sh`
-    tells a shell where it is. The logs of the processes are under DIR. SIGTERM or Ctrl-C stops
-    everything.
+    When all processes serve, it prints a table on a terminal and one line of JSON elsewhere. The
+    same JSON is in DIR/cluster.json. `. DIR/env.sh` sets the variables that other commands read.
+    Logs are in DIR. The same DIR has the same data and ports at the next start. SIGTERM or Ctrl-C
+    stops all processes.
     """
     configure_logging()
     cluster = LocalCluster(
@@ -48,10 +51,42 @@ def local_cluster(
     )
 
     def on_ready() -> None:
-        sys.stdout.write(json.dumps(cluster.describe()) + "\n")
-        sys.stdout.flush()
+        if sys.stdout.isatty():
+            print_table(cluster, directory, Console(highlight=False, markup=False))
+        else:
+            sys.stdout.write(json.dumps(cluster.describe()) + "\n")
+            sys.stdout.flush()
 
     async def run(stop: asyncio.Event) -> None:
         await run_local_cluster(cluster, stop, restart=restart, on_ready=on_ready)
 
     raise typer.Exit(run_process(run))
+
+
+def print_table(cluster: LocalCluster, directory: Path, console: Console) -> None:
+    """The processes, the addresses, and the next commands, as `directory` was given."""
+    table = Table("process", "pid", "ports", box=None, pad_edge=False, header_style="bold")
+    for process in cluster.processes:
+        ports = ", ".join(f"{kind} {port}" for kind, port in process.ports.items())
+        table.add_row(process.id, str(process.pid), ports)
+    console.print(table)
+    console.print()
+    for name, url in (
+        ("clients", cluster.service_url),
+        ("Pulsar clients", cluster.pulsar_url),
+        ("admin calls", cluster.admin_url),
+        ("metadata", cluster.metadata_url),
+    ):
+        console.print(f"{name:<15} {url}", soft_wrap=True)
+    # Lines of text are not wrapped: a reader copies them.
+    console.print(f"\nThe same as JSON: {directory / DESCRIPTION}", soft_wrap=True)
+    console.print(f"Logs: {directory}/<process>/*.log", soft_wrap=True)
+    console.print("In another shell:")
+    for command in (
+        f". {directory / ENVIRONMENT}",
+        "magnetar produce greetings -m hello",
+        "magnetar consume greetings -s me -p earliest",
+        "magnetar bookies list",
+    ):
+        console.print(f"    {command}", style="bold", soft_wrap=True)
+    console.print("Ctrl-C stops all processes.")

@@ -1,14 +1,15 @@
-"""The `magnetar` command. Each subcommand has a module of its own, and only the one that is used is
-imported: `magnetar produce` need not wait for a server's libraries."""
+"""The `magnetar` command. Each subcommand has its own module, and only the one that runs is
+imported: `magnetar produce` does not wait for the libraries of a server."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from magnetar.cli.help import App
 from magnetar.cli.interrupt import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "produce": ("magnetar.cli.produce", "Send messages to a topic."),
     "consume": ("magnetar.cli.consume", "Receive messages from a topic."),
-    "topics": ("magnetar.cli.topics", "Look at topics: stats."),
+    "topics": ("magnetar.cli.topics", "Look at topics: list, create, peek, stats."),
+    "subscriptions": (
+        "magnetar.cli.subscriptions",
+        "Look at the subscriptions of a topic: list, delete, reset.",
+    ),
     "bookies": (
         "magnetar.cli.bookies",
         "Look at bookies and what they hold: list, drain, decommission, under-replicated, ledger.",
@@ -50,19 +55,17 @@ def main() -> None:
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """All commands by name and text; the one that `arguments` name is whole."""
-    app = typer.Typer(
+    """All commands by name and text. Only the one that `arguments` name is complete."""
+    app = App(
         name="magnetar",
         help="Magnetar: publish-subscribe and queueing on quorum-replicated storage.",
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode=None,  # panels cut long words, environment variables among them
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     @app.callback()
-    def root() -> None:
+    def root(version: Version = False) -> None:
         pass  # without a callback Typer would make a lone command the whole program
 
     for name, (module, text) in COMMANDS.items():
@@ -71,6 +74,22 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
         else:
             app.command(name, help=text)(_listed_only)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"magnetar {version('magnetar')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+    ),
+]
 
 
 def _listed_only() -> None:

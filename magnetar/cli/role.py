@@ -1,4 +1,4 @@
-"""Commands that run a server: every key of a role's settings is a flag as well."""
+"""Commands that run a server. Every key of the role's settings is also a flag."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from magnetar.cli.help import App
 from magnetar.runtime.config import ConfigError, RoleConfig, load_config
 from magnetar.runtime.errors import PortInUse
 from magnetar.runtime.log import configure_logging
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound=RoleConfig)
 
-# What a flag is parsed as; of anything else the settings class makes what it needs from the text.
+# Typer parses a flag as one of these types. The settings class parses any other type from text.
 _TYPES: Final = (bool, int, float, Path)
 
 
@@ -34,7 +35,7 @@ class LogLevel(StrEnum):
 
 
 class FlagForPort(Exception):
-    """A port is in use; says which setting changes it."""
+    """A port is in use; the text names the setting that changes it."""
 
     definite = True
 
@@ -50,10 +51,9 @@ def add_role(
     *,
     text: str,
 ) -> None:
-    """Add the command named after the role: it reads the settings (flags before environment before
-    file) and serves until SIGTERM.
+    """Add the command of a role. It reads the settings (`load_config`) and serves until SIGTERM.
 
-    Its exit code is `run_process`'s; settings that cannot be read end it with USAGE, each named.
+    Its exit code is the one of `run_process`. Wrong settings end it with USAGE; the log names each.
     """
 
     def run(**given: Any) -> None:
@@ -70,7 +70,7 @@ def add_role_group(
     *,
     text: str,
 ) -> typer.Typer:
-    """`add_role` for a command that has subcommands too: without one of them it serves."""
+    """`add_role` for a command that also has subcommands. Without a subcommand it serves."""
 
     def run(context: typer.Context, **given: Any) -> None:
         if context.invoked_subcommand is None:
@@ -80,7 +80,7 @@ def add_role_group(
         "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
     _take_flags(run, config_class, [context])
-    group = typer.Typer(rich_markup_mode=None)
+    group = App()
     group.callback(invoke_without_command=True, help=text)(run)
     app.add_typer(group, name=config_class.role)
     return group
@@ -102,11 +102,11 @@ def _run(
 def _take_flags(
     run: Callable[..., None], config_class: type[Config], before: list[inspect.Parameter]
 ) -> None:
-    """Typer reads the flags off the signature, and what the keys are only the class knows."""
+    """Give `run` a signature with one parameter for each key: Typer makes flags of parameters."""
     parameters = [
         *before,
-        _parameter("config", Path, "TOML file of the keys below, in snake_case", default=None),
-        _parameter("log_level", LogLevel, "least level that is logged", default=LogLevel.INFO),
+        _parameter("config", Path, "TOML file with the keys below, in snake_case", default=None),
+        _parameter("log_level", LogLevel, "lowest level that is logged", default=LogLevel.INFO),
         *(_flag(config_class, key, field) for key, field in config_class.model_fields.items()),
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

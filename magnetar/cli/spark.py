@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from magnetar.cli.client import DEFAULT_SERVICE_URL, fail, require_reachable
+from magnetar.cli.help import App
 from magnetar.cli.interrupt import INTERRUPTED
 from magnetar.cli.spark_progress import task_progress
 from magnetar.runtime.log import configure_logging
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # Enough for a year of days. An archive by key can have many more; then the sum matters.
 ROWS_SHOWN_MAX: Final = 400
 
-jobs = typer.Typer(help="Jobs that run on Spark (they need Java).", no_args_is_help=True)
+jobs = App(help="Jobs that run on Spark (they need Java).", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:

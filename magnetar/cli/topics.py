@@ -1,82 +1,169 @@
-"""`magnetar topics`: questions to the admin port."""
+"""`magnetar topics`: list, create, peek into and look at topics."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
-import urllib.request
+from base64 import b64decode
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 
+from magnetar.cli.admin import (
+    DEFAULT_ADMIN_URL,
+    USAGE,
+    AdminUrl,
+    Json,
+    Refused,
+    Topic,
+    ask,
+    command,
+    quoted,
+    topic_path,
+)
 from magnetar.cli.client import fail
-from magnetar.protos.errors import InvalidTopicName
-from magnetar.protos.names import Domain, TopicName
+from magnetar.cli.help import App
+from magnetar.cli.output import print_json, print_table, size_of, time_of
+from magnetar.protos.errors import InvalidNamespaceName
+from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
 
-TIMEOUT_S: Final = 10.0
-USAGE: Final = 2
-
-AdminUrl = Annotated[
-    str,
-    typer.Option(
-        "--admin-url",
-        envvar="MAGNETAR_ADMIN_URL",
-        help="HTTP port of any broker; it redirects to the one that knows",
-    ),
-]
-DEFAULT_ADMIN_URL: Final = "http://localhost:8080"
+PEEK_MAX: Final = 1_000  # a request for each entry
 
 
 def add_to(app: typer.Typer) -> None:
-    topics = typer.Typer(help="Look at topics.", rich_markup_mode=None)
+    topics = App(help="List, create, peek into and look at topics.", no_args_is_help=True)
     topics.callback()(lambda: None)
+    topics.command("list")(list_topics)
+    topics.command("create")(create)
+    topics.command("peek")(peek)
     topics.command("stats")(stats)
     app.add_typer(topics, name="topics")
 
 
-def stats(
-    topic: Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")],
+def list_topics(
+    namespace: Annotated[str, typer.Argument(help="as tenant/namespace")] = str(DEFAULT_NAMESPACE),
+    as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Print a topic's statistics as JSON: producers, subscriptions, backlogs, rates."""
+    """List the topics of a namespace."""
     try:
-        name = TopicName.parse(topic)
-    except InvalidTopicName as error:
+        name = NamespaceName.parse(namespace)
+    except InvalidNamespaceName as error:
         fail(str(error), code=USAGE)
-    if name.domain != Domain.PERSISTENT:
-        fail(f"{name}: only persistent topics have statistics", code=USAGE)
-    path = "/".join(quote(part, safe="") for part in (name.tenant, name.namespace, name.topic))
-    found = _get(f"{admin_url.rstrip('/')}/admin/v2/persistent/{path}/stats")
-    typer.echo(json.dumps(found, indent=2))
+    path = f"/admin/v2/persistent/{quoted(name.tenant)}/{quoted(name.namespace)}"
+    found = command(admin_url, "GET", path)
+    if as_json:
+        print_json(found)
+    else:
+        for topic in found:
+            typer.echo(topic)
 
 
-def _get(url: str) -> Any:
-    """The JSON there; redirects are followed."""
-    if not url.startswith(("http://", "https://")):
-        fail(f"--admin-url: {url} does not begin with http://", code=USAGE)
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
-            return json.load(reply)
-    except urllib.error.HTTPError as error:
-        fail(_reason(error))
-    except urllib.error.URLError as error:
-        reason = getattr(error.reason, "strerror", None) or error.reason
-        fail(
-            f"cannot reach {url}: {reason}. Is a server running? `magnetar standalone --data-dir"
-            " DIR` starts one; --admin-url or MAGNETAR_ADMIN_URL names another"
+def create(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Create a topic. Producers and consumers create topics as well, when they first use them."""
+    command(admin_url, "PUT", topic_path(topic))
+    typer.echo(f"created {topic}")
+
+
+def peek(
+    topic: Topic,
+    subscription: Annotated[
+        str, typer.Option("--subscription-name", "-s", help="whose backlog to look into")
+    ],
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=PEEK_MAX, help="messages to show")
+    ] = 1,
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Print the next messages of a subscription's backlog. They stay in it."""
+    one = f"{topic_path(topic)}/subscription/{quoted(subscription)}"
+    messages: list[dict[str, Any]] = []
+    number = 1
+    while len(messages) < count:
+        try:
+            messages += ask(admin_url, "GET", f"{one}/position/{number}")
+        except Refused as error:
+            if error.error == "MessageNotFound":
+                break
+            fail(str(error))
+        number += 1
+    del messages[count:]
+    if as_json:
+        print_json(messages)
+        return
+    for message in messages:
+        typer.echo(describe(message))
+    if not messages:
+        typer.echo(f"the backlog of {subscription} is empty")
+
+
+def describe(message: dict[str, Any]) -> str:
+    """As `magnetar consume` prints it; bytes that are no UTF-8 as escapes."""
+    properties = ", ".join(f"{name}={value}" for name, value in message["properties"].items())
+    if message["payload"] is None:
+        content = f"not shown: {message['problem']}"
+    else:
+        content = b64decode(message["payload"]).decode(errors="backslashreplace")
+    return (
+        f"----- message {message['messageId']}, published {time_of(message['publishTime'])} -----\n"
+        f"key:[{message['key'] or 'null'}], properties:[{properties}], content:{content}"
+    )
+
+
+def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Print a topic's statistics: rates, backlogs, subscriptions, producers."""
+    found = command(admin_url, "GET", f"{topic_path(topic)}/stats")
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("", "rate", "throughput", "messages", "bytes"),
+        (
+            _flow("in", found, "In"),
+            _flow("out", found, "Out"),
+            ("stored", "", "", str(found["msgCount"]), size_of(found["storageSize"])),
+        ),
+    )
+    if trouble := found["managedLedger"].get("trouble"):
+        typer.echo(f"trouble: {trouble}")
+    if found["publishers"]:
+        typer.echo()
+        print_table(
+            ("producer", "rate", "throughput", "access", "address"),
+            (
+                (
+                    each["producerName"],
+                    f"{each['msgRateIn']:.1f}/s",
+                    f"{size_of(each['msgThroughputIn'])}/s",
+                    each["accessMode"],
+                    each["address"],
+                )
+                for each in found["publishers"]
+            ),
         )
-    except (OSError, http.client.HTTPException, ValueError):
-        fail(
-            f"{url} did not answer as the HTTP port of a broker does: --admin-url or"
-            " MAGNETAR_ADMIN_URL names another"
+    if found["subscriptions"]:
+        typer.echo()
+        print_table(
+            ("subscription", "type", "backlog", "unacked", "rate", "consumers", "waiting for"),
+            (
+                (
+                    name,
+                    each["type"],
+                    str(each["msgBacklogMessages"]),
+                    str(each["unackedMessages"]),
+                    f"{each['msgRateOut']:.1f}/s",
+                    str(len(each["consumers"])),
+                    "; ".join(each["waitingFor"]) or "-",
+                )
+                for name, each in sorted(found["subscriptions"].items())
+            ),
         )
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        detail = json.load(error)["detail"]
-    except (ValueError, KeyError, TypeError):
-        detail = error.reason
-    return f"{detail} (HTTP status {error.code})"
+def _flow(title: str, found: dict[str, Any], direction: str) -> tuple[str, ...]:
+    return (
+        title,
+        f"{found[f'msgRate{direction}']:.1f}/s",
+        f"{size_of(found[f'msgThroughput{direction}'])}/s",
+        str(found[f"msg{direction}Counter"]),
+        size_of(found[f"bytes{direction}Counter"]),
+    )

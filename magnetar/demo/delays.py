@@ -1,7 +1,8 @@
-"""The mean departure delay by carrier, asked of the file and of the topic.
+"""The mean departure delay by carrier, computed from the file and from the topic.
 
-Both say it as numbers that can be compared exactly: flights, those with a delay, and the sum of the
-delays in minutes. Missing delays (cancelled flights) are no zeros: they stay out of the mean.
+Both results are integers that can be compared exactly: the number of flights, the number of flights
+with a delay, and the sum of the delays in minutes. A missing delay (a cancelled flight) is not zero
+and does not count in the mean.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Delays:
 
 
 def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
-    """By carrier, straight from the table, past JSON, topic and Spark."""
+    """By carrier, directly from the table: without JSON, topic and Spark."""
     grouped = flights.group_by("carrier").aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
     )
@@ -40,10 +41,10 @@ def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
 
 
 def delays_in_topic(service_url: str, topic: str) -> tuple[int, dict[str, Delays]]:
-    """How many messages there are, and the delays by carrier, each row counted once.
+    """The number of messages, and the delays by carrier with each flight counted once.
 
-    A producer that lost its server sends again what had no receipt; some of it was there already.
-    Raises JavaMissing, SparkMissing, and what Spark raises.
+    A producer that lost its server sends every unacknowledged message again, although the topic has
+    some of them already. Raises JavaMissing, SparkMissing, and errors of Spark.
     """
     from magnetar.spark.session import spark_session
 

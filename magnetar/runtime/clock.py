@@ -1,4 +1,4 @@
-"""The wall clock as a thing that is passed in. Durations and deadlines use the loop's time."""
+"""The wall clock, which callers pass in. Durations and deadlines use the time of the event loop."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Gives time stamps. They may jump either way, so nothing may wait or expire by them."""
+    """Gives time stamps. They can jump in both directions: use them for no wait and no expiry."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of this machine."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

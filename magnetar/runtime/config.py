@@ -1,7 +1,7 @@
-"""A role's settings: one frozen class, filled from flags, environment, file and defaults.
+"""The settings of a role: one frozen class, filled from flags, environment, file and defaults.
 
-A setting that is silently ignored is worse than a refused start, so every key that is not known is
-refused, wherever it stands, and so are keys that contradict each other.
+An unknown key, and keys that contradict each other, refuse the start: a setting that is silently
+ignored does more harm.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RoleConfig(BaseSettings):
                 if ...: raise ValueError("ack_quorum 3 exceeds write_quorum 2")   # name both keys
                 return self
 
-    Keys are snake_case and end in their unit. Building one directly reads neither file nor
-    environment: that is `load_config`'s part.
+    Keys are snake_case and end in their unit. Only `load_config` reads the file and the
+    environment, not the constructor.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -68,10 +68,10 @@ class RoleConfig(BaseSettings):
 def load_config(
     config_class: type[Config], *, file: Path | None, flags: Mapping[str, Any]
 ) -> Config:
-    """The settings of a role: flags before MAGNETAR_<ROLE>_<KEY> before the TOML `file` before
-    defaults. A flag that is None was not given.
+    """The settings of a role. A flag overrides MAGNETAR_<ROLE>_<KEY>, which overrides the TOML
+    `file`, which overrides the default. A flag that is None was not given.
 
-    Raises ConfigError, which names every offending key, where it stands, and the nearest known one.
+    Raises ConfigError, which names every wrong key, its place and the most similar known key.
     """
     from_file = _read_toml(file) if file is not None else {}
     from_environment = _read_environment(config_class)
@@ -145,7 +145,7 @@ def _problems(
     problems = []
     for detail in error.errors():
         reason = detail["msg"].removeprefix("Value error, ")
-        if not detail["loc"]:  # a validator over several keys, which names them
+        if not detail["loc"]:  # a validator over several keys; its reason names them
             problems.append(reason)
             continue
         key = str(detail["loc"][0])

@@ -1,10 +1,9 @@
-"""Frames between two processes, and the outbox that makes few of them out of many items.
+"""Frames between two processes, and the outbox that packs many items into few frames.
 
-What a message system in Python costs is calls, not bytes. So a sender never sends: it puts items
-into an `Outbox`, and one task sends everything pending as one frame, then whatever has gathered
-meanwhile. There is no timer: frames are small while a hop is idle and grow by themselves when it is
-busy. Every hop goes over a `FrameStream`, so that gRPC, TCP, a pair in one process and a simulated
-network can stand for each other.
+In Python a message system pays for calls, not for bytes. So a sender puts items into an `Outbox`,
+and one task sends everything pending as one frame, then everything that was put in the meantime.
+There is no timer: frames are small while a hop is idle, and grow when it is busy. Every hop uses a
+`FrameStream`, so gRPC, TCP, a pair in one process and a simulated network can replace each other.
 """
 
 from __future__ import annotations
@@ -33,52 +32,52 @@ Buffer = bytes | bytearray | memoryview
 
 FRAME_BYTES_MAX = 256 << 10
 """An outbox starts the next frame once one has reached this. A gRPC hop carries about 10,000
-frames/s whatever their size; at 256 KiB a frame its fixed cost (some 60 microseconds) is below that
-of copying its bytes, and a small item waits at most a millisecond or two behind one."""
+frames/s whatever their size. At 256 KiB a frame's fixed cost (some 60 microseconds) is below the
+cost of copying its bytes, and a small item waits behind one for a millisecond or two at most."""
 
 
 class FrameStream(Protocol):
     """A two-way, ordered, bounded stream of byte frames: the seam for every hop.
 
-    One task receives and one task sends for the life of the stream; a second one at the same time
-    is a bug and is asserted. Cancelling a `send` or a `receive` ends the stream: a deadline acts on
-    a request, never on a stream call. A frame is never empty.
+    One task receives and one task sends for the life of the stream. A second task in the same
+    direction is a bug, which an assertion reports. Cancelling a `send` or a `receive` ends the
+    stream, so set deadlines on requests, not on stream calls. A frame is never empty.
     """
 
     peer: str
 
     async def send(self, parts: Sequence[Buffer]) -> None:
-        """Send the concatenation of `parts` as one frame; waits while the peer is behind.
+        """Send the concatenation of `parts` as one frame. Waits while the peer is behind.
 
         The parts must not change until this returns. Raises StreamClosed. Returning does not mean
         that the frame has arrived.
         """
 
     async def receive(self) -> memoryview:
-        """The next frame, valid for as long as it is referenced.
+        """Return the next frame, which stays valid for as long as it is referenced.
 
-        What outlives the frame must be copied out of it: a 1 KB view pins the whole frame. Frames
-        that the peer sent before it closed are still given; then raises StreamClosed, every time.
+        Copy what must outlive the frame: a view of 1 KB pins the whole frame. Returns the frames
+        that the peer sent before it closed; after them every call raises StreamClosed.
         """
 
     async def close(self) -> None:
-        """End both directions. Idempotent, ends within a second.
+        """End both directions. Idempotent; ends within a second.
 
-        Frames whose `send` has returned still reach a peer that goes on receiving. Here `send` and
-        `receive`, also those under way, raise StreamClosed.
+        Frames whose `send` has returned still reach a peer that goes on receiving. At this end
+        `send` and `receive` raise StreamClosed, including calls under way.
         """
 
 
 class Outbox:
     """Items to send over one stream, packed into frames.
 
-    An item is what one `put` was given; it is never split over frames. Control items go before bulk
-    items; each kind keeps its order. `put` never blocks and never refuses: whoever produces bulk
-    waits in `wait_room` before it takes on more work, so that the excess over `pending_bytes_max`
-    is what a single turn of the loop can put.
+    One `put` makes one item, which is never split over frames. Control items go before bulk items;
+    each kind keeps its order. `put` never blocks and never refuses. A producer of bulk awaits
+    `wait_room` before it accepts more work, so the pending bytes exceed `pending_bytes_max` by at
+    most what one turn of the loop puts.
 
-    `run` is called once and owns the stream's sending side. When it ends, for whatever reason, what
-    is pending is dropped and later puts are too: the stream is over, and its reader learns why.
+    `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
+    pending and what is put later: the stream is over, and its reader learns the reason.
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class Outbox:
         self._open: list[Buffer] = []  # the frame that bulk items are being added to
         self._open_bytes = 0
         self._sleeper: asyncio.Future[None] | None = None  # None: run() is not asleep
-        self._moved = asyncio.Event()  # something was sent, or run() ended
+        self._moved = asyncio.Event()  # a frame was sent, or run() ended
         self._ended = False
 
     def put(self, *parts: Buffer) -> None:
-        """Add one bulk item. Its parts must not change any more. Hot: several calls per message."""
+        """Add one bulk item. Its parts must not change afterwards. Hot: several calls a message."""
         size = 0
         for part in parts:
             size += len(part)
@@ -128,14 +127,14 @@ class Outbox:
             raise StreamClosed("the outbox has ended", clean=False)
 
     async def wait_sent(self) -> None:
-        """Return when all that was put has been sent, as before a close. Raises StreamClosed."""
+        """Return when every item has been sent, as before a close. Raises StreamClosed."""
         while self.pending_bytes:
             await self._wait_moved()
         if self._ended:
             raise StreamClosed("the outbox has ended", clean=False)
 
     async def run(self) -> None:
-        """Send what is pending, for as long as the stream lives. Returns when it is closed."""
+        """Send what is pending until the stream is closed, then return."""
         try:
             while True:
                 while not self.pending_bytes:
@@ -151,7 +150,7 @@ class Outbox:
             self._end()
 
     def _take(self) -> tuple[list[Buffer], int]:
-        """The next frame: control items first, then bulk as far as a frame goes."""
+        """Take the next frame: control items first, then bulk up to FRAME_BYTES_MAX."""
         if not self._control:
             return self._full.popleft() if self._full else self._take_open()
         frame: list[Buffer] = []

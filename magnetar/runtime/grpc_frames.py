@@ -1,15 +1,15 @@
-"""Frame streams over gRPC, and the few other shapes of call that the servers use.
+"""Frame streams over gRPC, and the other kinds of calls that the servers use.
 
 On the wire a frame is a protobuf message with one `bytes` field, number 1 (`message Frame { bytes
-data = 1; }`), so that any gRPC stack can speak it; but it is written by one join and read as a
-slice, never through protobuf, whose object per frame would copy it twice.
+data = 1; }`), so any gRPC stack can speak it. This module writes it with one join and reads it as a
+slice. Protobuf would make an object per frame and copy it twice.
 
-How a stream ends. The client says goodbye with an empty frame and half-closes; the server's handler
-returns, and the call ends with status OK. Every other end is unclean: gRPC gives the server no way
-to tell a half-close from a lost client in time, hence the goodbye.
+How a stream ends. The client says goodbye with an empty frame and half-closes. The server's handler
+returns, and the call ends with status OK. Every other end is unclean: gRPC does not let the server
+tell a half-close from a lost client in time, so the goodbye does.
 
-What grpc.aio makes of cancellation: cancelling a read or write cancels the whole call; a call that
-is cancelled here (also by closing its channel) raises CancelledError in a reader that nobody
+How grpc.aio treats cancellation. Cancelling a read or a write cancels the whole call. A call that
+is cancelled here, also by closing its channel, raises CancelledError in a reader whose task was not
 cancelled. `_cancelled_by_call` tells the two apart.
 """
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FRAME_LIMIT_BYTES = 16 << 20
-"""The largest frame: one item that travels alone (a stored entry is little more than 5 MiB, and an
-add or a delivery puts a header before it) with room to spare. gRPC refuses a larger message before
-it takes memory for it."""
+"""The largest frame. The largest item, a stored entry with its header, has little more than 5 MiB.
+gRPC refuses a larger message before it allocates memory for it."""
 
 CLOSE_S = 1.0
 """How long a close waits for the peer before it breaks the stream."""
@@ -52,24 +51,23 @@ _MESSAGE_LIMIT_BYTES = FRAME_LIMIT_BYTES + 16  # tag and length before the frame
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", _MESSAGE_LIMIT_BYTES),
     ("grpc.max_receive_message_length", _MESSAGE_LIMIT_BYTES),
-    # A peer that vanished without a word (power cut, partition) is noticed after 15 s at most.
+    # Detects a peer that vanished (power cut, partition) after 15 s at most.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
-    # After a peer's restart the next attempt must not wait gRPC's usual second and more: our own
-    # backoff decides when to try.
+    # Our own backoff decides when to reconnect. gRPC would wait a second or more after a restart.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name, how long one attempt may take: a busy machine needs its time to accept.
+    # Despite its name, this limits how long one attempt may take. A busy machine accepts slowly.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
-    ("grpc.so_reuseport", 0),  # else a second server on the same port is silently accepted
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keepalive
+    ("grpc.so_reuseport", 0),  # otherwise a second server can listen on the same port
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keep-alive
 ]
 
 
@@ -82,18 +80,18 @@ def open_frame_stream(
 ) -> FrameStream:
     """Begin a stream to `method` ("/package.Service/Method") over `channel`.
 
-    `peer` is the name for logs. Returns at once: that the peer cannot be reached shows as
-    StreamClosed at the first send or receive. Whoever opens it must close it.
+    `peer` is the name for logs. Returns at once: the first send or receive raises StreamClosed if
+    the peer cannot be reached. The caller closes the stream.
     """
     call: FrameCall = channel.stream_stream(method)(metadata=tuple(metadata))
     return _ClientStream(call, peer)
 
 
 def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> MethodHandler:
-    """A server's side of frame streams: `handler` is run for each one; its return ends the stream.
+    """The server's side of frame streams: runs `handler` for each one; its return ends the stream.
 
     StreamClosed of this stream may leave the handler. When the client vanishes, the handler is
-    cancelled or `receive` raises an unclean StreamClosed, whichever it meets first. Any other error
+    cancelled or `receive` raises an unclean StreamClosed, whichever happens first. Any other error
     breaks the stream with its text; a bug also goes to the loop's exception handler.
     """
 
@@ -113,9 +111,9 @@ def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> M
 def frame_reply_handler(
     handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]],
 ) -> MethodHandler:
-    """A server's side of `read_frames`: one request, answered by frames (each given as its parts).
+    """The server's side of `read_frames`: one request, answered by frames, each as its parts.
 
-    Errors as for `frame_stream_handler`. The generator is closed when the client goes.
+    Handles errors like `frame_stream_handler`. Closes the generator when the client leaves.
     """
 
     async def serve(request: bytes, context: Context) -> None:
@@ -134,9 +132,9 @@ def frame_reply_handler(
 async def read_frames(
     channel: aio.Channel, method: str, request: bytes
 ) -> AsyncIterator[memoryview]:
-    """Ask `method` and yield the frames of the answer. Raises StreamClosed when it breaks off.
+    """Call `method` and yield the frames of the answer. Raises StreamClosed when it breaks off.
 
-    May be cancelled, or left early inside `contextlib.aclosing`.
+    The caller may cancel it, or leave it early inside `contextlib.aclosing`.
     """
     ask: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
     call = ask(request)
@@ -154,8 +152,8 @@ async def read_frames(
 
 
 def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler:
-    """A server's side of `call_unary`: bytes of one message to bytes of another. Errors as for
-    `frame_stream_handler`."""
+    """The server's side of `call_unary`: bytes of one message to bytes of another. Handles errors
+    like `frame_stream_handler`."""
 
     async def serve(request: bytes, context: Context) -> bytes:
         try:
@@ -167,7 +165,7 @@ def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler
 
 
 async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes:
-    """One request, one answer. Raises CallFailed. May be cancelled: a deadline is the caller's."""
+    """One request, one answer. Raises CallFailed. The caller sets a deadline by cancelling."""
     ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
     try:
         return await ask(request)
@@ -180,7 +178,7 @@ async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes
 
 
 def open_channel(address: str) -> aio.Channel:
-    """A channel to "host:port". It connects by itself, at the first call. Close it."""
+    """Return a channel to "host:port", which connects at the first call. The caller closes it."""
     return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
@@ -194,11 +192,10 @@ async def grpc_server(
 ) -> AsyncIterator[int]:
     """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
 
-    Port 0 asks for any free one. Raises PortInUse, AddressUnusable. On leaving no new call is
-    taken; calls under way have `grace_s` to end before they are cancelled: close long-lived streams
-    first.
+    Port 0 asks for any free one. Raises PortInUse, AddressUnusable. On leaving, the server takes no
+    new call and cancels calls under way after `grace_s`: close long-lived streams first.
     """
-    bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it besides
+    bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it too
     server = aio.server(options=SERVER_OPTIONS)
     for name, methods in services.items():
         handler = grpc.method_handlers_generic_handler(name, dict(methods))
@@ -215,7 +212,7 @@ async def grpc_server(
 
 
 def encode_frame(parts: Sequence[Buffer]) -> bytes:
-    """The gRPC message that carries the concatenation of `parts`: one join."""
+    """Return the gRPC message that carries the concatenation of `parts`: one join."""
     size = size_of(parts)
     assert 0 < size <= FRAME_LIMIT_BYTES, f"a frame of {size} bytes"
     header = bytearray(b"\x0a")
@@ -227,11 +224,11 @@ def encode_frame(parts: Sequence[Buffer]) -> bytes:
 
 
 def decode_frame(message: bytes) -> memoryview:
-    """The frame inside a gRPC message, without copying. Raises StreamClosed if it is malformed."""
+    """Return the frame inside a gRPC message, without a copy. Raises StreamClosed if malformed."""
     if not message:
-        return memoryview(message)  # what protobuf makes of an empty field
+        return memoryview(message)  # how protobuf encodes an empty field
     size = 0
-    for at in range(1, min(len(message), 6)):  # five bytes of length reach beyond any limit
+    for at in range(1, min(len(message), 6)):  # five bytes of length exceed any limit
         byte = message[at]
         size |= (byte & 0x7F) << 7 * (at - 1)
         if byte < 0x80:
@@ -242,11 +239,11 @@ def decode_frame(message: bytes) -> memoryview:
 
 
 class _ServerStream:
-    """The server's end of a call. Its handler's return is what ends the call.
+    """The server's end of a call. The handler's return ends the call.
 
-    A gRPC read or write that waits can be ended only by cancelling its task: `close` does that and
-    takes the cancellation back, in the manner of `asyncio.timeout`, which costs more than the rest
-    of a frame's bookkeeping.
+    Only cancelling its task ends a gRPC read or write that waits. `close` does that and then takes
+    the cancellation back, like `asyncio.timeout`, which would cost more than the rest of a frame's
+    bookkeeping.
     """
 
     def __init__(self, context: Context) -> None:
@@ -319,7 +316,7 @@ class _ServerStream:
     def _broken_off(
         self, error: BaseException, task: asyncio.Task[Any], cancels: int
     ) -> BaseException:
-        """What a call raises that ended with `error`; `task` had `cancels` before it."""
+        """What a call raises that ended with `error`. `task` had `cancels` before the call."""
         if not isinstance(error, asyncio.CancelledError):
             self.end("the client went away", clean=False)
         elif not (self._closed_here and task.uncancel() <= cancels):
@@ -343,19 +340,19 @@ class _ClientStream:
     def __init__(self, call: FrameCall, peer: str) -> None:
         self.peer = peer
         self._call = call
-        # Not `call.read()`: that forgets frames which arrived before the status did.
+        # Not `call.read()`, which drops frames that arrived before the status.
         self._messages = aiter(call)
         self._end: tuple[str, bool] | None = None  # None: open
         self._sending = False
         self._receiving = False
-        self._idle: asyncio.Event | None = None  # None: nobody waits for the send to end
+        self._idle: asyncio.Event | None = None  # None: no task waits for the send to end
         self._drained = asyncio.Event()  # the reader has seen the end
         self._closing = False
         call.add_done_callback(self._release_first_send)
 
     def _release_first_send(self, _: object) -> None:
-        """NOTE: grpc.aio lets a write that waits for the call to begin wait for ever when the call
-        ends before it began, as when its channel is closed. There is no public way to wake it."""
+        """NOTE: in grpc.aio a write that waits for the call to begin never returns when the call
+        ends first, as when its channel is closed. There is no public way to wake it."""
         begun: asyncio.Event | None = getattr(self._call, "_metadata_sent", None)
         if begun is not None:
             begun.set()
@@ -422,7 +419,7 @@ class _ClientStream:
         except asyncio.CancelledError:
             if _this_task().cancelling() > cancels:
                 raise
-            # The channel was closed meanwhile, and nobody cancelled this task.
+            # The channel was closed meanwhile; this task was not cancelled.
         finally:
             self._call.cancel()  # does nothing to a call that has ended
 

@@ -1,11 +1,12 @@
-"""The HTTP port of a server: health, metrics, and whatever API the role adds behind them."""
+"""The HTTP port of a server: links, health, metrics, and the API that the role adds."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ from magnetar.runtime.supervise import is_bug
 if TYPE_CHECKING:
     import socket
 
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Metric
 
 STOP_S = 1
-"""How long a stopping server waits for requests under way before it cancels them. Whole seconds,
-because uvicorn counts in them."""
+"""A stopping server waits this long for open requests, then cancels them. uvicorn takes whole
+seconds only."""
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -32,7 +33,7 @@ App = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What GET /health says; the status is 200 when `ready` and 503 otherwise."""
+    """The answer of GET /health; the status is 200 if `ready`, else 503."""
 
     role: str
     id: str
@@ -42,10 +43,10 @@ class Health:
 
 
 class BaseApp:
-    """Serves /health and /metrics itself, everything else through the application of `rest`.
+    """Serves /, /health and /metrics itself, everything else through the application of `rest`.
 
-    `rest` is called once, in a thread, at the first request that needs it: importing FastAPI takes
-    a third of a second and 30 MB, which a server that is only asked for its health never pays.
+    `rest` is called once, in a thread, at the first request for another path. Importing FastAPI
+    takes a third of a second and 30 MB; a server without such requests does not need it.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BaseApp:
         self._health = health
         self._registry = registry
         self._make_rest = rest
-        self._rest: App | None = None  # None: nobody has asked for it yet
+        self._rest: App | None = None  # None: no request needed it yet
         self._making = asyncio.Lock()
 
     async def __call__(
@@ -67,24 +68,39 @@ class BaseApp:
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
         assert scope["type"] == "http", "the server is configured for HTTP alone"
-        if scope["path"] == "/health":
+        if scope["path"] == "/":
+            await _respond(send, 200, *self._answer_index())
+        elif scope["path"] == "/health":
             await _respond(send, *self._answer_health())
         elif scope["path"] == "/metrics":
-            await _respond(send, 200, *self._answer_metrics())
+            await _respond(send, 200, *await self._answer_metrics())
         elif self._make_rest is None:
             await _respond(send, 404, b'{"reason": "not found"}', "application/json")
         else:
             await self._pass_on(self._make_rest, scope, receive, send)
+
+    def _answer_index(self) -> tuple[bytes, str]:
+        health = self._health()
+        pages = {"/health": "health, as JSON", "/metrics": "metrics, for Prometheus"}
+        if self._make_rest is not None:
+            pages["/docs"] = "the admin API"
+        title = html.escape(f"Magnetar {health.role} {health.id}")
+        links = "".join(f'<li><a href="{path}">{path}</a>: {of}</li>' for path, of in pages.items())
+        page = f"<!doctype html><title>{title}</title><h1>{title}</h1><ul>{links}</ul>\n"
+        return page.encode(), "text/html; charset=utf-8"
 
     def _answer_health(self) -> tuple[int, bytes, str]:
         health = self._health()
         body = {"role": health.role, "id": health.id, "state": health.state, **health.details}
         return 200 if health.ready else 503, json.dumps(body).encode(), "application/json"
 
-    def _answer_metrics(self) -> tuple[bytes, str]:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    async def _answer_metrics(self) -> tuple[bytes, str]:
+        """The metrics are collected in one step on the loop, and written in a thread."""
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        collected = CollectorRegistry(auto_describe=False)
+        collected.register(_Collected(list(self._registry.collect())))
+        return await asyncio.to_thread(generate_latest, collected), CONTENT_TYPE_LATEST
 
     async def _pass_on(
         self,
@@ -106,10 +122,20 @@ class BaseApp:
             raise  # uvicorn logs it and answers 500
 
 
-async def serve_http(app: App, listener: socket.socket) -> None:
-    """Serve `app` on a socket of `bind_port` until cancelled; then stops within about two seconds.
+class _Collected:
+    """A collector of metrics that have been collected."""
 
-    Run it in the process's TaskGroup. It takes the socket over and closes it.
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Sequence[Metric]:
+        return self._metrics
+
+
+async def serve_http(app: App, listener: socket.socket) -> None:
+    """Serve `app` on a socket of `bind_port` until cancelled, then stop within about two seconds.
+
+    Run it in the TaskGroup of the process. It closes the socket.
     """
     server = _Server(
         uvicorn.Config(
@@ -136,7 +162,7 @@ async def serve_http(app: App, listener: socket.socket) -> None:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals belong to the process (process.py), which cancels us."""
+        """Install no handlers: the process handles signals (process.py) and cancels this server."""
         yield
 
 

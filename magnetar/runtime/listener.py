@@ -1,7 +1,7 @@
-"""Listening sockets, made before anything is opened, so that a taken port is the first error.
+"""Listening sockets. A server makes them before it opens anything, so a taken port fails first.
 
-They listen at once: a port that is bound alone can still be taken by another process, whose victim
-learns of it only when it begins to serve. Who connects early waits until the server is open.
+A socket listens at once: another process can still take a port that is only bound, and the server
+would notice when it begins to serve. A client that connects early waits until the server is open.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Final
 
 from magnetar.runtime.errors import AddressUnusable, PortInUse
 
-# Who serves on the socket may raise it.
+# The server on the socket may raise it.
 _BACKLOG: Final = 128
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """A listening TCP socket, for `serve_http` or `asyncio.start_server(sock=...)`; port 0 takes
-    any.
+    """Return a listening TCP socket, for `serve_http` or a server's `sock`. Port 0: any free one.
 
     Raises PortInUse, AddressUnusable.
     """
@@ -44,13 +43,13 @@ def bind_port(host: str, port: int) -> socket.socket:
 
 
 def port_of(listener: socket.socket) -> int:
-    """The port that a socket is bound to."""
+    """Return the port that a socket is bound to."""
     port: int = listener.getsockname()[1]
     return port
 
 
 def authority(host: str, port: int) -> str:
-    """`host:port` as URLs and gRPC write it: IPv6 addresses in brackets."""
+    """Return `host:port` as URLs and gRPC write it: IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -63,5 +62,5 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` is every address of this machine, and so none that others could be told."""
+    """Whether `host` means every address of this machine, so that it cannot be advertised."""
     return host in ("", "0.0.0.0", "::", "*")

@@ -1,31 +1,41 @@
-"""Structured logs. A process configures them once; a library that uses us sees ordinary `logging`.
+"""Structured logs on the standard library's `logging`.
 
-structlog does the formatting and is imported only by a process that configures its logs: it brings
-rich with it, a tenth of a second that importing the client should not cost.
+A process configures its logs once. An application that uses the client decides with its own
+`logging` configuration what it sees.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
 
-if TYPE_CHECKING:
-    from structlog.typing import EventDict, Processor
-
-# Libraries that log each attempt, twenty of them before one error of ours: we log what comes of it.
+# These libraries log each attempt, twenty of them before one error of ours. We log the outcome.
 _TALKATIVE: Final = {"kazoo": logging.ERROR, "py4j": logging.WARNING}
 
 _EVENT = "magnetar_event"  # attributes of a log record
 _FIELDS = "magnetar_fields"
 
+_RESET: Final = "\x1b[0m"
+_BOLD: Final = "\x1b[1m"
+_DIM: Final = "\x1b[2m"
+_COLOURS: Final = {
+    logging.DEBUG: _DIM,
+    logging.INFO: "\x1b[32m",  # green
+    logging.WARNING: "\x1b[33m",  # yellow
+    logging.ERROR: "\x1b[31m",  # red
+    logging.CRITICAL: "\x1b[31m",
+}
+_EVENT_COLUMNS: Final = 30  # fields of most lines begin in the same column
+
 
 class Logger:
-    """Takes an event and its fields: `log.info("listening", port=6650)`.
+    """Logs an event and its fields: `log.info("listening", port=6650)`.
 
-    It feeds the standard library's logger of the same name, so that an application that uses the
-    client decides with its own `logging` configuration what it sees: there the fields follow the
-    event as `key=value`. An event is a constant text; what varies goes into fields.
+    An event is a constant text; what varies goes into fields. The record goes to the standard
+    library's logger of the same name, as text `listening port=6650`.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,7 +51,7 @@ class Logger:
         self._log(logging.WARNING, event, None, fields)
 
     def error(self, event: str, *, exc_info: BaseException | None = None, **fields: object) -> None:
-        """`exc_info` adds that error's traceback; it is for what nobody expected."""
+        """`exc_info` adds the traceback of an unexpected error."""
         self._log(logging.ERROR, event, exc_info, fields)
 
     def _log(
@@ -62,40 +72,17 @@ def get_logger(name: str) -> Logger:
 def configure_logging(
     *, level: str = "INFO", stream: TextIO | None = None, colour: bool | None = None
 ) -> None:
-    """Send all logging of this process to `stream` (default: standard error), replacing what was.
+    """Send all logs of this process to `stream` (default: standard error).
 
-    On a terminal lines are coloured, elsewhere each is one JSON object with `timestamp` (ISO 8601,
-    UTC), `level`, `logger`, `event` and the event's fields; `colour` decides instead of the stream.
-    Libraries that tell of each attempt are heard at level DEBUG only.
-    Called by mains only, never by a library.
+    Lines on a terminal are coloured text. Elsewhere each line is one JSON object: the fields of the
+    event, `event`, `level`, `logger` and `timestamp` (ISO 8601, UTC). `colour` overrides the check
+    for a terminal. Libraries that log each attempt are logged at level DEBUG only.
+    Only a main program calls this. It replaces the handlers that were there.
     """
-    import structlog
-
     stream = sys.stderr if stream is None else stream
     colour = stream.isatty() if colour is None else colour
-    renderers: list[Processor] = (
-        [
-            structlog.dev.ConsoleRenderer(
-                colors=True, exception_formatter=structlog.dev.plain_traceback
-            )
-        ]
-        if colour
-        else [
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str),
-        ]
-    )
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_fields_of_record],
-            processors=[
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *renderers,
-            ],
-        )
-    )
+    handler.setFormatter(_TerminalFormatter() if colour else _JsonFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -105,12 +92,49 @@ def configure_logging(
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else least)
 
 
-def _fields_of_record(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    record: logging.LogRecord = event["_record"]
-    event.update(getattr(record, _FIELDS, {}))
-    event["event"] = getattr(record, _EVENT, event["event"])
-    event["level"] = record.levelname.lower()
-    event["logger"] = record.name
-    if record.exc_info:
-        event["exc_info"] = record.exc_info
-    return event
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            **_fields(record),
+            "event": _event(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "timestamp": _timestamp(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _TerminalFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        colour = _COLOURS.get(record.levelno, "")
+        level = f"{colour}{record.levelname.lower():<8}{_RESET}"
+        event = f"{_BOLD}{_event(record):<{_EVENT_COLUMNS}}{_RESET}"
+        fields = " ".join(f"{key}={_shown(value)}" for key, value in _fields(record).items())
+        line = f"{_DIM}{_timestamp(record)}{_RESET} {level} {event} {fields}".rstrip()
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return line
+
+
+def _event(record: logging.LogRecord) -> str:
+    """The event of our own records, the whole message of other libraries' records."""
+    event: str | None = getattr(record, _EVENT, None)
+    return record.getMessage() if event is None else event
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = getattr(record, _FIELDS, {})
+    return fields
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def _shown(value: object) -> str:
+    """Texts that have spaces or control characters are quoted."""
+    text = str(value)
+    return text if text.isprintable() and " " not in text and text else repr(text)

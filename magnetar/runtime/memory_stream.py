@@ -1,4 +1,4 @@
-"""Two ends of a frame stream inside one process: what standalone and simulations run on."""
+"""A frame stream within one process, for standalone and simulations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MemoryStream:
             assert frame, "a frame is never empty"
             await self._outgoing.put(frame)
         except asyncio.CancelledError:
-            self.abort("cancelled by the peer")  # as over a network
+            self.abort("cancelled by the peer")  # what a network would report
             raise
         finally:
             self._sending = False
@@ -62,7 +62,7 @@ class MemoryStream:
         self._end("closed by the peer", clean=True)
 
     def abort(self, reason: str) -> None:
-        """Break the stream, as a lost connection would: both ends see an unclean end."""
+        """Break the stream like a lost connection: both ends see an unclean end."""
         self._end(reason, clean=False)
 
     def _end(self, reason: str, *, clean: bool) -> None:
@@ -108,13 +108,13 @@ class _Pipe:
         return frame
 
     def end(self, *, send: tuple[str, bool], receive: tuple[str, bool]) -> None:
-        """Close, with what either side is told. The first end counts."""
+        """Close, with the reason that each side reports. The first end counts."""
         if self._sender_end is None:
             self._sender_end, self._receiver_end = send, receive
             self._changed.set()
 
     def drop(self) -> None:
-        """The receiver has closed: nobody will read what is left."""
+        """The receiver has closed, so no task will read the remaining frames."""
         self._frames.clear()
 
     async def _wait_change(self) -> None:
@@ -136,10 +136,10 @@ def memory_stream_pair(
 async def serve_memory_stream(
     stream: MemoryStream, handler: Callable[[FrameStream], Awaitable[None]]
 ) -> None:
-    """Run a server's `handler` on its end of a pair; the stream ends as it would over a network.
+    """Run a server's `handler` on its end of a pair. The stream ends as it does over a network.
 
-    The handler's return closes the stream, an error of its breaks it with the error's text. A bug
-    is raised.
+    The handler's return closes the stream, and an error breaks it with the error's text. A bug is
+    raised.
     """
     try:
         await handler(stream)

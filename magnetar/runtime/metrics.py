@@ -1,7 +1,7 @@
-"""Metrics through prometheus-client. The registry is passed in; there is no global one.
+"""Metrics with prometheus-client. The caller passes the registry in; there is no global one.
 
-What changes per message is not counted by calling a metric (a microsecond each) but kept as a plain
-number by whoever knows it, and read when somebody asks for the metrics.
+A call of a metric takes a microsecond. So a component counts per message in a plain number, and
+each scrape reads that number.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LAG_PROBE_S = 0.25
-"""How often the loop's lag is probed: 4 wake-ups a second cost some 0.02 % of a core, and a stall
-of twice this, which is what begins to endanger a lease, is never missed."""
+"""The interval of the lag probe. 4 wake-ups a second cost about 0.02 % of a core. The probe sees
+every stall of twice the interval; a longer stall would endanger a lease."""
 
 _PAUSE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 def counter(registry: CollectorRegistry, name: str, text: str, read: Callable[[], float]) -> None:
-    """Export a number that only grows; `read` is called on each scrape. `name` ends in `_total`."""
+    """Export a number that only grows. Each scrape calls `read`. `name` ends in `_total`."""
     assert name.endswith("_total"), name
     registry.register(_Counter(name.removesuffix("_total"), text, read))
 
 
 def gauge(registry: CollectorRegistry, name: str, text: str, read: Callable[[], float]) -> None:
-    """Export a number that goes up and down; `read` is called on each scrape."""
+    """Export a number that goes up and down. Each scrape calls `read`."""
     Gauge(name, text, registry=registry).set_function(read)
 
 
 def histogram(registry: CollectorRegistry, name: str, text: str) -> Histogram:
-    """Durations in seconds, for what happens at most some thousand times a second."""
+    """Durations in seconds, for events that happen at most a few thousand times a second."""
     assert name.endswith("_seconds"), name
     return Histogram(name, text, registry=registry, buckets=_PAUSE_BUCKETS_S)
 
 
 async def measure_process(registry: CollectorRegistry) -> NoReturn:
-    """Export how this process does until cancelled: memory, CPU and open files, the pauses of the
-    garbage collector, and how late the event loop is."""
+    """Export facts about this process until cancelled: memory, CPU, open files, pauses of the
+    garbage collector, and the lag of the event loop."""
     ProcessCollector(registry=registry)
     lag = histogram(
         registry, "magnetar_event_loop_lag_seconds", "How late the event loop ran a timer."
@@ -60,7 +60,7 @@ async def measure_process(registry: CollectorRegistry) -> NoReturn:
 
 @contextmanager
 def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
-    """Export `magnetar_gc_pause_seconds` while inside: the whole process stands still for these."""
+    """Export `magnetar_gc_pause_seconds` inside of the context. A pause stops the whole process."""
     pauses = Histogram(
         "magnetar_gc_pause_seconds",
         "How long the garbage collector stopped the process, by generation.",

@@ -1,9 +1,9 @@
-"""Ports for servers that this process is about to start and whose ports must stay the same.
+"""Free ports for servers whose ports are chosen before they start.
 
-Prefer port 0 where a server can tell its port: only that is free of races. These are free a moment
-ago, below the range from which the kernel takes ports for connections (a client that keeps trying
-to reach a dead server must not be given the server's own port), and never given twice by one
-process; two processes rarely meet.
+Port 0 is better where a server can report its port: only port 0 has no race. A port of this module
+was free a moment ago. It is below the range from which the kernel takes ports for outgoing
+connections: a client that retries a dead server could otherwise get the server's port. One process
+never gets a port twice, and two processes rarely get the same one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _steps = count(os.getpid() * 37)
 
 
 def free_ports(number: int) -> list[int]:
-    """So many on loopback. Raises NoFreePort."""
+    """That many free ports on loopback. Raises NoFreePort."""
     found: list[int] = []
     for _ in _PORTS:
         if len(found) == number:

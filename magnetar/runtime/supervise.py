@@ -1,9 +1,10 @@
-"""The one place that restarts things, and therefore the one place that makes a task by hand.
+"""Restarts of background work: the only module that restarts tasks and calls `create_task`.
 
-On Python 3.11 a `TaskGroup` that fails in the same turn in which its owner is cancelled raises the
-failure and forgets the cancellation. A loop that catches the failure and tries again then never
-ends: a third of all schedules, when tried. Running the child in a task of its own and waiting for
-that task loses none, because the cancellation always lands on the wait and never inside the child.
+On Python 3.11 a `TaskGroup` loses a cancellation of its owner if the group fails in the same turn
+of the loop: it raises the failure only. A loop that catches the failure and retries then never
+ends. In an experiment this happened in a third of all schedules. `supervise` runs the child in a
+task of its own and waits for that task. A cancellation then reaches the wait, never the child, and
+is not lost.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays before the next attempt: doubling from `first_s` to `max_s`, each drawn from its upper
-    half, so that many who failed together do not come back together."""
+    """Delays before the next attempt. They double from `first_s` to `max_s`. Each delay is random
+    between half of that value and the whole, so that clients that failed together do not all retry
+    together."""
 
     first_s: float
     max_s: float
@@ -34,7 +36,7 @@ class Backoff:
         assert 0 < self.first_s <= self.max_s
 
     def delays(self) -> Iterator[float]:
-        """An endless sequence, starting over at `first_s`."""
+        """An endless sequence that begins at `first_s`."""
         bound_s = self.first_s
         while True:
             yield bound_s * self.random.uniform(0.5, 1.0)
@@ -48,11 +50,11 @@ async def supervise(
     backoff: Backoff,
     on_failure: Callable[[Exception | None], None] | None = None,
 ) -> NoReturn:
-    """Run `child` for ever: start it again, after a delay, when it ends. Ends only by cancellation.
+    """Run `child` until cancelled. When the child ends, start it again after a delay.
 
-    The end of a child is logged, then handed to `on_failure` (None: it returned, or cancelled
-    itself). A child that has lived longer than `backoff.max_s` starts again at the first delay.
-    A bug (`is_bug`) is not weather: it is raised. Cancelling waits for the child to end.
+    The end of a child is logged and passed to `on_failure` (None: the child returned or cancelled
+    itself). After a child that lived longer than `backoff.max_s`, the delays begin at the first one
+    again. A bug (`is_bug`) in the child is raised. A cancellation waits for the child to end.
     """
     loop = asyncio.get_running_loop()
     delays = backoff.delays()
@@ -76,15 +78,15 @@ def is_bug(error: BaseException) -> bool:
 
 
 def is_operating_error(error: BaseException) -> bool:
-    """Whether `error` is one of the typed errors of the house (they say whether they are definite),
-    an error of the operating system, or a group of only such."""
+    """Whether `error` is an operating error of Magnetar (it has `definite`), an error of the
+    operating system, or a group of only such errors."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_operating_error, error.exceptions))
     return isinstance(error, OSError) or isinstance(getattr(error, "definite", None), bool)
 
 
 async def _outcome(name: str, child: Callable[[], Awaitable[None]]) -> Exception | None:
-    """Run the child to its end in its own task; a bug in it is raised, also while cancelling."""
+    """Run the child to its end in its own task. Raises a bug of the child, also if cancelled."""
 
     async def run() -> None:
         await child()
@@ -98,7 +100,7 @@ async def _outcome(name: str, child: Callable[[], Awaitable[None]]) -> Exception
             try:
                 await asyncio.wait({task})
             except asyncio.CancelledError:
-                continue  # cancelled again: the first one is on its way up already
+                continue  # a further cancellation; the first one is raised after the loop
         error = None if task.cancelled() else task.exception()
         if error is not None and (is_bug(error) or not isinstance(error, Exception)):
             raise error

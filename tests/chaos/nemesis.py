@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from checkers.history import Fault, History
 
-from magnetar.broker.ownership.bundle import bundle_of
+from magnetar.broker.ownership.bundle import bundle_in
 from magnetar.metadata import codec, paths
-from magnetar.metadata.model import LedgerState
+from magnetar.metadata.model import LedgerState, NamespaceBundles
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Nemesis:
         )
 
     async def _owner(self) -> Ownership:
-        bundle = bundle_of(self._topic)
+        bundle = bundle_in(self._topic, NamespaceBundles())
         path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
         await self._store.sync(path)
         stored = await self._store.get(path)

@@ -1,4 +1,4 @@
-"""What every BookiePeer must do: a real bookie in process and over gRPC, and the fake one of tests.
+"""What every BookiePeer must do: a real bookie in process and on ports, and the fake one of tests.
 
 A new one joins by a function that gives a peer to a bookie in memory, added to `PEERS`.
 """
@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from fakes.bookies import INCARNATION, KEY, OTHER, Writer, add, envelope, running_bookie
+from fakes.data_port import served
 from fakes.ledger_bookies import FakeBookie, FormerIncarnation
 
 from magnetar.bookie.contract import (
@@ -20,15 +21,13 @@ from magnetar.bookie.contract import (
     LastConfirmedRequest,
     ReadRequest,
 )
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.peer import BookiePeer
 from magnetar.bookie.local import LocalBookiePeer
-from magnetar.bookie.server import SERVICE, handlers
 from magnetar.metadata.model import BookieId, Member
 from magnetar.protos.envelope import BookieCode, ReadAnswer, decode_read_answers
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.grpc_frames import grpc_server
 
 pytestmark = pytest.mark.real_loop
 
@@ -46,14 +45,11 @@ async def local_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer
 
 
 @asynccontextmanager
-async def grpc_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer]:
-    async with running_bookie() as bookie:
-        services = {SERVICE: handlers(bookie.service)}
-        member = Member(BookieId("b1"), incarnation)
-        async with grpc_server(services, host="127.0.0.1", port=0, grace_s=0.2) as port:
-            peer = GrpcBookiePeer(member, f"127.0.0.1:{port}")
-            yield peer
-            await peer.close()
+async def remote_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer]:
+    async with running_bookie() as bookie, served(bookie.service) as address:
+        peer = RemoteBookiePeer(Member(BookieId("b1"), incarnation), address)
+        yield peer
+        await peer.close()
 
 
 @asynccontextmanager
@@ -67,7 +63,7 @@ async def fake_peer(incarnation: str = INCARNATION) -> AsyncIterator[BookiePeer]
         bookie.kill()
 
 
-PEERS: dict[str, Open] = {"local": local_peer, "grpc": grpc_peer, "fake": fake_peer}
+PEERS: dict[str, Open] = {"local": local_peer, "remote": remote_peer, "fake": fake_peer}
 
 
 @pytest.fixture(params=list(PEERS))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
+from fakes.loops import loop_of
 from support import is_foreign, settle, wait_until
 
 from magnetar.runtime import grpc_frames
@@ -22,7 +23,9 @@ from magnetar.runtime.grpc_frames import (
     open_channel,
     open_frame_stream,
 )
+from magnetar.runtime.listener import bind_port, port_of
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
+from magnetar.runtime.tcp_frames import FrameServer, TcpTimes, connect_frames
 
 pytestmark = pytest.mark.real_loop
 
@@ -55,12 +58,32 @@ async def grpc_wire(handler: Handler) -> AsyncIterator[FrameStream]:
             await stream.close()
 
 
-WIRES = {"memory": memory_wire, "grpc": grpc_wire}
+TCP_CLOSE_S = {"now": 1.0}
+
+
+@asynccontextmanager
+async def tcp_wire(handler: Handler) -> AsyncIterator[FrameStream]:
+    times = TcpTimes(close_s=TCP_CLOSE_S["now"])
+    server = FrameServer(handler, connections_max=10, times=times)
+    listener = bind_port("127.0.0.1", 0)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.run(listener))
+        stream = await connect_frames(f"127.0.0.1:{port_of(listener)}", times=times)
+        try:
+            yield stream
+        finally:
+            await stream.close()
+            await wait_until(lambda: server.connections == 0, what="the handler's end")
+            serving.cancel()
+
+
+WIRES = {"memory": memory_wire, "grpc": grpc_wire, "tcp": tcp_wire, "tcp on uvloop": tcp_wire}
 
 
 @pytest.fixture(params=list(WIRES))
-def wire(request: pytest.FixtureRequest) -> Wire:
-    return WIRES[request.param]
+def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
+    with loop_of("uvloop" if "uvloop" in request.param else "asyncio"):
+        yield WIRES[request.param]
 
 
 @pytest.fixture
@@ -68,6 +91,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A close breaks the stream when its peer takes longer than a second to hear it out, as it may
     on a busy machine. Not for peers that never do."""
     monkeypatch.setattr(grpc_frames, "CLOSE_S", 30.0)
+    monkeypatch.setitem(TCP_CLOSE_S, "now", 30.0)
 
 
 class Refused(Exception):

@@ -28,7 +28,7 @@ from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import NO_LEDGER
 from magnetar.metadata.store import ABSENT, KEEP, SessionState, Verdict, Versioned, update
 from magnetar.metadata.zookeeper import ZooKeeperStore
-from magnetar.zookeeper_server import ZooKeeperEnsemble
+from magnetar.zookeeper_server import ZooKeeperEnsemble, address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -452,7 +452,7 @@ async def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: 
         async with contextlib.AsyncExitStack() as stack:
             writer = await stack.enter_async_context(connected(ensemble.hosts))
             each = [
-                await stack.enter_async_context(connected(node.address)) for node in ensemble.nodes
+                await stack.enter_async_context(connected(address(node))) for node in ensemble.nodes
             ]
             await writer.create_ephemeral("/writer", b"")
             session = writer.session_id
@@ -493,7 +493,7 @@ async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path
     with ZooKeeperEnsemble(tmp_path, size=3, force_sync=False) as ensemble:
         leader = await asyncio.to_thread(ensemble.leader)
         follower = next(node for node in ensemble.nodes if node is not leader)
-        async with connected(leader.address) as writer, connected(follower.address) as reader:
+        async with connected(address(leader)) as writer, connected(address(follower)) as reader:
             await writer.put("/a", b"0", expected=ABSENT)
             await reader.sync("/a")
             for round_number in range(2):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from explorer.protocol import Protocol
 from explorer.state import NOWHERE, Attempt, Case, State, Step, tell
+from fakes.adds import encode_add
 from fakes.ledger_world import (
     KEY,
     LEDGER,
@@ -29,7 +30,7 @@ from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.ledger.recovery import LedgerRecovery, RecoveryState
 from magnetar.bookie.ledger.writer import LedgerWriter, WriterLimits
 from magnetar.metadata.model import EntryId, LedgerState
-from magnetar.protos.envelope import BookieCode, ReadAnswer, decode_envelope, encode_add
+from magnetar.protos.envelope import BookieCode, ReadAnswer, decode_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """A bookie as a process of its own, on metadata of its own, for tests that kill it.
 
-Run as a program it serves: `python bookie_process.py CONFIG METADATA_DIR`, and prints one JSON line
-when it is ready.
+Run as a program it serves: `python bookie_process.py CONFIG METADATA_DIR`, and writes ready.json
+beside CONFIG when it is ready.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import faulthandler
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
+from magnetar.local_process import LocalProcess
+from magnetar.metadata.model import BookieAddress
+from magnetar.runtime.grpc_frames import open_channel
 
 if TYPE_CHECKING:
     import asyncio
 
-    from fakes.bookies import Writer
     from grpc import aio
 
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Member
 
-READY_S = 60.0
+READY = "ready.json"
 LATE_S = 25.0
 
 
@@ -40,15 +40,13 @@ class BookieProcess:
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
-        self.program = Path(__file__)
         self.data_dir = Path(str(settings.get("data_dir", directory / "data")))
         self.ready: dict[str, Any] = {}
-        self._process: subprocess.Popen[str] | None = None
-        self._log = directory / "log"
         config = {
             "id": "b1",
             "data_dir": str(self.data_dir),
             "metadata_url": "zk://unused:1",
+            "data_port": 0,
             "grpc_port": 0,
             "http_port": 0,
         } | settings
@@ -56,87 +54,75 @@ class BookieProcess:
         (directory / "bookie.toml").write_text(
             "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
         )
+        self._process = LocalProcess(
+            "bookie",
+            directory.name,
+            directory,
+            self._command(Path(__file__)),
+            {},
+            is_ready=(directory / READY).exists,
+            variables={"PYTHONPATH": _with_tests()},
+        )
+
+    def use_program(self, program: Path) -> None:
+        """Another program than this file for the next start."""
+        self._process.command = self._command(program)
 
     def launch(self) -> None:
-        with open(self._log, "a") as log:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    str(self.program),
-                    str(self.directory / "bookie.toml"),
-                    str(self.directory / "metadata"),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | {"PYTHONPATH": _with_tests()},
-            )
+        (self.directory / READY).unlink(missing_ok=True)
+        self._process.launch()
+
+    def wait_ready(self) -> None:
+        self._process.wait_ready()
+        self.ready = json.loads((self.directory / READY).read_text())
 
     def start(self) -> None:
         """Returns when it serves."""
         self.launch()
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, self.log
-        self.ready = json.loads(line)
+        self.wait_ready()
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self._process.log.read_text()
 
     @property
     def status(self) -> int | None:
         """None: it runs."""
-        assert self._process is not None
-        return self._process.poll()
+        return self._process.status
 
     @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.ready['grpc_port']}"
+    def address(self) -> BookieAddress:
+        return BookieAddress(
+            data=f"127.0.0.1:{self.ready['data_port']}", grpc=f"127.0.0.1:{self.ready['grpc_port']}"
+        )
 
     @property
     def incarnation(self) -> str:
         return str(self.ready["incarnation"])
 
     def kill(self) -> None:
-        assert self._process is not None
         self._process.kill()
-        self.wait()
 
     def terminate(self) -> int:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
+        self._process.signal(signal.SIGTERM)
         return self.wait()
 
     def wait(self) -> int:
         """Its exit status."""
-        assert self._process is not None
-        status = self._process.wait(READY_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        return status
+        return self._process.wait()
 
     def end(self) -> None:
-        """Whatever state it is in."""
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
+        """Kill it if it runs."""
+        self._process.kill()
 
-
-async def connect(channel: aio.Channel, incarnation: str) -> Writer:
-    from fakes.bookies import Writer
-
-    from magnetar.protos.envelope import decode_hello_reply, encode_hello
-
-    stream = open_frame_stream(channel, "/magnetar.bookie.Bookie/Write", peer="bookie")
-    await stream.send([encode_hello(incarnation, "test")])
-    writer = Writer(stream)
-    writer.reply = decode_hello_reply(await stream.receive())
-    return writer
+    def _command(self, program: Path) -> list[str]:
+        configuration, metadata = self.directory / "bookie.toml", self.directory / "metadata"
+        return [sys.executable, str(program), str(configuration), str(metadata)]
 
 
 def channel_to(bookie: BookieProcess) -> aio.Channel:
-    return open_channel(bookie.address)
+    """For the calls over gRPC; fakes/data_port.py is for adds and reads."""
+    return open_channel(bookie.address.grpc)
 
 
 def open_ledger(ledger: LedgerId, member: Member) -> LedgerMetadata:
@@ -170,7 +156,7 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
     bookie = BookieId(config.id)
 
     class Welcoming(EmbeddedStore):
-        """Whatever ledger is asked for is open, and this bookie alone is to take it."""
+        """Every ledger exists, is open, and has this bookie as its only member."""
 
         async def get(self, path: str) -> Versioned | None:
             stored = await super().get(path)
@@ -186,18 +172,17 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
     def on_ready(ready: Ready) -> None:
         faulthandler.cancel_dump_traceback_later()
         identity = decode_identity((config.data_dir / "identity").read_bytes())
-        print(
-            json.dumps(
-                {
-                    "grpc_port": ready.grpc_port,
-                    "http_port": ready.http_port,
-                    "incarnation": identity.incarnation,
-                    "boot_epoch": identity.boot_epoch,
-                    "pid": os.getpid(),
-                }
-            ),
-            flush=True,
-        )
+        facts = {
+            "data_port": ready.data_port,
+            "grpc_port": ready.grpc_port,
+            "http_port": ready.http_port,
+            "incarnation": identity.incarnation,
+            "boot_epoch": identity.boot_epoch,
+            "pid": os.getpid(),
+        }
+        new = config_file.with_name(f"{READY}.new")
+        new.write_text(json.dumps(facts))
+        os.replace(new, config_file.with_name(READY))
 
     try:
         await serve_bookie(config, stop, store=store, on_ready=on_ready)

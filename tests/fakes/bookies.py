@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fakes.adds import encode_add
 from support import ManualClock
 
 from magnetar.bookie.admission import Admission
@@ -23,7 +24,6 @@ from magnetar.protos.envelope import (
     decode_acks,
     decode_hello_reply,
     decode_read_answers,
-    encode_add,
     encode_envelope,
     encode_hello,
 )

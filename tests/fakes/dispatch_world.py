@@ -1,19 +1,29 @@
-"""A small world around a dispatcher: a log, a cursor as plain sets, consumers that keep notes.
+"""A small world around a dispatcher: a log, a cursor as plain sets, consumers that record
+deliveries.
 
-It carries out what the machine returns, and asserts after every event what must always be true:
-    - no acknowledged entry is delivered, and none twice while somebody has it (shared);
-    - nobody gets anything without permits, and beyond them at most the rest of one entry;
+It executes the actions of the dispatcher. After every event it asserts the rules of every
+dispatcher:
+    - an acknowledged entry is not delivered, nor (shared) an entry that is pending at a consumer;
+    - a consumer gets nothing without permits, and beyond them at most the rest of one entry;
     - at most one read is outstanding;
-    - a machine at rest can say why.
+    - a dispatcher that delivers nothing has a reason;
+    - a refused consumer leaves no trace.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
-from magnetar.broker.dispatch.dispatcher import Deliver, Read, Replay
+from magnetar.broker.dispatch.dispatcher import (
+    Activate,
+    ConsumerRefused,
+    Deliver,
+    Environment,
+    Read,
+    Replay,
+)
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.permits import Consumer, Limits
 from magnetar.broker.log.entry import StoredEntry
@@ -22,7 +32,7 @@ from magnetar.broker.log.position import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, Mark
+    from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, EntryDetail
 
 
 @dataclass(slots=True)
@@ -33,11 +43,11 @@ class View:
 
 @dataclass(slots=True)
 class PlainAcks:
-    """A cursor as one would write it first: sets, and a scan for every question."""
+    """The obvious cursor: sets, and a scan for every question."""
 
     log: list[StoredEntry]
     acked: set[Position] = field(default_factory=set)
-    partial: dict[Position, set[int]] = field(default_factory=dict)  # indexes left
+    partial: dict[Position, set[int]] = field(default_factory=dict)  # unacknowledged indexes
 
     @property
     def mark_delete(self) -> Position:
@@ -90,20 +100,25 @@ class PlainAcks:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A consumer, and the other end of its connection."""
+    """A consumer, and its client."""
 
     name: str
     machine: Consumer = field(init=False)
     writable: bool = True
-    inbox: list[Position] = field(default_factory=list)  # delivered, in order
-    counts: list[int] = field(default_factory=list)  # redelivery counts beside them
+    inbox: list[Position] = field(default_factory=list)  # delivered entries, in order
+    counts: list[int] = field(default_factory=list)  # their redelivery counts
+    active: list[bool] = field(default_factory=list)  # what the client was told, in order
 
 
 class World:
-    """`dispatcher(acks, confirmed, limits)` is the machine's constructor."""
+    """`make` is the constructor of the dispatcher."""
 
     def __init__(
-        self, dispatcher: Callable[..., Any], *, shared: bool, limits: Limits | None = None
+        self,
+        make: Callable[[Environment], Dispatcher],
+        *,
+        shared: bool,
+        limits: Limits | None = None,
     ) -> None:
         self.limits = limits or Limits(
             unacked_per_consumer=12, unacked_per_subscription=20, turn_messages=4, read_entries=5
@@ -112,11 +127,12 @@ class World:
         self.log: list[StoredEntry] = []
         self.acks = PlainAcks(self.log)
         self.members: list[Member] = []
-        self.owner: dict[Position, Member] = {}  # who was given what and has not acked it (shared)
+        self.owner: dict[Position, Member] = {}  # of the pending entries (shared)
         self.given_back: Counter[Position] = Counter()
         self.outstanding: Read | Replay | None = None
         self.joined = 0
-        self.machine: Dispatcher = dispatcher(self.acks, self.confirmed, self.limits)
+        self.now = 1_000.0  # advances with every event
+        self.machine = make(Environment("s", self.acks, self.confirmed, self.limits))
 
     def confirmed(self) -> Position:
         return self.log[-1].position if self.log else Position(0, -1)
@@ -127,71 +143,93 @@ class World:
         last = self.confirmed()
         ledger = last.ledger + 3 if new_ledger and self.log else last.ledger
         entry = last.entry + 1 if ledger == last.ledger else 0
-        view: Any = View(messages if batch else 1, batch)  # all that a dispatcher asks of one
+        view: Any = View(messages if batch else 1, batch)  # everything that a dispatcher reads
         self.log.append(StoredEntry(Position(ledger, entry), 0, 0, view))
-        self.carry_out(self.machine.advance())
+        self.carry_out(self.machine.advance(self.tick()))
+
+    def tick(self) -> float:
+        """The time of the next event."""
+        self.now += 0.001
+        return self.now
 
     def join(self, *, priority: int = 0, name: str = "") -> Member:
         self.joined += 1
         member = Member(name or f"c{self.joined}")
-        member.machine = Consumer(member.name, priority, lambda: member.writable, self.limits)
+        member.machine = Consumer(
+            member.name, priority, lambda: member.writable, self.limits, join_number=self.joined
+        )
+        before = self.state()
+        try:
+            actions = self.machine.add_consumer(member.machine, self.tick())
+        except ConsumerRefused:
+            assert self.state() == before, "a refused consumer has left a trace"
+            raise
         self.members.append(member)
-        self.carry_out(self.machine.add_consumer(member.machine))
+        self.carry_out(actions)
         return member
+
+    def state(self) -> object:
+        """What an observer sees of the dispatcher."""
+        machine = self.machine
+        return machine.read_position, machine.next_timer(), machine.explain(self.now)
 
     def leave(self, member: Member) -> None:
         self.members.remove(member)
         for position in [it for it, owner in self.owner.items() if owner is member]:
             self._give_back(position)
-        self.carry_out(self.machine.remove_consumer(member.machine))
+        self.carry_out(self.machine.remove_consumer(member.machine, self.tick()))
 
     def flow(self, member: Member, permits: int) -> None:
-        self.carry_out(self.machine.on_flow(member.machine, permits))
+        self.carry_out(self.machine.on_flow(member.machine, permits, self.tick()))
 
     def set_writable(self, member: Member, writable: bool) -> None:
         member.writable = writable
         if writable:
-            self.carry_out(self.machine.advance())
+            self.carry_out(self.machine.advance(self.tick()))
 
     def ack(self, member: Member, *positions: Position) -> None:
         for position in positions:
             self.acks.acknowledge(position)
             self.owner.pop(position, None)
             self.given_back.pop(position, None)
-        self.carry_out(self.machine.on_acked(member.machine, positions))
+        self.carry_out(self.machine.on_acked(member.machine, positions, self.tick()))
 
-    def ack_cumulative(self, member: Member, position: Position) -> None:
-        through = [entry.position for entry in self.log if entry.position <= position]
-        self.ack(member, *through)
+    def ack_cumulative(self, position: Position) -> None:
+        assert self.machine.cumulative_acks
+        for entry in self.log:
+            if entry.position <= position:
+                self.acks.acknowledge(entry.position)
+        self.carry_out(self.machine.on_acked_through(position, self.tick()))
 
     def ack_index(self, member: Member, entry: StoredEntry, index: int) -> None:
         self.acks.acknowledge_index(entry, index)
         if self.acks.is_acked(entry.position):
             self.owner.pop(entry.position, None)
             self.given_back.pop(entry.position, None)
-        self.carry_out(self.machine.on_partly_acked(member.machine, entry.position))
+        self.carry_out(self.machine.on_partly_acked(member.machine, entry.position, self.tick()))
 
     def redeliver(self, member: Member, positions: Sequence[Position] | None = None) -> None:
         mine = [it for it, owner in self.owner.items() if owner is member]
         for position in mine if positions is None else positions:
             if self.owner.get(position) is member:
                 self._give_back(position)
-        self.carry_out(self.machine.on_redeliver(member.machine, positions))
+        self.carry_out(self.machine.on_redeliver(member.machine, positions, self.tick()))
 
     def answer_read(self, *, entries_max: int = 1_000, fail: bool = False) -> None:
-        """The outstanding read ends; `entries_max` cuts it short, as a limit in bytes does."""
+        """The outstanding read ends. `entries_max` cuts it short, as the byte limit does."""
         read, self.outstanding = self.outstanding, None
         assert read is not None
         if fail:
-            self.carry_out(self.machine.on_read_failed())
+            self.carry_out(self.machine.on_read_failed(self.tick()))
         elif isinstance(read, Read):
             there = [entry for entry in self.log if entry.position >= read.first]
-            self.carry_out(self.machine.on_entries(there[: min(read.entries_max, entries_max)]))
+            found = there[: min(read.entries_max, entries_max)]
+            self.carry_out(self.machine.on_entries(found, self.tick()))
         else:
             assert read.positions == sorted(set(read.positions))
             tried = read.positions[:entries_max]
             there = [entry for entry in self.log if tried[0] <= entry.position <= tried[-1]]
-            self.carry_out(self.machine.on_replayed(there, tried[-1]))
+            self.carry_out(self.machine.on_replayed(there, tried[-1], self.tick()))
 
     def settle(self) -> None:
         """Answer reads until none is outstanding."""
@@ -201,20 +239,25 @@ class World:
             self.answer_read()
         raise AssertionError("reads without end")
 
-    # ---- what the machine wants ------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Deliver):
-                self._deliver(action)
-            else:
-                assert self.outstanding is None, "a second read while one is outstanding"
-                self.outstanding = action
+            match action:
+                case Deliver():
+                    self._deliver(action)
+                case Read() | Replay():
+                    assert self.outstanding is None, "a second read while one is outstanding"
+                    self.outstanding = action
+                case Activate():
+                    self._member(action.consumer).active.append(action.active)
+                case _:
+                    assert_never(action)
         self.machine.check()
         self._check_rest()
 
     def _deliver(self, action: Deliver) -> None:
-        member = next(it for it in self.members if it.machine is action.consumer)
+        member = self._member(action.consumer)
         assert action.entries
         assert member.writable
         lefts = [self.acks.left_of(entry) for entry in action.entries]
@@ -223,17 +266,20 @@ class World:
         before = member.machine.permits + action.messages
         assert before - sum(lefts[:-1]) > 0, "more than one entry beyond the permits"
         for index, entry in enumerate(action.entries):
-            mark = action.marks.get(index)
-            self._check_mark(entry, mark)
+            detail = action.details.get(index)
+            self._check_detail(entry, detail)
             if self.shared:
-                assert entry.position not in self.owner, "delivered while somebody has it"
+                assert entry.position not in self.owner, "delivered while pending at a consumer"
                 self.owner[entry.position] = member
             member.inbox.append(entry.position)
-            member.counts.append(mark.redelivery_count if mark else 0)
+            member.counts.append(detail.redelivery_count if detail else 0)
 
-    def _check_mark(self, entry: StoredEntry, mark: Mark | None) -> None:
-        count = mark.redelivery_count if mark else 0
-        ack_set = mark.ack_set if mark else ()
+    def _member(self, machine: Consumer) -> Member:
+        return next(it for it in self.members if it.machine is machine)
+
+    def _check_detail(self, entry: StoredEntry, detail: EntryDetail | None) -> None:
+        count = detail.redelivery_count if detail else 0
+        ack_set = detail.ack_set if detail else ()
         assert count == (self.given_back[entry.position] if self.shared else 0)
         assert ack_set == (self.acks.batch_ack_set(entry.position) or ())
 
@@ -242,8 +288,8 @@ class World:
         self.given_back[position] += 1
 
     def _check_rest(self) -> None:
-        """If somebody can take something, a read is out or there is nothing left for anybody."""
-        reasons = self.machine.explain()
+        """If a consumer is available, a read is outstanding or every entry is delivered."""
+        reasons = self.machine.explain(self.now)
         assert reasons
         if self.shared:
             for member in self.members:
@@ -254,8 +300,8 @@ class World:
         if not able:
             return
         general = {reason.why for reason in reasons if not reason.consumer}
-        assert general, f"at rest without a reason: {reasons}"
+        assert general, f"delivers nothing without a reason: {reasons}"
         assert (Why.READING in general) == (self.outstanding is not None)
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:
             waiting = [it.position for it in self.log if it.position not in self.acks.acked]
-            assert set(waiting) == set(self.owner), "entries lie about while somebody is able"
+            assert set(waiting) == set(self.owner), "entries wait while a consumer is available"

@@ -29,7 +29,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_ledger, encode_bookie_registration, encode_ledger
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.memory import MemoryStore, MemoryTree
-from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Member
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration, LedgerId, Member
 from magnetar.protos.envelope import (
     COPY,
     RECOVERY,
@@ -274,7 +274,7 @@ class Cluster:
             bookie=bookie.member.bookie,
             incarnation=bookie.member.incarnation,
             boot_epoch=boot_epoch,
-            address=f"{bookie.member.bookie}:3181",
+            address=BookieAddress(f"{bookie.member.bookie}:3181", f"{bookie.member.bookie}:3182"),
             http_address="",
             zone=zone,
             read_only=read_only,

@@ -33,7 +33,7 @@ def payload(number: int) -> bytes:
 def append(appender: LedgerAppender, count: int = 1) -> None:
     for _ in range(count):
         data = payload(appender.appended + 1)
-        appender.append_nowait([data[:3], memoryview(data)[3:]], len(data))
+        appender.append_nowait([[data[:3], memoryview(data)[3:]]])
 
 
 async def confirmed(appender: LedgerAppender) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fakes.adds import encode_add
+
 from magnetar.bookie.ledger import recovery as recovering
 from magnetar.bookie.ledger import writer as writing
 from magnetar.bookie.ledger.placement import Candidate, choose_ensemble, choose_replacements
@@ -34,7 +36,6 @@ from magnetar.protos.envelope import (
     ReadAnswer,
     add_envelope,
     decode_envelope,
-    encode_add,
 )
 
 if TYPE_CHECKING:

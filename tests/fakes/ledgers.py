@@ -202,24 +202,20 @@ class FakeAppender:
     def in_flight_bytes(self) -> int:
         return sum(len(payload) for payload in self._pending)
 
-    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
+    def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId:
         if self.failure is not None:
             raise self.failure
         if self.closed:
             raise LedgerClosed(self.ledger)
-        if size > ENTRY_BYTES_MAX:
-            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
-        payload = b"".join(parts)
-        assert len(payload) == size, "the stated size is not that of the parts"
-        self._pending.append(payload)
-        self.appended = EntryId(self.appended + 1)
-        self.flush_soon()
-        return self.appended
-
-    def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None:
         assert payloads
-        for parts in payloads:
-            self.append_nowait(parts, sum(map(len, parts)))
+        largest = max(sum(map(len, parts)) for parts in payloads)
+        if largest > ENTRY_BYTES_MAX:
+            raise EntryTooLarge(largest, ENTRY_BYTES_MAX)
+        first = EntryId(self.appended + 1)
+        self._pending += [b"".join(parts) for parts in payloads]
+        self.appended = EntryId(self.appended + len(payloads))
+        self.flush_soon()
+        return first
 
     async def wait_room(self) -> None:
         await asyncio.sleep(0)

@@ -83,7 +83,7 @@ async def written(ledgers: Ledgers, entries: int, *, size: int = 20) -> LedgerMe
     """A closed ledger."""
     appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
     for entry in range(entries):
-        appender.append_nowait([payload_of(entry, size)], size)
+        appender.append_nowait([[payload_of(entry, size)]])
         await appender.wait_room()
     return await appender.close()
 

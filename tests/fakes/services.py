@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 from fakes.broker import Cluster, RunningBroker, running_broker
 from support import is_foreign
 
+from magnetar.local_process import standalone
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from pathlib import Path
@@ -134,19 +136,11 @@ def local_cluster(directory: Path) -> Iterator[Service]:
 @contextmanager
 def standalone_process(directory: Path) -> Iterator[Service]:
     """`magnetar standalone` on free ports."""
-    command = [sys.executable, "-m", "magnetar.cli.main", "standalone"]
-    command += ["--data-dir", str(directory / "data")]
-    command += [f"--{kind}-port=0" for kind in ("grpc", "pulsar", "http")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    log = _Log(process)
-    try:
-        ready = log.wait_for("broker is ready")
-        yield Service(ready["pulsar"], ready["grpc"])
+    with standalone(directory) as process:
+        ports = process.ports
+        yield Service(f"pulsar://127.0.0.1:{ports['pulsar']}", f"grpc://127.0.0.1:{ports['grpc']}")
         process.terminate()
-        assert process.wait(READY_S) == 0, log.lines
-    finally:
-        process.kill()
-        process.wait()
+        assert process.wait() == 0, process.log.read_text()
 
 
 def _serves(admin_url: str, topic: TopicName) -> bool:
@@ -158,39 +152,3 @@ def _serves(admin_url: str, topic: TopicName) -> bool:
         return connection.getresponse().status == HTTPStatus.OK
     finally:
         connection.close()
-
-
-class _Log:
-    """What a process logs, read as it comes: it would wait with a full pipe."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.lines: list[str] = []
-        self._process = process
-        self._changed = threading.Condition()
-        self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def wait_for(self, event: str) -> dict[str, Any]:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._find(event) or self._ended, READY_S)
-            found = self._find(event)
-        assert found, self.lines
-        return found
-
-    def _find(self, event: str) -> dict[str, Any]:
-        records: list[dict[str, Any]] = [json.loads(it) for it in self.lines if it[0] == "{"]
-        return next((record for record in records if record["event"] == event), {})
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._note(line)
-        self._note("")
-
-    def _note(self, line: str) -> None:
-        with self._changed:
-            if line:
-                self.lines.append(line)
-            else:
-                self._ended = True
-            self._changed.notify_all()

@@ -9,7 +9,7 @@ from fakes.entries import texts_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import Mark
+    from magnetar.broker.dispatch.dispatcher import EntryDetail
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.contract import CloseReason
@@ -66,16 +66,16 @@ class FakeConsumerSession:
     def writable(self) -> bool:
         return self.room
 
-    def deliver(self, entries: Sequence[StoredEntry], marks: Mapping[int, Mark]) -> None:
+    def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
         assert self.reason is None, "delivered after it was closed"
         assert self.room, "delivered without room"
         assert entries
         self.deliveries += 1
         for index, entry in enumerate(entries):
-            mark = marks.get(index)
+            detail = details.get(index)
             self.entries.append(entry)
-            self.counts.append(mark.redelivery_count if mark else 0)
-            self.ack_sets.append(mark.ack_set if mark else ())
+            self.counts.append(detail.redelivery_count if detail else 0)
+            self.ack_sets.append(detail.ack_set if detail else ())
 
     def active_changed(self, active: bool) -> None:
         self.active.append(active)

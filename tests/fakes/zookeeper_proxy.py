@@ -82,7 +82,7 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def proxied(server: ZooKeeperEnsemble) -> AsyncIterator[Proxy]:
-    proxy = Proxy(server.nodes[0].client_port)
+    proxy = Proxy(server.nodes[0].ports["client"])
     listener = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = listener.sockets[0].getsockname()[1]
     try:

@@ -17,7 +17,6 @@ from fakes.services import Service, brokers_in_thread, local_cluster, standalone
 from support import skip_without_zookeeper, wait_for
 
 import magnetar
-from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.protos.names import TopicName
 from magnetar.runtime.clock import SystemClock
 
@@ -689,7 +688,7 @@ def test_a_topic_of_the_other_broker_is_reached_by_a_redirect(
         consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
         assert values(take(consumer, 1)) == [0]
         owning = service.owners(name)
-        assert len(owning) == 1, bundle_of(name)
+        assert len(owning) == 1, name
         owners.update(owning)
         producer.close()
         consumer.close()

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from fakes.bookie_process import BookieProcess, channel_to, connect, open_ledger
+from fakes.bookie_process import BookieProcess, channel_to, open_ledger
 from fakes.bookies import KEY, add, crash_image, envelope
+from fakes.data_port import connect, read
 from support import free_port, run, skip_without_zookeeper
 
 from magnetar.bookie.bookie import EXIT_STORAGE_FAILED
@@ -37,10 +38,9 @@ from magnetar.protos.envelope import (
     BookieCode,
     decode_acks,
     decode_envelope,
-    decode_read_answers,
 )
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.grpc_frames import call_unary, open_channel, read_frames
+from magnetar.runtime.grpc_frames import call_unary
 from magnetar.zookeeper_server import ZooKeeperEnsemble
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ async def add_until_killed(
     acked: set[int] = set()
     sent = 0
     room = asyncio.Semaphore(30)  # frames on their way
-    channel = channel_to(bookie)
-    writer = await connect(channel, bookie.incarnation)
+    writer = await connect(bookie.address.data, bookie.incarnation)
 
     async def send() -> None:
         nonlocal sent
@@ -101,7 +100,6 @@ async def add_until_killed(
                     bookie.kill()
         sending.cancel()
     await writer.stream.close()
-    await channel.close()
     return acked, sent
 
 
@@ -115,7 +113,6 @@ async def read_all(
     *,
     ends: AbstractSet[BookieCode] = NO,
 ) -> dict[int, bytes]:
-    channel = channel_to(bookie)
     found: dict[int, bytes] = {}
     code = OK
     while code is OK:
@@ -126,15 +123,11 @@ async def read_all(
             first=len(found),
             last=10**6,
         )
-        async for frame in read_frames(
-            channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
-        ):
-            for answer in decode_read_answers(frame):
-                code = answer.code
-                if code is OK:
-                    found[answer.entry] = answer.envelope
+        for answer in await read(bookie.address.data, request):
+            code = answer.code
+            if code is OK:
+                found[answer.entry] = answer.envelope
     assert code in ends
-    await channel.close()
     return found
 
 
@@ -159,8 +152,7 @@ async def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(
     bookie: BookieProcess,
 ) -> None:
     bookie.start()
-    channel = channel_to(bookie)
-    writer = await connect(channel, bookie.incarnation)
+    writer = await connect(bookie.address.data, bookie.incarnation)
     assert await writer.add(add(1, 0)) == [OK]
     for ledger in (1, 2):
         request = pb.ReadRequest(
@@ -171,24 +163,15 @@ async def test_a_fence_survives_kill_minus_9_also_of_an_unknown_ledger(
             last=1,
             fence=True,
         )
-        answers = [
-            answer
-            async for frame in read_frames(
-                channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
-            )
-            for answer in decode_read_answers(frame)
-        ]
+        answers = await read(bookie.address.data, request)
         assert answers == [(1, BookieCode.NO_SUCH_ENTRY, b"")]
     bookie.kill()
-    await channel.close()
 
     bookie.start()
-    channel = channel_to(bookie)
-    writer = await connect(channel, bookie.incarnation)
+    writer = await connect(bookie.address.data, bookie.incarnation)
     for ledger in (1, 2):
         assert await writer.add(add(ledger, 1)) == [BookieCode.FENCED]
         assert await writer.add(add(ledger, 1, master_key=KEY + 1)) == [BookieCode.UNAUTHORIZED]
-    await channel.close()
 
 
 @pytest.mark.real_loop(deadline_s=240)
@@ -196,8 +179,7 @@ async def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(
     bookie: BookieProcess,
 ) -> None:
     bookie.start()
-    channel = channel_to(bookie)
-    writer = await connect(channel, bookie.incarnation)
+    writer = await connect(bookie.address.data, bookie.incarnation)
     for entry in range(50):
         await writer.send(add(1, entry))
     assert bookie.terminate() == 0
@@ -206,7 +188,6 @@ async def test_a_clean_stop_acknowledges_closes_and_ends_with_status_0(
         while True:
             acks += [code for *_, code in decode_acks(await writer.stream.receive())]
     assert set(acks) <= {OK, BookieCode.STOPPING}
-    await channel.close()
     mark = read_watermark(bookie.data_dir / WATERMARK)
     assert mark is not None
     assert mark.closed
@@ -226,7 +207,7 @@ async def test_health_metrics_and_info(bookie: BookieProcess) -> None:
     bookie.start()
 
     channel = channel_to(bookie)
-    writer = await connect(channel, bookie.incarnation)
+    writer = await connect(bookie.address.data, bookie.incarnation)
     assert await writer.add(add(1, 0), add(1, 1)) == [OK, OK]
     data = await call_unary(channel, "/magnetar.bookie.Bookie/Info", b"")
     info = pb.InfoReply.FromString(data)
@@ -254,7 +235,7 @@ def test_a_second_process_on_the_directory_is_refused(
     assert json.loads(get(bookie, "/health"))["state"] == "serving"
 
 
-@pytest.mark.parametrize("key", ["grpc_port", "http_port"])
+@pytest.mark.parametrize("key", ["data_port", "grpc_port", "http_port"])
 def test_a_port_in_use_is_refused_by_number(tmp_path: Path, key: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -288,7 +269,7 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
             assert stored == envelope(1, entry, payload_of(1, entry))
         assert await read_all(bookie, 1, "e" * 32, ends={BookieCode.WRONG_INCARNATION}) == {}
         channel = channel_to(bookie)
-        refused = await connect(channel, former)
+        refused = await connect(bookie.address.data, former)
         assert refused.reply is not None
         assert refused.reply.code is BookieCode.LIMBO
         fence = pb.LastConfirmedRequest(incarnation=former, ledger=1, master_key=KEY, fence=True)
@@ -296,7 +277,7 @@ async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnation
             channel, "/magnetar.bookie.Bookie/LastConfirmed", fence.SerializeToString()
         )
         assert pb.LastConfirmedReply.FromString(data).code == BookieCode.LIMBO
-        writer = await connect(channel, bookie.incarnation)
+        writer = await connect(bookie.address.data, bookie.incarnation)
         assert await writer.add(add(2, 0)) == [OK]
         await channel.close()
         bookie.kill()
@@ -344,7 +325,8 @@ async def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
     ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", force_sync=False)
     with ensemble:
         (tmp_path / "bookie.toml").write_text(
-            f'id = "b1"\ndata_dir = "{tmp_path / "data"}"\ngrpc_port = 0\nhttp_port = 0\n'
+            f'id = "b1"\ndata_dir = "{tmp_path / "data"}"\ndata_port = 0\ngrpc_port = 0\n'
+            f"http_port = 0\n"
             f'metadata_url = "zk://{ensemble.hosts}/somewhere"\nsession_timeout_s = 9\n'
         )
         command = [sys.executable, "-m", "magnetar.bookie.main"]
@@ -363,15 +345,13 @@ async def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
                             if entry.boot_epoch == epoch:
                                 break
                         await asyncio.sleep(0.05)
-                channel = open_channel(entry.address)
-                writer = await connect(channel, entry.incarnation)
+                writer = await connect(entry.address.data, entry.incarnation)
                 assert await writer.add(add(2, epoch)) == [BookieCode.NO_SUCH_LEDGER]
                 if epoch == 1:
                     ledger = encode_ledger(open_ledger(LedgerId(1), entry.member))
                     await store.put(paths.ledger(LedgerId(1)), ledger, expected=ABSENT)
                 assert await writer.add(add(1, epoch)) == [OK]
                 await writer.stream.close()
-                await channel.close()
             finally:
                 await store.close()
 

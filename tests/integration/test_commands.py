@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -179,12 +181,70 @@ def test_consuming_until_interrupted(magnetar, environment: dict[str, str]) -> N
     assert contents(magnetar("consume", "endless", "-s", "me")) == ["c"]  # a and b were acked
 
 
+def line_of(start: str, table: str) -> list[str]:
+    """The words of the line that begins so."""
+    [line] = [line for line in table.splitlines() if line.startswith(start)]
+    return line.split()
+
+
+def test_topics_and_subscriptions_from_creation_to_deletion(magnetar) -> None:
+    assert magnetar("topics", "create", "tenant/admin/a?b") == "created tenant/admin/a?b\n"
+    assert magnetar("topics", "list", "tenant/admin") == "persistent://tenant/admin/a?b\n"
+    assert "exists already" in magnetar("topics", "create", "tenant/admin/a?b", code=1)
+    magnetar("produce", "tenant/admin/a?b", "-m", "x", "-m", "y", "-k", "k1", "-p", "a=b")
+    magnetar("consume", "tenant/admin/a?b", "-s", "me/1", "-p", "earliest")
+    assert magnetar("subscriptions", "list", "tenant/admin/a?b") == "me/1\n"
+    said = magnetar("topics", "peek", "tenant/admin/a?b", "-s", "me/1", "-n", "9")
+    assert contents(said) == ["y"]
+    assert "key:[k1], properties:[a=b], content:y" in said
+    magnetar("subscriptions", "reset", "tenant/admin/a?b", "me/1", "--to", "earliest")
+    said = magnetar("topics", "peek", "tenant/admin/a?b", "-s", "me/1", "-n", "9", "--json")
+    assert [each["payload"] for each in json.loads(said)] == ["eA==", "eQ=="]
+    magnetar("subscriptions", "reset", "tenant/admin/a?b", "me/1", "--to", "latest")
+    said = magnetar("topics", "peek", "tenant/admin/a?b", "-s", "me/1")
+    assert said == "the backlog of me/1 is empty\n"
+    magnetar("subscriptions", "delete", "tenant/admin/a?b", "me/1")
+    assert magnetar("subscriptions", "list", "tenant/admin/a?b") == ""
+    refused = magnetar("subscriptions", "delete", "tenant/admin/a?b", "me/1", code=1)
+    assert "subscription 'me/1' does not exist (HTTP status 404)" in refused
+
+
+def test_metrics_and_pages(magnetar, server: StandaloneProcess) -> None:
+    magnetar("produce", "measured", "-m", "x", "-n", "3")
+    metrics = _page(server, "/metrics")
+    labels = 'cluster="standalone",namespace="public/default",topic="persistent://public/default/measured"'
+    assert f"pulsar_in_messages_total{{{labels}}} 3.0" in metrics
+    assert 'pulsar_broker_publish_latency_bucket{cluster="standalone",le="+Inf"}' in metrics
+    before = _connections(server)
+    with socket.create_connection(("127.0.0.1", server.pulsar_port)):
+        assert _connections(server) == before + 1
+    index = _page(server, "/")
+    for path in ("/health", "/metrics", "/docs"):
+        assert f'href="{path}"' in index
+    assert "swagger-ui-bundle.js" in _page(server, "/docs")
+
+
+def _connections(server: StandaloneProcess) -> float:
+    [value] = re.findall(
+        r"^pulsar_active_connections{.*} (.*)$", _page(server, "/metrics"), re.MULTILINE
+    )
+    return float(value)
+
+
+def _page(server: StandaloneProcess, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}{path}", timeout=10) as reply:
+        return reply.read().decode()
+
+
 def test_statistics(magnetar) -> None:
     magnetar("produce", "public/default/counted", "-m", "a,b,c", "-s", ",")
     magnetar("consume", "counted", "-s", "me", "-n", "2", "-p", "earliest")
-    found = json.loads(magnetar("topics", "stats", "counted"))
+    found = json.loads(magnetar("topics", "stats", "counted", "--json"))
     assert found["msgInCounter"] == 3
     assert found["subscriptions"]["me"]["msgBacklogMessages"] == 1
+    table = magnetar("topics", "stats", "counted")
+    assert [cell for cell in line_of("in ", table) if cell in ("in", "3")] == ["in", "3"]
+    assert line_of("me ", table)[:4] == ["me", "None", "1", "0"]  # type, backlog, unacknowledged
     assert "topic persistent://public/default/nope does not exist" in magnetar(
         "topics", "stats", "nope", code=1
     )

@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.demo.__main__ import work_off
 from magnetar.demo.flights import load_flights
-from magnetar.demo.server import Server, ServerFailed
+from magnetar.local_process import ProcessFailed, standalone
 from magnetar.spark.errors import JavaMissing
 from magnetar.spark.session import require_java
 
@@ -56,20 +56,10 @@ def test_without_java_all_but_spark_is_done(tmp_path: Path) -> None:
     assert "Exit status 3" in done.stdout
 
 
-class NeverBack(Server):
-    """It starts once."""
-
-    started = False
-
-    def start(self) -> float:
-        if self.started:
-            raise ServerFailed("does not come back", "")
-        self.started = True
-        return super().start()
-
-
 @pytest.mark.timeout(100)
 def test_a_server_that_does_not_come_back_ends_the_demo(tmp_path: Path) -> None:
     """Though there is more to publish than may be pending."""
-    with NeverBack(tmp_path) as server, pytest.raises(ServerFailed, match="come back"):
-        work_off(server, load_flights(60_000))
+    with standalone(tmp_path) as server:
+        server.command = [sys.executable, "-c", "raise SystemExit('it does not come back')"]
+        with pytest.raises(ProcessFailed, match="come back"):
+            work_off(server, load_flights(60_000))

@@ -4,26 +4,27 @@ service of ours run as it is written there, outside a container."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from support import free_port, skip_without_zookeeper
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support import free_port, skip_without_zookeeper, wait_for
 
 import magnetar
 from magnetar.bookie.bookie import STOP_GRACE_S
 from magnetar.broker.broker import RELEASE_TIMEOUT_S
 from magnetar.broker.topic.topic import CLOSE_TIMEOUT_S
-from magnetar.local_process import STOP_S
+from magnetar.local_process import STOP_S, LocalProcess
 from magnetar.zookeeper_server import ZooKeeperEnsemble
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-READY_S = 60.0
+CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -43,7 +44,7 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def ours() -> dict[str, dict[str, Any]]:
-    return {name: each for name, each in services().items() if "build" in each}
+    return {name: each for name, each in services().items() if "magnetar" in each["image"]}
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -61,6 +62,11 @@ def test_the_services_are_a_cluster() -> None:
     for name, service in services().items():
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert service["restart"] == "unless-stopped"
+        assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+        check = service["healthcheck"]
+        seconds = int(check["interval"].removesuffix("s")) * check["retries"]
+        assert seconds <= 15, "a server that is not healthy is reported soon"
+        assert check["start_period"], "a slow start is not a failure"
         if not name.startswith(("broker", "autorecovery")):
             assert service["volumes"], f"{name} keeps data"
     declared = set(yaml.safe_load(COMPOSE.read_text())["volumes"])
@@ -127,16 +133,93 @@ def test_the_image_has_the_name_of_this_version() -> None:
     assert {each["image"] for each in ours().values()} == {f"magnetar:{version}"}
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_one_service_builds_the_image_that_all_use() -> None:
+    assert [name for name, each in services().items() if "build" in each] == ["bookie-1"]
+
+
+def test_commands_in_a_broker_find_everything_without_flags() -> None:
+    for name in ("broker-1", "broker-2"):
+        variables = ours()[name]["environment"]
+        for other in ("SERVICE", "ADMIN", "METADATA"):
+            assert f"MAGNETAR_{other}_URL" in variables
+        assert variables["MAGNETAR_METADATA_URL"] == variables["MAGNETAR_BROKER_METADATA_URL"]
+
+
+def test_the_image_runs_as_an_unprivileged_user_with_fixed_numbers() -> None:
     words = dict(instructions())
-    assert words["USER"] not in ("root", "0")
+    user, group = words["USER"].split(":")
+    assert int(user) >= 1000
+    assert int(group) >= 1000
+    making = next(rest for word, rest in instructions() if word == "RUN" and "useradd" in rest)
+    assert f"--gid {group} magnetar" in making
+    assert f"--uid {user} --gid {group}" in making
+    assert "--system" not in making, "a system user has a number below 1000"
     assert json.loads(words["ENTRYPOINT"]) == ["magnetar"]
+    # A VOLUME would be an anonymous volume of each broker.
     assert {word for word, _ in instructions()} <= {
-        *("FROM", "WORKDIR", "COPY", "RUN", "USER", "VOLUME", "ENV", "STOPSIGNAL"),
-        *("ENTRYPOINT", "CMD"),
+        *("FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT", "CMD"),
     }
     bases = {rest.split()[0] for word, rest in instructions() if word == "FROM"}
     assert bases == {"python:3.11-slim"}
+
+
+def test_published_ports_in_the_comments_are_on_loopback() -> None:
+    published = re.findall(r" -p (\S+)", "\n".join(re.findall(r"#     .*", DOCKERFILE.read_text())))
+    assert len(published) == 3
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_the_image_installs_locked_versions_of_all_dependencies() -> None:
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    locked = {
+        canonicalize_name(name): version for name, version in (line.split("==") for line in lines)
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"]:
+        wanted = Requirement(text)
+        assert locked[canonicalize_name(wanted.name)] in wanted.specifier
+    assert any("--requirement /constraints.txt" in rest for _, rest in instructions())
+    ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored.index("deploy") < ignored.index("!deploy/constraints.txt")
+
+
+def test_directories_of_the_examples_are_not_committed() -> None:
+    names = ["data/x", "cluster/x", "archive/x"]
+    done = subprocess.run(
+        ["git", "check-ignore", *names], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 128:
+        pytest.skip(f"git does not answer here: {done.stderr.strip()}")
+    assert done.stdout.split() == names
+    done = subprocess.run(["git", "check-ignore", "tests/data/x"], cwd=ROOT, check=False)
+    assert done.returncode == 1, "only the folders in the root are"
+
+
+def test_zookeepers_health_check_asks_the_server_without_java(tmp_path: Path) -> None:
+    skip_without_zookeeper()
+    checks = [
+        each["healthcheck"]["test"]
+        for name, each in services().items()
+        if name.startswith("zookeeper")
+    ]
+    assert len(checks) == 3
+    assert checks[0] == checks[1] == checks[2]
+    assert checks[0][:3] == ["CMD", "bash", "-c"]
+    ensemble = ZooKeeperEnsemble(tmp_path, size=3)
+    node = ensemble.nodes[0]
+    check = [*checks[0][1:3], checks[0][3].replace("/2181", f"/{node.ports['client']}")]
+
+    def healthy() -> bool:
+        done = subprocess.run(check, capture_output=True, timeout=10, check=False)
+        return done.returncode == 0
+
+    assert not healthy(), "no server listens there"
+    with ensemble:
+        wait_for(healthy)
+        for other in ensemble.nodes[1:]:
+            other.kill()
+        wait_for(lambda: not healthy())  # the server runs, but without a quorum
+        assert node.running
 
 
 def test_compose_itself_accepts_the_file() -> None:
@@ -152,85 +235,57 @@ def test_compose_itself_accepts_the_file() -> None:
 # -- What runs ---------------------------------------------------------------------------------
 
 
-class Service:
+def as_written(name: str, service: dict[str, Any], zookeeper: str, directory: Path) -> LocalProcess:
     """A service as it is written, but for its names, ports and folder, which are this machine's."""
+    ports: dict[str, str] = {}  # as written -> here
+    variables: dict[str, str] = {}
+    for key, value in service["environment"].items():
+        if key.endswith("_PORT"):
+            variables[key] = ports[value] = str(free_port())
+        elif key.endswith("_ADVERTISED_HOST"):
+            variables[key] = "127.0.0.1"
+        elif key.endswith("_DATA_DIR"):
+            variables[key] = f"{directory}/{name}{value}"
+        elif key.endswith("_METADATA_URL"):
+            variables[key] = re.sub(r"//[^/]+/", f"//{zookeeper}/", value)
+        else:
+            variables[key] = value
+    _, python, *arguments, check = service["healthcheck"]["test"]
+    assert python == "python"
+    for written, port in ports.items():
+        check = check.replace(f":{written}/", f":{port}/")
 
-    def __init__(self, name: str, service: dict[str, Any], zookeeper: str, directory: Path) -> None:
-        self.name = name
-        self.log_file = directory / f"{name}.log"
-        self.ports: dict[str, str] = {}  # as written -> here
-        self.variables: dict[str, str] = {}
-        for key, value in service["environment"].items():
-            if key.endswith("_PORT"):
-                self.variables[key] = self.ports[value] = str(free_port())
-            elif key.endswith("_ADVERTISED_HOST"):
-                self.variables[key] = "127.0.0.1"
-            elif key.endswith("_DATA_DIR"):
-                self.variables[key] = f"{directory}/{name}{value}"
-            elif key.endswith("_METADATA_URL"):
-                self.variables[key] = re.sub(r"//[^/]+/", f"//{zookeeper}/", value)
-            else:
-                self.variables[key] = value
-        self.command = [sys.executable, "-m", "magnetar.cli.main", *service["command"]]
-        self._check = self._here(service["healthcheck"]["test"][1:])
-        self._process: subprocess.Popen[bytes] | None = None
+    def healthy() -> bool:
+        command = [sys.executable, *arguments, check]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
-    def start(self) -> None:
-        with self.log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command, env=os.environ | self.variables, stdout=log, stderr=log
-            )
-
-    def wait_healthy(self) -> None:
-        """Until its health check, as it is written, says so."""
-        end_s = time.monotonic() + READY_S
-        while subprocess.run(self._check, capture_output=True, check=False).returncode != 0:
-            assert self._process is not None
-            assert self._process.poll() is None, self.log_file.read_text()
-            assert time.monotonic() < end_s, self.log_file.read_text()
-
-    def stop(self) -> int:
-        assert self._process is not None
-        self._process.terminate()
-        return self._process.wait(60)
-
-    def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def _here(self, words: list[str]) -> list[str]:
-        """The health check with this Python and this machine's port."""
-        assert words[0] == "python"
-        text = words[-1]
-        for written, port in self.ports.items():
-            text = text.replace(f":{written}/", f":{port}/")
-        return [sys.executable, *words[1:-1], text]
+    command = [sys.executable, "-m", "magnetar.cli.main", *service["command"]]
+    return LocalProcess(name, name, directory, command, {}, healthy, variables)
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[dict[str, Service]]:
+def running(tmp_path: Path) -> Iterator[dict[str, LocalProcess]]:
     skip_without_zookeeper()
     ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", size=3)
     with ensemble:
         found = {
-            name: Service(name, service, ensemble.hosts, tmp_path)
+            name: as_written(name, service, ensemble.hosts, tmp_path)
             for name, service in ours().items()
         }
         try:
             for role in ("bookie", "broker", "autorecovery"):  # as depends_on has it
                 group = [each for name, each in found.items() if name.startswith(role)]
                 for service in group:
-                    service.start()
+                    service.launch()
                 for service in group:
-                    service.wait_healthy()
+                    service.wait_ready()
             yield found
         finally:
             for service in found.values():
-                service.end()
+                service.kill()
 
 
-def test_every_service_runs_as_written(running: dict[str, Service]) -> None:
+def test_every_service_runs_as_written(running: dict[str, LocalProcess]) -> None:
     assert len(running) == 6
     brokers = [running["broker-1"], running["broker-2"]]
     url = "grpc://" + ",".join(
@@ -242,8 +297,9 @@ def test_every_service_runs_as_written(running: dict[str, Service]) -> None:
             reader = client.create_reader(topic, magnetar.MessageId.earliest)
             assert reader.read_next(timeout_millis=30_000).data() == b"hello"
     for name in ("autorecovery-1", "broker-2", "broker-1", "bookie-3", "bookie-2", "bookie-1"):
-        assert running[name].stop() == 0
-        said = running[name].log_file.read_text()
+        running[name].stop()
+        assert running[name].status == 0
+        said = running[name].log.read_text()
         if name != "autorecovery-1":  # it listens on loopback alone
             assert "without TLS or authentication" in said  # they listen on every address
         assert "stopped by" not in said
@@ -263,15 +319,10 @@ def test_the_image_serves_standalone_unless_told_otherwise(tmp_path: Path) -> No
         "command": arguments + flags,
         "healthcheck": {"test": ["CMD", "python", "-c", check]},
     }
-    server = Service("standalone", service, "", tmp_path)
-    server.start()
-    try:
-        server.wait_healthy()
-        with magnetar.Client(f"grpc://localhost:{ports['grpc']}") as client:
-            client.create_producer("greetings").send(b"hello")
-        assert server.stop() == 0
-    finally:
-        server.end()
+    server = as_written("standalone", service, "", tmp_path)
+    with server, magnetar.Client(f"grpc://localhost:{ports['grpc']}") as client:
+        client.create_producer("greetings").send(b"hello")
+    assert server.status == 0
 
 
 def test_commands_in_the_comments_are_commands() -> None:

@@ -17,9 +17,10 @@ from fakes.wire import TRANSPORTS, wire_to
 from support import wait_until
 
 import magnetar.asyncio as magnetar
-from magnetar.broker.ownership.bundle import bundle_of, by_preference
+from magnetar.broker.ownership.bundle import bundle_in, by_preference
 from magnetar.client.message import MessageId
 from magnetar.client.options import InitialPosition
+from magnetar.metadata.model import NamespaceBundles
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
 
@@ -48,7 +49,10 @@ def topic_of(owner: RunningBroker, brokers: list[RunningBroker]) -> str:
     ids = [it.registration.broker for it in brokers]
     for number in range(1_000):
         name = f"persistent://public/n{number}/t"
-        if by_preference(bundle_of(TopicName.parse(name)), ids)[0] == owner.registration.broker:
+        if (
+            by_preference(bundle_in(TopicName.parse(name), NamespaceBundles()), ids)[0]
+            == owner.registration.broker
+        ):
             return name
     raise AssertionError("no topic prefers this broker")
 

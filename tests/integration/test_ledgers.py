@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.errors import BookieUnavailable, LedgerError, LedgerFenced
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
@@ -44,19 +43,11 @@ def bookies(tmp_path: Path) -> Iterator[list[BookieProcess]]:
         for process in processes:
             process.launch()
         for process in processes:
-            read_ready(process)
+            process.wait_ready()
         yield processes
     finally:
         for process in processes:
             process.end()
-
-
-def read_ready(process: BookieProcess) -> None:
-    assert process._process is not None
-    assert process._process.stdout is not None
-    line = process._process.stdout.readline()
-    assert line, process.log
-    process.ready = json.loads(line)
 
 
 def member(process: BookieProcess) -> Member:
@@ -90,7 +81,7 @@ async def broker(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
     directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
-        GrpcBookiePeer,
+        RemoteBookiePeer,
         client_name=f"broker-{seed}",
         random=random,
         connect_timeout_s=2.0,
@@ -134,7 +125,7 @@ class Workload:
             try:
                 for _ in range(20):
                     data = self.payload(self.appender.appended + 1)
-                    self.appender.append_nowait([data], len(data))
+                    self.appender.append_nowait([[data]])
             except LedgerError:
                 return
             await self.until(self._few_in_flight)
@@ -270,7 +261,7 @@ async def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]
 
 
 async def test_another_incarnation_is_refused_by_name(bookies: list[BookieProcess]) -> None:
-    peer = GrpcBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
+    peer = RemoteBookiePeer(Member(BookieId("b0"), "f" * 32), bookies[0].address)
     with pytest.raises(BookieUnavailable) as caught:
         await peer.open_write("test")
     assert caught.value.code is BookieCode.WRONG_INCARNATION

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -42,12 +46,12 @@ class Launcher:
         self._log = directory / "launcher.log"
         self._process: subprocess.Popen[str] | None = None
 
-    def launch(self, *flags: str) -> subprocess.Popen[str]:
+    def launch(self, *flags: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster"]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, "--dir", str(self.directory), *flags],
-                stdout=subprocess.PIPE,
+                stdout=stdout,
                 stderr=log,
                 text=True,
             )
@@ -76,6 +80,12 @@ class Launcher:
     def description(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.directory / "cluster.json").read_text())
         return found
+
+    def stop(self) -> None:
+        """SIGTERM; it ends in good order."""
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, self.log
 
     def end(self) -> None:
         if self._process is not None:
@@ -115,7 +125,8 @@ def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> 
     brokers = [each for each in ready["processes"] if each["role"] == "broker"]
     addresses = [f"127.0.0.1:{each['ports']['grpc']}" for each in brokers]
     assert ready["service_url"] == f"grpc://{','.join(addresses)}"
-    assert ready["admin_url"] == f"http://127.0.0.1:{brokers[0]['ports']['http']}"
+    addresses = [f"127.0.0.1:{each['ports']['http']}" for each in brokers]
+    assert ready["admin_url"] == f"http://{','.join(addresses)}"
     zookeeper = ready["processes"][0]
     assert ready["zookeeper"] == f"127.0.0.1:{zookeeper['ports']['client']}"
     assert ready["metadata_url"] == f"zk://{ready['zookeeper']}/magnetar"
@@ -226,6 +237,110 @@ async def test_processes_are_killed_and_restarted_from_python(tmp_path: Path) ->
         while len(set(found)) < len(sent):
             found.append((await reader.read_next(timeout_millis=20_000)).data())
         assert list(dict.fromkeys(found)) == sent
+
+
+# -- The same directory again ------------------------------------------------------------------
+
+SMALL = ("--zookeepers", "1", "--bookies", "1", "--brokers", "1")
+
+
+def ports_of(description: dict[str, Any]) -> dict[str, dict[str, int]]:
+    return {each["id"]: each["ports"] for each in description["processes"]}
+
+
+def test_ports_stay_the_same_until_another_process_takes_one(launcher: Launcher) -> None:
+    launcher.start(*SMALL)
+    before = ports_of(launcher.ready)
+    launcher.stop()
+    launcher.start(*SMALL, "--autorecoveries", "2")
+    after = ports_of(launcher.ready)
+    assert after.pop("autorecovery-2")
+    assert after == before
+    launcher.stop()
+    assert "port is in use" not in launcher.log
+    with socket.create_server(("127.0.0.1", before["broker-1"]["grpc"])):
+        launcher.start(*SMALL)
+    after = ports_of(launcher.ready)
+    new = after["broker-1"].pop("grpc")
+    old = before["broker-1"].pop("grpc")
+    assert new != old
+    assert after == before
+    [line] = [json.loads(line) for line in launcher.log.splitlines() if "port is in use" in line]
+    assert (line["process"], line["port"], line["new_port"]) == ("broker-1", old, new)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"broker-1": 3}', '{"broker-1": {"grpc": null}}'])
+async def test_damaged_record_of_ports_is_refused_with_what_to_do(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
+    (tmp_path / "ports.json").write_text(text)
+    with pytest.raises(DirectoryRefused, match=r"ports\.json is damaged.*Delete it"):
+        async with LocalCluster(tmp_path):
+            pass
+
+
+@pytest.mark.timeout(400)
+def test_decommissioned_bookie_is_left_out_until_its_directory_is_deleted(
+    launcher: Launcher,
+) -> None:
+    flags = ("--zookeepers", "1", "--bookies", "4", "--brokers", "1")
+    launcher.start(*flags)
+    with magnetar.Client(launcher.ready["service_url"]) as client:
+        client.create_producer("greetings").send(b"hello")
+    [pid] = [each["pid"] for each in launcher.ready["processes"] if each["id"] == "bookie-3"]
+    command = [sys.executable, "-m", "magnetar.cli.main", "bookies", "decommission", "bookie-3"]
+    with subprocess.Popen(
+        [*command, "--metadata-url", launcher.ready["metadata_url"]],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as decommission:
+        assert decommission.stdout is not None
+        assert any("Stop it now" in line for line in decommission.stdout)
+        os.kill(pid, signal.SIGTERM)
+        assert decommission.wait(60) == 0
+    launcher.stop()
+
+    launcher.start(*flags)
+    assert [each for each in ports_of(launcher.ready) if each.startswith("bookie")] == [
+        *("bookie-1", "bookie-2", "bookie-4"),
+    ]
+    [line] = [json.loads(line) for line in launcher.log.splitlines() if "left out" in line]
+    assert (line["bookie"], line["level"]) == ("bookie-3", "warning")
+    with magnetar.Client(launcher.ready["service_url"]) as client:
+        reader = client.create_reader("greetings", EARLIEST)
+        assert reader.read_next(timeout_millis=30_000).data() == b"hello"
+        client.create_producer("greetings").send(b"again")
+    launcher.stop()
+
+    shutil.rmtree(line["directory"])
+    launcher.start(*flags)
+    assert "bookie-3" in ports_of(launcher.ready)
+    assert launcher.log.count("left out") == 1
+
+
+# -- What people see ---------------------------------------------------------------------------
+
+
+def test_terminal_gets_a_table_instead_of_json(launcher: Launcher) -> None:
+    terminal, other_end = pty.openpty()
+    try:
+        process = launcher.launch(*SMALL, stdout=other_end)
+        os.close(other_end)
+        said = ""
+        while "Ctrl-C stops all processes" not in said:
+            said += os.read(terminal, 4096).decode()  # OSError: the process ended
+        description = launcher.description()
+        assert not any(line.startswith("{") for line in said.splitlines())
+        for each in description["processes"]:
+            assert re.search(rf"{each['id']}\s+{each['pid']}\b", said)
+        for url in ("service_url", "pulsar_url", "admin_url", "metadata_url"):
+            assert description[url] in said
+        assert f". {launcher.directory}/env.sh" in said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        os.close(terminal)
 
 
 # -- Refusals ----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ lost."""
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
@@ -19,7 +18,7 @@ from support import wait_until
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.broker.errors import LogFenced
@@ -206,9 +205,7 @@ def bookies(tmp_path: Path) -> Iterator[list[BookieProcess]]:
         for process in processes:
             process.launch()
         for process in processes:
-            assert process._process is not None
-            assert process._process.stdout is not None
-            process.ready = json.loads(process._process.stdout.readline())
+            process.wait_ready()
         yield processes
     finally:
         for process in processes:
@@ -235,7 +232,7 @@ async def real_ledgers(tree: MemoryTree, seed: int) -> AsyncIterator[Ledgers]:
     directory = BookieRegistry(store)
     pool = PeerPool(
         directory,
-        GrpcBookiePeer,
+        RemoteBookiePeer,
         client_name=f"broker-{seed}",
         random=random,
         connect_timeout_s=2.0,

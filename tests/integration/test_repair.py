@@ -16,7 +16,7 @@ from support import skip_without_zookeeper
 
 import magnetar
 import magnetar.asyncio
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.errors import LedgerNotFound
 from magnetar.bookie.repair.survey import survey_bookies, survey_ledger
 from magnetar.local_cluster import LocalCluster
@@ -95,14 +95,14 @@ async def wait_left(store: ZooKeeperStore, member: Member) -> None:
     """Until no ledger names it."""
     async with asyncio.timeout(120):
         while True:
-            rows = await survey_bookies(store, GrpcBookiePeer)
+            rows = await survey_bookies(store, RemoteBookiePeer)
             if not any(row.ledgers for row in rows if row.member == member):
                 return
             await asyncio.sleep(0.3)
 
 
 async def member_of(store: ZooKeeperStore, bookie: str) -> Member:
-    rows = await survey_bookies(store, GrpcBookiePeer)
+    rows = await survey_bookies(store, RemoteBookiePeer)
     [member] = [row.member for row in rows if row.member.bookie == bookie]
     return member
 
@@ -117,7 +117,7 @@ async def wait_whole(store: ZooKeeperStore) -> int:
                 missing = []
                 async for ledger in ledger_ids(store, paths.LEDGERS):
                     try:
-                        view = await survey_ledger(store, GrpcBookiePeer, SystemClock(), ledger)
+                        view = await survey_ledger(store, RemoteBookiePeer, SystemClock(), ledger)
                     except LedgerNotFound:
                         continue  # its topic needs it no more
                     if view.metadata.state is LedgerState.CLOSED:

@@ -10,8 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookie_process import BookieProcess, channel_to, connect, open_ledger
+from fakes.bookie_process import BookieProcess, channel_to, open_ledger
 from fakes.bookies import KEY, Writer, add
+from fakes.data_port import connect
 from prometheus_client import CollectorRegistry
 from support import wait_until
 
@@ -204,7 +205,7 @@ async def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) 
 
         bookie.start()
         channel = channel_to(bookie)
-        writer = await connect(channel, bookie.incarnation)
+        writer = await connect(bookie.address.data, bookie.incarnation)
         await answers(OK)
         assert (disk / "data" / "reserve").stat().st_size == DISK_BYTES // 100
         fill(disk, free=DISK_BYTES * 3 // 100)
@@ -220,7 +221,7 @@ async def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) 
         bookie.kill()
         bookie.start()
         channel = channel_to(bookie)
-        writer = await connect(channel, bookie.incarnation)
+        writer = await connect(bookie.address.data, bookie.incarnation)
         entry += 1
         assert await writer.add(add(1, entry)) == [READ_ONLY]
         assert await writer.add(add(8, 0)) == [BookieCode.FENCED]

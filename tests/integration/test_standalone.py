@@ -196,7 +196,7 @@ def test_another_servers_directory(server: StandaloneProcess) -> None:
     server.terminate()
     server.log_file.unlink()
     server.data_dir = server.data_dir / "bookie"
-    assert "is not, or not only, one of `magnetar standalone`" in refused(server)
+    assert "does not belong to `magnetar standalone` alone" in refused(server)
 
 
 def test_a_file(server: StandaloneProcess) -> None:

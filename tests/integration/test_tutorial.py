@@ -53,6 +53,7 @@ class Reader:
 
 
 def test_a_new_user_can_follow_the_tutorial(tmp_path: Path) -> None:
+    (tmp_path / "server").mkdir()
     server = StandaloneProcess(tmp_path / "server")
     server.start()
     reader = Reader(server, tmp_path)

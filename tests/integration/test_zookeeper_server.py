@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 from support import skip_without_zookeeper, wait_for
 
+from magnetar.local_process import ProcessFailed
 from magnetar.zookeeper_server import (
     JavaMissing,
     ZooKeeperEnsemble,
-    ZooKeeperNotReady,
+    address,
     find_jars,
     find_java,
+    mode,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from magnetar.zookeeper_server import ZooKeeperNode
+    from magnetar.local_process import LocalProcess
 
 pytestmark = pytest.mark.zookeeper
 
@@ -38,9 +40,9 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def wait_mode(node: ZooKeeperNode, mode: str) -> None:
+def wait_mode(node: LocalProcess, wanted: str) -> None:
     """It is asked with a deadline of its own, which a busy machine may miss."""
-    wait_for(lambda: node.mode() == mode)
+    wait_for(lambda: mode(node) == wanted)
 
 
 def test_five_jars_are_found_in_the_wheel() -> None:
@@ -54,14 +56,14 @@ def test_a_server_starts_stops_is_killed_and_comes_back(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(tmp_path) as server:
         (node,) = server.nodes
         wait_mode(node, "standalone")
-        assert server.hosts == node.address
+        assert server.hosts == address(node)
         assert server.leader() is node
         first = node.pid
         assert first is not None
         node.kill()
         assert not node.running
         assert node.pid is None
-        assert node.mode() is None
+        assert mode(node) is None
         assert not is_alive(first)
         node.start()
         second = node.pid
@@ -77,7 +79,7 @@ def test_a_paused_server_is_silent_and_can_be_stopped(tmp_path: Path) -> None:
         (node,) = server.nodes
         node.pause()
         assert node.running
-        assert node.mode() is None
+        assert mode(node) is None
         node.resume()
         wait_mode(node, "standalone")
         node.pause()
@@ -106,10 +108,10 @@ def test_java_home_comes_before_the_path(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_jar_that_ends_the_server_is_reported_with_its_log(tmp_path: Path) -> None:
     jars = [jar for jar in find_jars() if "jute" not in jar.name]
     server = ZooKeeperEnsemble(tmp_path, jars=jars)
-    with pytest.raises(ZooKeeperNotReady) as error:
+    with pytest.raises(ProcessFailed) as error:
         server.start()
     assert "NoClassDefFoundError" in error.value.log_tail
-    assert error.value.node == 1
+    assert error.value.name == "zookeeper-1"
     assert not server.nodes[0].running
 
 
@@ -121,7 +123,7 @@ def test_a_server_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
     pid = server.nodes[0].pid
     assert pid is not None
     started_s = time.monotonic()
-    with pytest.raises(ZooKeeperNotReady, match="did not get ready"):
+    with pytest.raises(ProcessFailed, match=r"was not ready after 1\.5 s"):
         server.start()
     assert time.monotonic() - started_s < 20
     assert not is_alive(pid)
@@ -133,4 +135,4 @@ def test_two_launchers_in_one_process_do_not_share_ports(tmp_path: Path) -> None
         ZooKeeperEnsemble(tmp_path / "two", force_sync=False) as two,
     ):
         assert one.hosts != two.hosts
-        assert all(12_000 <= node.client_port < 32_000 for node in (*one.nodes, *two.nodes))
+        assert all(12_000 <= node.ports["client"] < 32_000 for node in (*one.nodes, *two.nodes))

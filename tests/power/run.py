@@ -22,12 +22,13 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Final
 
-from fakes.bookie_process import BookieProcess, channel_to
+from fakes.bookie_process import BookieProcess
+from fakes.data_port import read
 from power.disk import DiskUnusable, LoopDisk
 
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.config import LedgerConfig
-from magnetar.bookie.ledger.connection import GrpcBookiePeer
+from magnetar.bookie.ledger.connection import RemoteBookiePeer
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.metadata import paths
@@ -36,10 +37,9 @@ from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Member
 from magnetar.protos import bookie_pb2 as pb
-from magnetar.protos.envelope import BookieCode, decode_envelope, decode_read_answers
+from magnetar.protos.envelope import BookieCode, decode_envelope
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.grpc_frames import read_frames
 from magnetar.runtime.log import configure_logging
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ async def writing(
     )
     directory = BookieRegistry(store)
     pool = PeerPool(
-        directory, GrpcBookiePeer, client_name="writer", random=chance, connect_timeout_s=5.0
+        directory, RemoteBookiePeer, client_name="writer", random=chance, connect_timeout_s=5.0
     )
     config = LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)
     ledgers = Ledgers(store, directory, pool, LedgerIds(store), config, SystemClock(), chance)
@@ -133,7 +133,7 @@ async def load(ledgers: Ledgers, *, until: int, stop: Callable[[], None]) -> lis
         while not stopped and appender.failure is None:
             if appender.appended - appender.confirmed < AHEAD:
                 payload = payload_of(appender.ledger, appender.appended + 1)
-                appender.append_nowait([payload], len(payload))
+                appender.append_nowait([[payload]])
             else:
                 await asyncio.sleep(0.001)
 
@@ -150,7 +150,6 @@ async def count_lost(bookie: BookieProcess, incarnation: str, ledgers: list[Writ
     """How many of the entries 0 .. last of each ledger are not given. Raises Lost when one is not
     what was sent."""
     lost = 0
-    channel = channel_to(bookie)
     for written in ledgers:
         at = 0
         while at <= written.last:
@@ -161,22 +160,18 @@ async def count_lost(bookie: BookieProcess, incarnation: str, ledgers: list[Writ
                 first=at,
                 last=written.last,
             )
-            async for frame in read_frames(
-                channel, "/magnetar.bookie.Bookie/Read", request.SerializeToString()
-            ):
-                for answer in decode_read_answers(frame):
-                    at = answer.entry + 1
-                    if answer.code is not BookieCode.OK:
-                        lost += 1
-                        continue
-                    found = decode_envelope(answer.envelope)
-                    if (found.ledger, found.entry, bytes(found.payload)) != (
-                        written.ledger,
-                        answer.entry,
-                        payload_of(written.ledger, answer.entry),
-                    ):
-                        raise Lost(f"entry {answer.entry} of ledger {written.ledger} is another")
-    await channel.close()
+            for answer in await read(bookie.address.data, request):
+                at = answer.entry + 1
+                if answer.code is not BookieCode.OK:
+                    lost += 1
+                    continue
+                found = decode_envelope(answer.envelope)
+                if (found.ledger, found.entry, bytes(found.payload)) != (
+                    written.ledger,
+                    answer.entry,
+                    payload_of(written.ledger, answer.entry),
+                ):
+                    raise Lost(f"entry {answer.entry} of ledger {written.ledger} is another")
     return lost
 
 
@@ -216,7 +211,7 @@ async def run_turns(
     data_dir = directory / "data" if disk is None else disk.path / "data"
     bookie = BookieProcess(directory / "b1", data_dir=str(data_dir))
     if lying:
-        bookie.program = LYING
+        bookie.use_program(LYING)
     tree, tally = MemoryTree(), Tally()
     try:
         bookie.start()

@@ -56,7 +56,7 @@ class Writer:
         number = self.appender.appended + 1
         text = f"{self._client.name} {self.ledger}:{number} ".encode()
         payload = text + b"." * max(0, size - len(text))
-        entry = self.appender.append_nowait([payload], len(payload))
+        entry = self.appender.append_nowait([[payload]])
         self._oracle.on_append(self.ledger, entry, payload)
         self._check_memory(len(payload))
         return int(entry)

@@ -36,7 +36,7 @@ from magnetar.bookie.storage.commit import GroupCommit
 from magnetar.bookie.storage.rot import is_rot
 from magnetar.metadata.errors import LeaseTaken
 from magnetar.metadata.ids import LedgerIds
-from magnetar.metadata.model import BookieId, BookieRegistration, LedgerId, Member
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration, LedgerId, Member
 from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class BookieNode(Process):
             bookie=BookieId(self.name),
             incarnation=identity.incarnation,
             boot_epoch=identity.boot_epoch,
-            address=f"{self.name}:3181",
+            address=BookieAddress(f"{self.name}:3181", f"{self.name}:3182"),
             http_address="",
             zone=self.zone,
             read_only=read_only,
@@ -411,9 +411,9 @@ class ClientNode(Process):
     def _on_crash(self, *, power: bool) -> None:
         self.ledgers = None
 
-    def _open_peer(self, member: Member, address: str) -> SimPeer:
+    def _open_peer(self, member: Member, address: BookieAddress) -> SimPeer:
         world = self.world
-        target = world.bookies[address.partition(":")[0]]
+        target = world.bookies[address.data.partition(":")[0]]
         return SimPeer(world.network, world.oracle, self.host, target, member)
 
     async def wait_running(self) -> Ledgers:

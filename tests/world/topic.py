@@ -10,6 +10,7 @@ from magnetar.broker.errors import LogDamaged, LogError
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import Log, LogConfig
 from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.metadata.model import EntryId
 from magnetar.protos.entry import parse_entry
 from magnetar.protos.message import (
     EntryHeader,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.ledgers import Buffer, LedgerStore, ReadEntry
-    from magnetar.metadata.model import EntryId, LedgerId, LedgerMetadata
+    from magnetar.metadata.model import LedgerId, LedgerMetadata
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
 HEADER = EntryHeader("producer", 1_700_000_000_000)
@@ -118,16 +119,11 @@ class ToldAppender:
     def trouble(self) -> str:
         return self._appender.trouble
 
-    def append_nowait(self, parts: Sequence[Buffer], size: int) -> EntryId:
-        entry = self._appender.append_nowait(parts, size)
-        self._oracle.on_append(self.ledger, entry, b"".join(parts))
-        return entry
-
-    def append_many(self, payloads: Sequence[Sequence[Buffer]]) -> None:
-        first = self._appender.appended + 1
-        self._appender.append_many(payloads)
+    def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId:
+        first = self._appender.append_nowait(payloads)
         for entry, parts in enumerate(payloads, first):
-            self._oracle.on_append(self.ledger, entry, b"".join(parts))
+            self._oracle.on_append(self.ledger, EntryId(entry), b"".join(parts))
+        return first
 
     async def wait_room(self) -> None:
         await self._appender.wait_room()

@@ -20,7 +20,8 @@ def load(**flags: object) -> BookieConfig:
 
 def test_defaults() -> None:
     config = load()
-    assert (config.host, config.grpc_port, config.advertised) == ("127.0.0.1", 3181, "127.0.0.1")
+    assert (config.host, config.advertised) == ("127.0.0.1", "127.0.0.1")
+    assert (config.data_port, config.grpc_port) == (3181, 3182)
 
 
 def test_what_is_told_to_brokers() -> None:

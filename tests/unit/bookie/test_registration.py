@@ -13,7 +13,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_registration
 from magnetar.metadata.errors import LeaseTaken
 from magnetar.metadata.memory import MemoryStore, MemoryTree
-from magnetar.metadata.model import BookieId, BookieRegistration
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ OURS = BookieRegistration(
     bookie=BOOKIE,
     incarnation="a" * 32,
     boot_epoch=5,
-    address="127.0.0.1:3181",
+    address=BookieAddress("127.0.0.1:3181", "127.0.0.1:3182"),
     http_address="127.0.0.1:8000",
     zone="z1",
     read_only=False,

@@ -1,4 +1,4 @@
-"""The same service through gRPC: what the edge adds is conversion, and nothing gets lost in it."""
+"""The service through its gRPC port: the port converts, and loses nothing."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookies import IDENTITY, INCARNATION, KEY, Bookie, Writer, add, envelope, running_bookie
+from fakes.bookies import INCARNATION, KEY, Writer, add, running_bookie
+from fakes.data_port import connect, served
 
-from magnetar.bookie.server import SERVICE, handlers
+from magnetar.bookie.server import SERVICE
 from magnetar.protos import bookie_pb2 as pb
-from magnetar.protos.envelope import (
-    ENTRY_BYTES_MAX,
-    BookieCode,
-    ReadAnswer,
-    decode_hello_reply,
-    decode_read_answers,
-    encode_hello,
-)
-from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.grpc_frames import (
-    call_unary,
-    grpc_server,
-    open_channel,
-    open_frame_stream,
-    read_frames,
-)
+from magnetar.protos.envelope import BookieCode
+from magnetar.runtime.errors import CallFailed
+from magnetar.runtime.grpc_frames import call_unary, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from google.protobuf.message import Message
+    from grpc import aio
+
+    from magnetar.metadata.model import BookieAddress
 
 pytestmark = pytest.mark.real_loop
 
@@ -38,93 +29,39 @@ OK = BookieCode.OK
 
 
 class Remote:
-    """A client of a bookie behind a port."""
+    """A client of a bookie behind its ports."""
 
-    def __init__(self, bookie: Bookie, address: str) -> None:
-        self.bookie = bookie
-        self.channel = open_channel(address)
+    def __init__(self, address: BookieAddress, channel: aio.Channel) -> None:
+        self._address = address
+        self._channel = channel
 
-    async def connect(self, incarnation: str = INCARNATION) -> Writer:
-        stream = open_frame_stream(self.channel, f"/{SERVICE}/Write", peer="b1")
-        await stream.send([encode_hello(incarnation, "test")])
-        writer = Writer(stream)
-        writer.reply = decode_hello_reply(await stream.receive())
-        return writer
+    async def connect(self) -> Writer:
+        return await connect(self._address.data, INCARNATION)
 
     async def call(self, method: str, request: Message | bytes) -> bytes:
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        return await call_unary(self.channel, f"/{SERVICE}/{method}", data)
-
-    async def read(self, request: pb.ReadRequest | bytes) -> list[ReadAnswer]:
-        data = request if isinstance(request, bytes) else request.SerializeToString()
-        return [
-            answer
-            async for frame in read_frames(self.channel, f"/{SERVICE}/Read", data)
-            for answer in decode_read_answers(frame)
-        ]
+        return await call_unary(self._channel, f"/{SERVICE}/{method}", data)
 
 
 @asynccontextmanager
 async def remote() -> AsyncIterator[Remote]:
-    async with running_bookie() as bookie:
-        services = {SERVICE: handlers(bookie.service)}
-        async with grpc_server(services, host="127.0.0.1", port=0) as port:
-            client = Remote(bookie, f"127.0.0.1:{port}")
-            yield client
-            await client.channel.close()
-
-
-async def test_adds_and_reads_of_every_size() -> None:
-    async with remote() as client:
-        writer = await client.connect()
-        assert writer.reply == (OK, INCARNATION, IDENTITY.boot_epoch)
-        payloads = [b"", b"x", bytes(100_000), bytes(ENTRY_BYTES_MAX), b"last"]
-        for entry, payload in enumerate(payloads):
-            assert await writer.add(add(1, entry, payload)) == [OK]
-        answers = await client.read(
-            pb.ReadRequest(incarnation=INCARNATION, ledger=1, master_key=KEY, first=0, last=99)
-        )
-        stored = [envelope(1, entry, payload) for entry, payload in enumerate(payloads)]
-        assert [answer.envelope for answer in answers[:-1]] == stored
-        assert answers[-1] == (5, BookieCode.NO_SUCH_ENTRY, b"")
-        await writer.stream.close()
-
-
-async def test_an_entry_too_large_is_refused_and_the_stream_goes_on() -> None:
-    async with remote() as client:
-        writer = await client.connect()
-        code = await writer.add(add(1, 0, bytes(ENTRY_BYTES_MAX + 1)))
-        assert code == [BookieCode.TOO_LARGE]
-        assert await writer.add(add(1, 0)) == [OK]
-        await writer.stream.close()
-
-
-async def test_a_damaged_frame_ends_its_stream_with_the_reason_and_no_other() -> None:
-    async with remote() as client:
-        victim, other = await client.connect(), await client.connect()
-        await victim.send(add(1, 0)[:-1])
-        with pytest.raises(StreamClosed, match=r"FrameDamaged.*bytes"):
-            await victim.stream.receive()
-        assert await other.add(add(1, 0)) == [OK]
-        await other.stream.close()
+    async with (
+        running_bookie() as bookie,
+        served(bookie.service) as address,
+        open_channel(address.grpc) as channel,
+    ):
+        yield Remote(address, channel)
 
 
 async def test_another_incarnation_is_refused_everywhere() -> None:
     async with remote() as client:
-        other = "e" * 32
-        writer = await client.connect(other)
-        assert writer.reply is not None
-        assert writer.reply.code is BookieCode.WRONG_INCARNATION
-        wrong = BookieCode.WRONG_INCARNATION
-        answers = await client.read(pb.ReadRequest(incarnation=other, ledger=1, last=1))
-        assert answers == [(0, wrong, b"")]
         for method, request, reply in (
             ("LastConfirmed", pb.LastConfirmedRequest, pb.LastConfirmedReply),
             ("ListLedgers", pb.ListLedgersRequest, pb.ListLedgersReply),
             ("ListEntries", pb.ListEntriesRequest, pb.ListEntriesReply),
         ):
-            got = reply.FromString(await client.call(method, request(incarnation=other)))
-            assert got.code == wrong, method
+            got = reply.FromString(await client.call(method, request(incarnation="e" * 32)))
+            assert got.code == BookieCode.WRONG_INCARNATION, method
 
 
 async def test_the_ordinary_calls() -> None:
@@ -156,23 +93,10 @@ async def test_the_ordinary_calls() -> None:
         await writer.stream.close()
 
 
-async def test_limits_of_a_read_are_passed_on() -> None:
-    async with remote() as client:
-        writer = await client.connect()
-        await writer.add(*(add(1, entry) for entry in range(5)))
-        for limits, count in (({"max_bytes": 1}, 1), ({"max_entries": 2}, 2)):
-            request = pb.ReadRequest(
-                incarnation=INCARNATION, ledger=1, master_key=KEY, last=4, **limits
-            )
-            assert len(await client.read(request)) == count
-        await writer.stream.close()
-
-
 async def test_bytes_that_are_no_request() -> None:
     async with remote() as client:
         garbage = b"\xff\xff\xff"
         bad = BookieCode.BAD_REQUEST
-        assert await client.read(garbage) == [(-1, bad, b"")]
         for method, reply in (
             ("LastConfirmed", pb.LastConfirmedReply),
             ("ListLedgers", pb.ListLedgersReply),
@@ -180,3 +104,10 @@ async def test_bytes_that_are_no_request() -> None:
         ):
             assert reply.FromString(await client.call(method, garbage)).code == bad
         assert pb.InfoReply.FromString(await client.call("Info", garbage)).bookie == "b1"
+
+
+@pytest.mark.parametrize("method", ["Write", "Read"])
+async def test_adds_and_reads_are_not_served_over_grpc(method: str) -> None:
+    async with remote() as client:
+        with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
+            await client.call(method, b"")

@@ -13,12 +13,12 @@ from support import settle, wait_until
 from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.ownership import owners as module
 from magnetar.broker.ownership.brokers import BrokerDirectory
-from magnetar.broker.ownership.bundle import Bundle, bundle_of, by_preference
+from magnetar.broker.ownership.bundle import Bundle, bundle_in, by_preference
 from magnetar.broker.ownership.owners import Owners
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import Unavailable
 from magnetar.metadata.memory import MemoryStore, MemoryTree
-from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
+from magnetar.metadata.model import BrokerId, BrokerRegistration, NamespaceBundles, Ownership
 from magnetar.metadata.store import ABSENT
 from magnetar.protos.names import TopicName
 from magnetar.runtime.supervise import Backoff, supervise
@@ -80,6 +80,10 @@ async def brokers(count: int) -> AsyncIterator[list[Peer]]:
         server.close()
 
 
+def bundle_of(name: TopicName) -> Bundle:
+    return bundle_in(name, NamespaceBundles())
+
+
 def topic_of(peer: Peer, peers: list[Peer]) -> TopicName:
     """A topic whose free bundle prefers `peer`."""
     ids = [one.me.broker for one in peers]
@@ -100,7 +104,7 @@ async def record_of(peer: Peer, name: TopicName) -> Ownership | None:
 async def test_a_free_bundle_is_taken_by_the_preferred_broker_that_is_asked() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[0], peers)
-        located = await peers[0].owners.locate(name, authoritative=False)
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
         assert located.serves
         assert located.broker == peers[0].me
         assert peers[0].owners.holds(bundle_of(name))
@@ -111,7 +115,7 @@ async def test_a_free_bundle_is_taken_by_the_preferred_broker_that_is_asked() ->
 async def test_a_free_bundle_is_redirected_to_the_preferred_broker() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
-        located = await peers[0].owners.locate(name, authoritative=False)
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
         assert not located.serves
         assert located.broker == peers[1].me
         assert await record_of(peers[0], name) is None
@@ -120,7 +124,7 @@ async def test_a_free_bundle_is_redirected_to_the_preferred_broker() -> None:
 async def test_an_authoritative_question_is_not_redirected_again() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
-        located = await peers[0].owners.locate(name, authoritative=True)
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=True)
         assert located.serves
         assert located.broker == peers[0].me
 
@@ -128,9 +132,9 @@ async def test_an_authoritative_question_is_not_redirected_again() -> None:
 async def test_the_owner_is_named_by_every_broker() -> None:
     async with brokers(3) as peers:
         name = topic_of(peers[1], peers)
-        await peers[1].owners.locate(name, authoritative=True)
+        await peers[1].owners.locate(bundle_of(name), authoritative=True)
         for peer in peers:
-            located = await peer.owners.locate(name, authoritative=False)
+            located = await peer.owners.locate(bundle_of(name), authoritative=False)
             assert located.serves
             assert located.broker == peers[1].me
 
@@ -140,7 +144,8 @@ async def test_racing_brokers_agree_on_one_owner() -> None:
         name = topic_of(peers[0], peers)
         async with asyncio.TaskGroup() as group:
             asked = [
-                group.create_task(peer.owners.locate(name, authoritative=True)) for peer in peers
+                group.create_task(peer.owners.locate(bundle_of(name), authoritative=True))
+                for peer in peers
             ]
         owners = {task.result().broker.broker for task in asked}
         holders = {peer.me.broker for peer in peers if peer.owners.holds(bundle_of(name))}
@@ -151,9 +156,9 @@ async def test_racing_brokers_agree_on_one_owner() -> None:
 async def test_the_bundle_of_a_broker_whose_registration_is_gone_is_taken() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
-        await peers[1].owners.locate(name, authoritative=False)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
         peers[1].store.expire()
-        located = await peers[0].owners.locate(name, authoritative=False)
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
         assert located.serves
         assert located.broker == peers[0].me
         record = await record_of(peers[0], name)
@@ -164,10 +169,10 @@ async def test_the_bundle_of_a_broker_whose_registration_is_gone_is_taken() -> N
 async def test_the_bundle_of_a_broker_whose_port_refuses_is_taken() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
-        await peers[1].owners.locate(name, authoritative=False)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
         peers[1].close_port()
         started = asyncio.get_running_loop().time()
-        located = await peers[0].owners.locate(name, authoritative=False)
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
         assert located.serves
         assert located.broker == peers[0].me
         waited = asyncio.get_running_loop().time() - started
@@ -177,9 +182,9 @@ async def test_the_bundle_of_a_broker_whose_port_refuses_is_taken() -> None:
 async def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
-        await peers[1].owners.locate(name, authoritative=False)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
         peers[1].close_port()
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
         await wait_until(lambda: peers[1].lost == [bundle_of(name)])
         assert not peers[1].owners.holds(bundle_of(name))
 
@@ -193,7 +198,7 @@ async def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run
         value = codec.encode_ownership(former)
         await peers[0].store.put(path, value, expected=ABSENT)
         assert not peers[1].owners.holds(bundle)
-        located = await peers[1].owners.locate(name, authoritative=False)
+        located = await peers[1].owners.locate(bundle_of(name), authoritative=False)
         assert located.serves
         record = await record_of(peers[1], name)
         assert record == Ownership(peers[1].me.broker, peers[1].me.incarnation, 5)
@@ -202,12 +207,12 @@ async def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run
 async def test_nothing_is_taken_while_the_session_is_suspended() -> None:
     async with brokers(1) as peers:
         held, free = TopicName.parse("public/n0/t"), TopicName.parse("public/n1/t")
-        await peers[0].owners.locate(held, authoritative=False)
+        await peers[0].owners.locate(bundle_of(held), authoritative=False)
         peers[0].store.suspend()
-        located = await peers[0].owners.locate(held, authoritative=False)
+        located = await peers[0].owners.locate(bundle_of(held), authoritative=False)
         assert located.broker == peers[0].me, "suspended is not lost"
         with pytest.raises((BundleUnavailable, Unavailable)):
-            await peers[0].owners.locate(free, authoritative=True)
+            await peers[0].owners.locate(bundle_of(free), authoritative=True)
         peers[0].store.reconnect()
         assert await record_of(peers[0], free) is None
 
@@ -217,15 +222,17 @@ async def test_a_bundle_whose_log_failed_is_not_served_blindly() -> None:
 
     async with brokers(1) as peers:
         owners, name = peers[0].owners, TopicName.parse("t")
-        await owners.locate(name, authoritative=True)
+        await owners.locate(bundle_of(name), authoritative=True)
         owners.doubt(bundle_of(name))
-        assert (await owners.locate(name, authoritative=False)).serves, "it can still look"
+        assert (await owners.locate(bundle_of(name), authoritative=False)).serves, (
+            "it can still look"
+        )
         peers[0].store.suspend()
         owners.doubt(bundle_of(name))
         with pytest.raises(BundleUnavailable, match="suspended"):
-            await owners.locate(name, authoritative=False)
+            await owners.locate(bundle_of(name), authoritative=False)
         peers[0].store.reconnect()
-        assert (await owners.locate(name, authoritative=False)).serves
+        assert (await owners.locate(bundle_of(name), authoritative=False)).serves
         await settle()
         assert peers[0].lost == []
 
@@ -234,20 +241,20 @@ async def test_releasing_unloads_and_names_the_next_owner() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
         seen: list[object] = []
 
         async def unload(unloading: Bundle) -> None:
             assert not peers[0].owners.holds(unloading)
             seen.append(peers[0].owners.next_owner_of(unloading))
             with pytest.raises(BundleUnavailable):
-                await peers[0].owners.locate(name, authoritative=False)
+                await peers[0].owners.locate(bundle_of(name), authoritative=False)
 
         peers[0].owners.begin_stop()
         await peers[0].owners.release(bundle, unload)
         assert seen == [peers[1].me]
         assert not peers[0].owners.holds(bundle)
-        located = await peers[1].owners.locate(name, authoritative=False)
+        located = await peers[1].owners.locate(bundle_of(name), authoritative=False)
         assert located.serves
         assert located.broker == peers[1].me
 
@@ -257,7 +264,7 @@ async def test_what_a_later_version_wrote_goes_over_with_the_bundle() -> None:
         name, later = topic_of(peers[0], peers), b"\xc2\x3e\x05later"  # field 1000
         bundle = bundle_of(name)
         path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
         stored = await peers[0].store.get(path)
         assert stored is not None
         await peers[0].store.put(path, stored.value + later, expected=stored.version)
@@ -276,7 +283,7 @@ async def test_a_broker_that_is_gone_is_no_heir() -> None:
     async with brokers(3) as peers:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
         order = by_preference(bundle, [peer.me.broker for peer in peers[1:]])
         first, second = (next(it for it in peers if it.me.broker == id_) for id_ in order)
         first.close_port()  # it is registered until its session expires
@@ -297,7 +304,7 @@ async def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> No
     async with brokers(2) as peers:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
 
         async def unload(_: Bundle) -> None:
             await settle()
@@ -306,7 +313,7 @@ async def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> No
             peer.owners.begin_stop()
         await peers[0].owners.release(bundle, unload)
         with pytest.raises(BundleUnavailable):
-            await peers[1].owners.locate(name, authoritative=False)
+            await peers[1].owners.locate(bundle_of(name), authoritative=False)
         assert not peers[1].owners.holds(bundle)
 
 
@@ -329,7 +336,7 @@ async def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
 
     async def _refusal(owners: Owners, name: TopicName) -> BundleUnavailable | None:
         try:
-            await owners.locate(name, authoritative=True)
+            await owners.locate(bundle_of(name), authoritative=True)
         except BundleUnavailable as error:
             return error
         return None
@@ -351,7 +358,7 @@ async def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
 async def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[0], peers)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
         unloaded: list[Bundle] = []
 
         async def unload(unloading: Bundle) -> None:
@@ -363,7 +370,7 @@ async def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:
         assert unloaded == [bundle_of(name)]
         assert not peers[0].owners.holds(bundle_of(name))
         peers[0].store.expire()
-        located = await peers[1].owners.locate(name, authoritative=False)
+        located = await peers[1].owners.locate(bundle_of(name), authoritative=False)
         assert located.broker == peers[1].me
 
 
@@ -371,7 +378,7 @@ async def test_a_record_that_is_lost_is_noticed() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
         path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
         stored = await peers[1].store.get(path)
         assert stored is not None
@@ -407,7 +414,7 @@ async def test_a_change_just_before_the_watch_is_noticed() -> None:
         owners = Owners(store, BrokerDirectory(store), peers[0].me, on_lost=on_lost)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(owners.run())
-            await owners.locate(name, authoritative=True)
+            await owners.locate(bundle_of(name), authoritative=True)
             await wait_until(lambda: lost == [bundle_of(name)])
             task.cancel()
         assert not owners.holds(bundle_of(name))
@@ -416,7 +423,7 @@ async def test_a_change_just_before_the_watch_is_noticed() -> None:
 async def test_the_last_broker_leaves_its_bundle_free() -> None:
     async with brokers(1) as peers:
         name = topic_of(peers[0], peers)
-        await peers[0].owners.locate(name, authoritative=False)
+        await peers[0].owners.locate(bundle_of(name), authoritative=False)
 
         async def unload(_: Bundle) -> None:
             await settle()
@@ -425,7 +432,7 @@ async def test_the_last_broker_leaves_its_bundle_free() -> None:
         await peers[0].owners.release(bundle_of(name), unload)
         assert await record_of(peers[0], name) is None
         with pytest.raises(BundleUnavailable):
-            await peers[0].owners.locate(name, authoritative=True)
+            await peers[0].owners.locate(bundle_of(name), authoritative=True)
 
 
 def test_every_broker_computes_the_same_preference_and_only_the_bundles_of_a_leaver_move() -> None:

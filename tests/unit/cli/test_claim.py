@@ -54,7 +54,7 @@ def test_somebody_elses_is_left_alone(tmp_path: Path) -> None:
 def test_another_version_or_another_owner(tmp_path: Path, text: str) -> None:
     (tmp_path / "oven").write_text(text)
     with (
-        pytest.raises(DirectoryRefused, match="does not say 'magnetar oven 1'"),
+        pytest.raises(DirectoryRefused, match="does not contain 'magnetar oven 1'"),
         claimed(tmp_path, "oven"),
     ):
         pass

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
 
+from magnetar.cli.help import coloured
 from magnetar.cli.main import COMMANDS, make_app
 
 
@@ -29,6 +32,37 @@ def test_every_command_has_help(name: str) -> None:
     code, said = invoke(name, "--help")
     assert code == 0
     assert f"Usage: root {name}" in said or f"Usage: magnetar {name}" in said, said
+
+
+@pytest.mark.parametrize("name", ["topics", "subscriptions", "bookies", "spark"])
+def test_a_command_with_subcommands_prints_its_help(name: str) -> None:
+    code, said = invoke(name)
+    assert code == 2
+    assert f"{name} [OPTIONS] COMMAND [ARGS]..." in said
+    assert "Commands:" in said
+
+
+def test_version() -> None:
+    assert invoke("--version") == (0, f"magnetar {version('magnetar')}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_cuts_no_word(name: str) -> None:
+    _, said = invoke(name, "--help")
+    said = said.replace("[ARGS]...", "")
+    assert "…" not in said.replace("host:port…", "")
+    assert not re.search(r"\w\.\.\.", said.replace("value...", "")), said
+
+
+def test_help_is_coloured_without_changing_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = "Usage: magnetar x\n\n  It does: this.\n\nOptions:\n  -a, --all <str>  all of it\n"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colours = coloured(plain)
+    assert "\x1b[1mOptions:\x1b[0m\n" in colours
+    assert "\x1b[1m-a, --all <str>\x1b[0m  all of it" in colours
+    assert re.sub(r"\x1b\[\d+m", "", colours) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert coloured(plain) == plain
 
 
 def test_an_unknown_command_or_flag_is_a_usage_error() -> None:

@@ -14,16 +14,20 @@ from support import settle
 import magnetar
 import magnetar.asyncio
 from magnetar.client.errors import (
+    START_ADVICE,
     AlreadyClosed,
     ConnectError,
     Interrupted,
     InvalidConfiguration,
+    PulsarException,
     Result,
     Timeout,
 )
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from fakes.session_broker import Session
 
 
@@ -234,7 +238,7 @@ def test_importing_is_light() -> None:
     script = (
         "import sys, magnetar, magnetar.asyncio; magnetar.Client, magnetar.MessageId;"
         " print([name for name in sys.modules if name.split('.')[0] in"
-        " ('grpc', 'structlog', 'kazoo', 'rocksdict', 'pydantic', 'fastapi')])"
+        " ('grpc', 'rich', 'kazoo', 'rocksdict', 'pydantic', 'fastapi')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -249,3 +253,50 @@ async def test_partitions_that_nobody_tells() -> None:
         cluster.brokers[B].script(pb.CommandPartitionedTopicMetadata, None)
         with pytest.raises(ConnectError, match="the broker did not answer within 1 s"):
             await client.get_topic_partitions("t")
+
+
+async def test_a_client_without_a_server_warns_once_within_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with client_among(operation_timeout_seconds=5) as (client, cluster):
+        for broker in cluster.brokers.values():
+            broker.alive = False
+        await _find_no_server(client, caplog)
+
+
+async def _find_no_server(
+    client: magnetar.asyncio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    async with asyncio.TaskGroup() as group:
+        tries = [group.create_task(_failure(client.create_producer(topic))) for topic in "tu"]
+        await asyncio.sleep(1.0)
+        [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert "no broker has answered yet" in warning.getMessage()
+        assert A in warning.getMessage()
+    assert loop.time() - began_s <= 6
+    for attempt in tries:
+        assert isinstance(attempt.result(), ConnectError)
+        assert str(attempt.result()).endswith(START_ADVICE)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+async def test_a_client_with_a_server_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    async with client_among() as (client, _):
+        await client.create_producer("t")
+        await asyncio.sleep(5)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def _failure(work: Coroutine[Any, Any, object]) -> BaseException | None:
+    try:
+        await work
+    except PulsarException as error:
+        return error
+    return None
+
+
+def test_a_result_prints_its_name() -> None:
+    assert str(Result.Ok) == "Ok"
+    assert f"{Result.Timeout}" == "Timeout"

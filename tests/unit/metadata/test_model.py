@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from magnetar.metadata.errors import InvalidLedgerMetadata, InvalidRecord
 from magnetar.metadata.model import (
+    BUNDLES_DEFAULT,
     HASH_SPACE,
+    BookieAddress,
     BookieId,
     BookieRegistration,
     BrokerId,
@@ -141,10 +144,22 @@ def test_an_incarnation_is_32_hex_digits(incarnation: str) -> None:
 
 def test_names_and_counts_of_registrations() -> None:
     good = BookieRegistration(
-        BookieId("b"), "0" * 32, 1, "host:3181", http_address="", zone="", read_only=False
+        BookieId("b"),
+        "0" * 32,
+        1,
+        BookieAddress(data="host:3181", grpc="host:3182"),
+        http_address="",
+        zone="",
+        read_only=False,
     )
     assert good.member == member("b")
-    for changes in ({"bookie": ""}, {"address": ""}, {"boot_epoch": -1}, {"incarnation": "x"}):
+    for changes in (
+        {"bookie": ""},
+        {"address": BookieAddress(data="", grpc="host:3182")},
+        {"address": BookieAddress(data="host:3181", grpc="")},
+        {"boot_epoch": -1},
+        {"incarnation": "x"},
+    ):
         with pytest.raises(InvalidRecord):
             replace(good, **changes)  # type: ignore[arg-type]
 
@@ -168,6 +183,24 @@ def test_a_namespace_starts_with_four_equal_bundles() -> None:
 def test_a_bundle_is_half_open_and_the_last_one_closed(topic_hash: int, index: int) -> None:
     bundles = NamespaceBundles()
     assert bundles.bundle_of(topic_hash) == bundles.names[index]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 128])
+def test_a_divided_hash_space_has_equal_bundles_and_the_last_takes_the_remainder(
+    count: int,
+) -> None:
+    bundles = NamespaceBundles.divided(count)
+    sizes = [after - before for before, after in pairwise(bundles.boundaries)]
+    assert len(sizes) == len(bundles.names) == count
+    assert set(sizes[:-1]) <= {HASH_SPACE // count}
+    assert sizes[-1] == HASH_SPACE // count + HASH_SPACE % count
+    for name, (start, end) in zip(bundles.names, pairwise(bundles.boundaries), strict=True):
+        assert bundles.bundle_of(start) == bundles.bundle_of(end - 1) == name
+
+
+def test_the_default_bundles_are_a_space_divided_by_four() -> None:
+    """Clusters from before namespaces had records are cut like this."""
+    assert NamespaceBundles.divided(BUNDLES_DEFAULT) == NamespaceBundles()
 
 
 @pytest.mark.parametrize(

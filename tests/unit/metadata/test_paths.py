@@ -23,7 +23,13 @@ def test_where_everything_lies() -> None:
     assert marked == "/ledgers/under-replicated/0000/0000/0001/12345"
     assert paths.repair_lock(LedgerId(12345)) == "/ledgers/repair-locks/12345"
     assert paths.broker_available(BrokerId("b")) == "/brokers/available/b"
-    assert paths.bundles("public", "default") == "/bundles/public/default"
+    assert paths.tenant("public") == "/tenants/public"
+    assert paths.namespace("public", "default") == "/namespaces/public/default"
+    assert paths.topic_policies_folder("public", "default") == "/topic-policies/public/default"
+    assert (
+        paths.topic_policies("public", "default", "persistent", "a b")
+        == "/topic-policies/public/default/persistent%2Fa%20b"
+    )
     assert (
         paths.ownership("public", "default", "0x00000000_0x40000000")
         == "/ownership/public/default/0x00000000_0x40000000"

@@ -4,6 +4,7 @@ import struct
 
 import google_crc32c
 import pytest
+from fakes.adds import encode_add
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,6 @@ from magnetar.protos.envelope import (
     decode_read_answers,
     decode_run,
     encode_ack,
-    encode_add,
     encode_adds,
     encode_envelope,
     encode_hello,

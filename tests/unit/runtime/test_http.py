@@ -41,6 +41,27 @@ def healthy() -> Health:
     return Health("bookie", "b1", "READY", ready=True, details={"entries": 3})
 
 
+async def index_of(app: BaseApp) -> str:
+    async with serving(app) as client:
+        answer = await client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    return answer.text
+
+
+async def test_the_index_links_to_the_pages_that_are_there() -> None:
+    async def api(*_: object) -> None:
+        raise AssertionError("not asked")
+
+    page = await index_of(BaseApp(healthy, CollectorRegistry()))
+    assert '<a href="/health">' in page
+    assert '<a href="/metrics">' in page
+    assert "/docs" not in page
+    assert '<a href="/docs">' in await index_of(BaseApp(healthy, CollectorRegistry(), lambda: api))
+    hostile = Health("bookie", "<b>1", "READY", ready=True)
+    assert "&lt;b&gt;1" in await index_of(BaseApp(lambda: hostile, CollectorRegistry()))
+
+
 async def test_health_is_json_with_a_status_that_a_probe_understands() -> None:
     now = healthy()
 

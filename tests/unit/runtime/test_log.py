@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 from magnetar.runtime.log import configure_logging, get_logger
@@ -80,6 +82,27 @@ def test_a_terminal_gets_colour() -> None:
     get_logger("x").info("hello", port=1)
     assert "\x1b[" in stream.getvalue()
     assert "hello" in stream.getvalue()
+
+
+def test_a_terminal_line_quotes_values_and_appends_the_traceback() -> None:
+    stream = io.StringIO()
+    configure_logging(stream=stream, colour=True)
+    get_logger("x").error("failed", exc_info=KeyError("k"), topic="a\x1b[2J b", port=1)
+    first, *rest = stream.getvalue().splitlines()
+    assert first.endswith(r"topic='a\x1b[2J b' port=1")
+    assert rest == ["KeyError: 'k'"]
+
+
+def test_configuring_logs_imports_only_the_standard_library() -> None:
+    script = (
+        "import sys, magnetar.runtime.log as log; log.configure_logging();"
+        " log.get_logger('x').info('hello');"
+        " print([name for name in ('structlog', 'rich', 'grpc') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,7 +235,7 @@ async def conflicting(world: World) -> None:
     twin = LedgerAppender(stage.stored, ledgers.services, on_busy=ledgers._on_busy)
     for entry in range(world.random.randint(1, entries)):
         payload = f"forged {entry}".encode() + b"." * world.random.choice((0, 30))
-        twin.append_nowait([payload], len(payload))
+        twin.append_nowait([[payload]])
     await stage.until(lambda: twin.failure is not None or twin.confirmed >= 0)
     conflicts = sum(each.admission.conflicts for each in stage.seated() if each.admission)
     world.oracle.hold(

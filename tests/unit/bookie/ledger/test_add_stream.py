@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
+from fakes.adds import encode_add
 from fakes.ledger_bookies import FakeBookie, FormerIncarnation
 from support import settle, wait_until
 
@@ -12,7 +13,7 @@ from magnetar.bookie.ledger.add_stream import GONE_PAUSE_S, AddStream
 from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.peer import BookiePeer
 from magnetar.metadata.model import Member
-from magnetar.protos.envelope import Add, BookieCode, encode_add
+from magnetar.protos.envelope import Add, BookieCode
 from magnetar.runtime.frames import FrameStream
 from magnetar.runtime.memory_stream import MemoryStream, memory_stream_pair
 from magnetar.runtime.supervise import Backoff

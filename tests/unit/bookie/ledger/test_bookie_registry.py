@@ -12,7 +12,7 @@ from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_bookie_drain
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.model import BookieId, Member
+from magnetar.metadata.model import BookieAddress, BookieId, Member
 from magnetar.metadata.store import ABSENT
 from magnetar.metadata.under_replication import BookieDrain
 
@@ -69,7 +69,7 @@ async def test_who_has_left_can_still_be_found_where_it_was() -> None:
         await wait_until(lambda: not directory.is_writable(member))
         found = directory.find(member)
         assert found is not None
-        assert found.address == "b0:3181"
+        assert found.address == BookieAddress("b0:3181", "b0:3182")
 
 
 async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:

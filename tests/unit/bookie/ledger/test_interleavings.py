@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from fakes.adds import encode_add
 from fakes.ledger_world import FakeBookie, member, open_metadata, payload_bytes, payload_of
 
 from magnetar.bookie.ledger import recovery as recovering
@@ -20,7 +21,7 @@ from magnetar.bookie.ledger import writer as writing
 from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.ledger.recovery import LedgerRecovery, RecoveryState
 from magnetar.metadata.model import LedgerMetadata, LedgerState, Member
-from magnetar.protos.envelope import BookieCode, decode_envelope, encode_add
+from magnetar.protos.envelope import BookieCode, decode_envelope
 
 LIMITS = writing.WriterLimits(add_timeout_s=1e9, quorum_timeout_s=1e9, changes_max=0)
 LEDGER, KEY = 7, 0x1234

@@ -23,7 +23,7 @@ from magnetar.metadata.memory import Fault, MemoryStore
 from magnetar.metadata.model import LedgerId, LedgerState
 from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode
 from magnetar.runtime.frames import FRAME_BYTES_MAX, Buffer, size_of
-from magnetar.runtime.grpc_frames import FRAME_LIMIT_BYTES
+from magnetar.runtime.tcp_frames import FRAME_LIMIT_BYTES
 
 QUICK = LedgerConfig(
     add_timeout_s=0.3,
@@ -91,10 +91,10 @@ async def test_t34_an_oversized_entry_is_refused_before_it_takes_an_id() -> None
         appender = await create(ledgers)
         large = bytes(ENTRY_BYTES_MAX + 1)
         with pytest.raises(EntryTooLarge) as caught:
-            appender.append_nowait([large], len(large))
+            appender.append_nowait([[large]])
         assert caught.value.definite
         assert appender.appended == -1
-        appender.append_nowait([large[1:]], len(large) - 1)
+        appender.append_nowait([[large[1:]]])
         await confirmed(appender)
         assert appender.metadata.segments[0].members == appender.metadata.last_segment.members
         assert all(bookie.opened == 1 for bookie in nodes.bookies)
@@ -105,9 +105,9 @@ async def test_many_entries_at_once_are_what_single_ones_would_be() -> None:
         one, many = await create(ledgers), await create(ledgers)
         payloads = [[bytes([number]), b"x" * number] for number in range(40)]
         for payload in payloads:
-            one.append_nowait(payload, sum(map(len, payload)))
-        many.append_many(payloads[:1])
-        many.append_many(payloads[1:])
+            one.append_nowait([payload])
+        many.append_nowait(payloads[:1])
+        many.append_nowait(payloads[1:])
         assert one.describe().split(",", 1)[1] == many.describe().split(",", 1)[1]
         await confirmed(one)
         await confirmed(many)
@@ -128,7 +128,7 @@ async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() ->
             put_out(*parts)
 
         stream.put = put
-        appender.append_many([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])
+        appender.append_nowait([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])
         assert max(sizes) + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
         await confirmed(appender)
 
@@ -137,18 +137,11 @@ async def test_many_entries_at_once_are_all_taken_or_none() -> None:
     async with world(3) as (_, ledgers):
         appender = await create(ledgers)
         with pytest.raises(EntryTooLarge):
-            appender.append_many([[b"a"], [bytes(ENTRY_BYTES_MAX + 1)]])
+            appender.append_nowait([[b"a"], [bytes(ENTRY_BYTES_MAX + 1)]])
         assert appender.appended == -1
         appender.abandon()
         with pytest.raises(LedgerClosed):
-            appender.append_many([[b"a"]])
-
-
-async def test_the_size_must_be_that_of_the_parts() -> None:
-    async with world(3) as (_, ledgers):
-        appender = await create(ledgers)
-        with pytest.raises(AssertionError, match="size"):
-            appender.append_nowait([b"abc"], 4)
+            appender.append_nowait([[b"a"]])
 
 
 async def test_closed_and_abandoned_ledgers_take_nothing() -> None:

@@ -17,7 +17,7 @@ from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_bookie_registration, encode_bookie_registration
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.model import BookieId, Member
+from magnetar.metadata.model import BookieAddress, BookieId, Member
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.frames import FrameStream
 
@@ -62,7 +62,7 @@ async def pooling(nodes: Cluster) -> AsyncIterator[tuple[PeerPool, BookieRegistr
     made: list[Peer] = []
     async with asyncio.TaskGroup() as group:
 
-        def open_peer(member: Member, address: str) -> Peer:
+        def open_peer(member: Member, address: BookieAddress) -> Peer:
             made.append(Peer(address, group))
             return made[-1]
 
@@ -85,11 +85,13 @@ async def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
         path = paths.bookie_available(member.bookie)
         stored = await nodes.store.get(path)
         assert stored is not None
-        moved = replace(decode_bookie_registration(stored.value), address="elsewhere:1")
+        elsewhere = BookieAddress("b0:3181", "elsewhere:1")
+        moved = replace(decode_bookie_registration(stored.value), address=elsewhere)
         await nodes.store.put(path, encode_bookie_registration(moved), expected=0)
         await wait_until(lambda: directory.find(member) == moved)
         assert pool.peer(member) is made[1]
-        assert [peer.address for peer in made] == ["b0:3181", "elsewhere:1"]
+        before = BookieAddress("b0:3181", "b0:3182")
+        assert [peer.address for peer in made] == [before, elsewhere]
         await wait_until(lambda: made[0].closed)
         # It has left the list, and may answer all the same.
         await nodes.unregister(nodes.bookies[0])

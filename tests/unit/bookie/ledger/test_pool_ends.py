@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from fakes.adds import encode_add
 from fakes.ledger_bookies import FakeBookie, cluster
 from support import wait_until
 
@@ -12,7 +13,7 @@ from magnetar.bookie.ledger.add_stream import AddStream
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.metadata.memory import MemoryStore
-from magnetar.protos.envelope import BookieCode, encode_add
+from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.frames import Buffer, FrameStream
 
 

@@ -21,7 +21,7 @@ from magnetar.bookie.ledger.reader import (
     standing,
     windows,
 )
-from magnetar.metadata.model import BookieRegistration, EntryId, Member
+from magnetar.metadata.model import BookieAddress, BookieRegistration, EntryId, Member
 from magnetar.protos.envelope import READ, BookieCode, ReadAnswer, encode_envelope
 
 B = [member(number) for number in range(5)]
@@ -198,7 +198,7 @@ def registration(*, read_only: bool) -> BookieRegistration:
         bookie=B[0].bookie,
         incarnation=B[0].incarnation,
         boot_epoch=1,
-        address="b0:3181",
+        address=BookieAddress("b0:3181", "b0:3182"),
         http_address="",
         zone="",
         read_only=read_only,

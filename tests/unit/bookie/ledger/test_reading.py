@@ -302,7 +302,7 @@ async def test_striped_ranges_are_whole_whatever_happens_to_replicas(
         appender = await create(ledgers)
         data = [random.randbytes(random.choice([0, 3, 50, 4000])) for _ in range(120)]
         for number, each in enumerate(data):
-            appender.append_nowait([each], len(each))
+            appender.append_nowait([[each]])
             if number in (40, 80):
                 await confirmed(appender)
                 victim = random.choice(seated(nodes, appender))

@@ -33,6 +33,7 @@ from magnetar.metadata.errors import InvalidLedgerMetadata
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import (
+    BookieAddress,
     BookieId,
     BookieRegistration,
     LedgerId,
@@ -58,7 +59,7 @@ async def three_bookies() -> AsyncIterator[tuple[Ledgers, MemoryStore]]:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         directory = BookieRegistry(store)
 
-        def open_peer(member: Member, _: str) -> BookiePeer:
+        def open_peer(member: Member, _: BookieAddress) -> BookiePeer:
             return LocalBookiePeer(member, bookies[member.bookie].service, group=group)
 
         pool = PeerPool(
@@ -76,7 +77,7 @@ def listed(name: str) -> BookieRegistration:
         bookie=BookieId(name),
         incarnation=IDENTITY.incarnation,
         boot_epoch=1,
-        address="in-process:1",
+        address=BookieAddress("in-process:1", "in-process:1"),
         http_address="",
         zone="",
         read_only=False,
@@ -216,7 +217,7 @@ async def test_t34_too_large_an_entry_never_reaches_a_bookie() -> None:
         append(appender)
         large = bytes(ENTRY_BYTES_MAX + 1)
         with pytest.raises(EntryTooLarge) as caught:
-            appender.append_nowait([large], len(large))
+            appender.append_nowait([[large]])
         assert (caught.value.size, caught.value.limit) == (len(large), ENTRY_BYTES_MAX)
         assert caught.value.definite
         await unharmed(ledgers, appender, 1)

@@ -467,7 +467,7 @@ async def test_appenders_wait_for_room() -> None:
         entry = bytes(300_000)
         for _ in range(4):
             await appender.wait_room()
-            appender.append_nowait([entry], len(entry))
+            appender.append_nowait([[entry]])
         waiting = group.create_task(appender.wait_room())
         await settle()
         assert not waiting.done()
@@ -489,7 +489,7 @@ async def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_
         entry = bytes(100_000)
         budget = ledgers.services.budget
         for _ in range(30):
-            appender.append_nowait([entry], len(entry))
+            appender.append_nowait([[entry]])
             await wait_until(lambda: appender.confirmed == appender.appended)
             assert budget.retained < 2 << 20
             budget.check()
@@ -507,7 +507,7 @@ async def test_the_budget_of_the_process_makes_every_ledger_wait() -> None:
             bookie.may_ack.clear()
         large = bytes(1 << 20)
         await one.wait_room()
-        one.append_nowait([large], len(large))
+        one.append_nowait([[large]])
         waits = [group.create_task(each.wait_room()) for each in (one, two)]
         await settle()
         assert not any(wait.done() for wait in waits)

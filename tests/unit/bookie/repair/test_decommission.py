@@ -149,7 +149,7 @@ async def test_t32_what_keeps_it_is_named() -> None:
     async with founded(3) as nodes, nodes.process() as ledgers:
         made = await written(ledgers, 5)
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
-        appender.append_nowait([payload_of(0)], 20)
+        appender.append_nowait([[payload_of(0)]])
         name = nodes.bookies[0].member.bookie
         with pytest.raises(StillNeeded) as caught:
             await decommission(
@@ -166,7 +166,7 @@ async def test_t32_what_keeps_it_is_named() -> None:
             assert "no other bookie" in caught.value.blockers[made.ledger]
             # The writer goes on, and in the end it leaves by itself: there is a bookie for it.
             await nodes.add_bookie()
-            appender.append_nowait([payload_of(1)], 20)
+            appender.append_nowait([[payload_of(1)]])
             await appender.close()
             with pytest.raises(StillNeeded) as caught:
                 await decommission(

@@ -384,7 +384,7 @@ async def open_with_a_loss(nodes: Cluster) -> tuple[LedgerMetadata, FakeBookie]:
     async with nodes.process() as ledgers:
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
         for entry in range(5):
-            appender.append_nowait([payload_of(entry)], 20)
+            appender.append_nowait([[payload_of(entry)]])
         await wait_until(lambda: appender.confirmed == 4)
         metadata = appender.metadata
     dead = nodes.bookie(metadata.segments[0].members[0])
@@ -441,11 +441,11 @@ async def test_t30_a_writer_that_lives_replaces_the_bookie_and_keeps_its_ledger(
     async with cluster(5) as nodes, nodes.process() as ledgers, replicating(nodes) as there:
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
         for entry in range(5):
-            appender.append_nowait([payload_of(entry)], 20)
+            appender.append_nowait([[payload_of(entry)]])
         dead = nodes.bookie(appender.metadata.segments[0].members[0])
         await lose(nodes, dead)
         await marks_of(nodes).mark_lost(appender.ledger, [dead.member])
-        appender.append_nowait([payload_of(5)], 20)
+        appender.append_nowait([[payload_of(5)]])
         await unmarked(nodes, appender.ledger)
         after = await appender.close()
         assert after.last_entry == 5

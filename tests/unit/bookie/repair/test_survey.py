@@ -20,7 +20,7 @@ from magnetar.bookie.repair.survey import (
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_cluster
 from magnetar.metadata.memory import MemoryStore
-from magnetar.metadata.model import NO_LEDGER, LedgerId
+from magnetar.metadata.model import NO_LEDGER, BookieAddress, LedgerId
 from magnetar.metadata.store import ABSENT
 from magnetar.runtime.clock import SystemClock
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def opener(nodes: Cluster) -> object:
-    def open_peer(member: Member, address: str) -> BookiePeer:
-        assert address == f"{member.bookie}:3181"
+    def open_peer(member: Member, address: BookieAddress) -> BookiePeer:
+        assert address == BookieAddress(f"{member.bookie}:3181", f"{member.bookie}:3182")
         return nodes.bookie(member)
 
     return open_peer
@@ -138,7 +138,7 @@ async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
     async with cluster(3) as nodes, nodes.process() as ledgers:
         await founded(nodes)
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
-        appender.append_nowait([b"x"], 1)
+        appender.append_nowait([[b"x"]])
         view = await survey_ledger(
             nodes.store,
             opener(nodes),  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
         )
         assert view.mark is not None, "a mark that cannot be read hides no ledger"
         assert "invalid under-replication mark" in view.mark.what.failure
-        appender.append_nowait([b"x"], 1)
+        appender.append_nowait([[b"x"]])
         assert (await appender.close()).last_entry == 1
 
 

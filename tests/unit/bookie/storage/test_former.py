@@ -32,7 +32,7 @@ from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
 from magnetar.metadata import paths
 from magnetar.metadata.codec import encode_bookie_registration
 from magnetar.metadata.memory import Fault, MemoryStore
-from magnetar.metadata.model import BookieId, BookieRegistration
+from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,7 +159,9 @@ async def test_an_older_image_does_not_oust_the_bookie_itself(
 ) -> None:
     shutil.copytree(used, tmp_path / "image")
     live = await cluster.start(used)
-    entry = BookieRegistration(BookieId("b1"), "a" * 32, 2, "h:1", "", "", read_only=False)
+    entry = BookieRegistration(
+        BookieId("b1"), "a" * 32, 2, BookieAddress("h:1", "h:2"), "", "", read_only=False
+    )
 
     store = MemoryStore(cluster.tree)
     await store.create_ephemeral(

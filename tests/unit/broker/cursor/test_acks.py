@@ -1,4 +1,4 @@
-"""AckState against a twin that is a Python set of acknowledged messages."""
+"""AckState compared with a Python set of acknowledged messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = 5  # messages of each entry, for the acknowledgements of parts
 
 
 def chain_of(*counts: int) -> Chain:
-    """Ledgers 10, 20, … with so many entries; the last one stays open."""
+    """Ledgers 10, 20, … with these numbers of entries. The last one stays open."""
     chain = Chain()
     for number, count in enumerate(counts, start=1):
         if number > 1:
@@ -34,7 +34,7 @@ def entries_of(chain: Chain) -> list[Position]:
 
 
 class AgainstASet(RuleBasedStateMachine):
-    """The twin knows (position, message) pairs and nothing of marks, bitmaps or ledger ends."""
+    """The twin is a set of (position, message) pairs, without marks, bitmaps or ledger ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ AgainstASet.TestCase.settings = settings(max_examples=40, stateful_step_count=20
 TestAgainstASet = AgainstASet.TestCase
 
 
-def test_acks_in_order_need_no_bitmap() -> None:
+def test_acks_in_order_use_no_bitmap() -> None:
     state = AckState(chain_of(1000), EARLIEST)
     for entry in range(1000):
         assert state.on_ack(Position(10, entry)) is True
@@ -155,7 +155,7 @@ def test_acks_in_order_need_no_bitmap() -> None:
     assert list(state.bitmap_slices()) == []
 
 
-def test_the_mark_crosses_the_ends_of_ledgers_when_the_gap_closes() -> None:
+def test_mark_crosses_ledgers_when_the_gap_closes() -> None:
     state = AckState(chain_of(2, 2, 2), EARLIEST)
     for position in ((20, 0), (20, 1), (30, 0), (10, 1)):
         state.on_ack(Position(*position))
@@ -169,7 +169,7 @@ def test_the_mark_crosses_the_ends_of_ledgers_when_the_gap_closes() -> None:
     assert state.mark_delete == Position(30, 0)
 
 
-def test_a_cumulative_ack_far_beyond_the_end_stops_at_what_is_confirmed() -> None:
+def test_cumulative_ack_beyond_the_end_stops_at_last_confirmed_entry() -> None:
     state = AckState(chain_of(2, 3), EARLIEST)
     assert state.on_ack_cumulative(Position(10, 77))
     assert state.mark_delete == Position(10, 1)
@@ -178,7 +178,7 @@ def test_a_cumulative_ack_far_beyond_the_end_stops_at_what_is_confirmed() -> Non
     assert not state.on_ack_cumulative(Position(20, -1))
 
 
-def test_stored_bits_ahead_of_the_log_are_not_believed() -> None:
+def test_stored_bits_beyond_the_end_of_the_log_are_ignored() -> None:
     state = AckState(chain_of(4), EARLIEST)
     state.on_acked_bits(10, 0, b"\xfc\xff")
     state.on_acked_bits(11, 0, b"\xff")
@@ -187,7 +187,7 @@ def test_stored_bits_ahead_of_the_log_are_not_believed() -> None:
 
 
 @given(st.integers(0, (1 << 200) - 1))
-def test_ack_sets_survive_the_wire(bits: int) -> None:
+def test_ack_set_words_convert_back_to_the_same_bits(bits: int) -> None:
     words = ack_set_words(bits)
     assert ack_set_bits(words) == bits
     assert all(-(1 << 63) <= word < 1 << 63 for word in words)

@@ -1,4 +1,4 @@
-"""Bitmap against a Python set."""
+"""Bitmap compared with a Python set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ entries = st.integers(0, 200)
 
 
 @given(st.lists(entries), st.lists(st.tuples(entries, entries)), entries)
-def test_agrees_with_a_set(single: list[int], ends: list[tuple[int, int]], start: int) -> None:
+def test_bitmap_agrees_with_a_set(
+    single: list[int], ends: list[tuple[int, int]], start: int
+) -> None:
     bitmap = Bitmap()
     twin: set[int] = set()
     for entry in single:
@@ -31,9 +33,7 @@ def test_agrees_with_a_set(single: list[int], ends: list[tuple[int, int]], start
 
 
 @given(st.sets(entries), st.integers(-1, 220), st.sets(entries))
-def test_a_slice_merged_elsewhere_adds_the_same_entries(
-    held: set[int], after: int, others: set[int]
-) -> None:
+def test_merged_slice_adds_the_same_entries(held: set[int], after: int, others: set[int]) -> None:
     bitmap, other = Bitmap(), Bitmap()
     for entry in held:
         bitmap.add(entry)
@@ -56,7 +56,7 @@ def test_runs_are_maximal() -> None:
     assert list(bitmap.ranges(after=30)) == []
 
 
-def test_the_first_clear_bit_lies_behind_long_runs() -> None:
+def test_first_clear_bit_is_found_after_long_runs() -> None:
     bitmap = Bitmap()
     bitmap.add_range(3, 50_000)
     assert bitmap.first_clear(0) == 0

@@ -1,5 +1,5 @@
-"""Durable cursors on ledgers in memory: what was answered is there after a crash, and nothing else
-is made up."""
+"""Durable cursors on ledgers in memory: after a crash exactly the stored acknowledgements exist,
+among them every one with a receipt."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = [f"m{number}" for number in range(12)]
 
 
 class Receipts:
-    """What `done` was called with, in order."""
+    """Records the calls of `done`, in order."""
 
     def __init__(self) -> None:
         self.given: list[tuple[object, BrokerError | None]] = []
@@ -76,7 +76,7 @@ def left(cursor: Cursor, topic: TopicLog) -> list[Position]:
     return found
 
 
-async def test_a_new_subscription_is_durable_at_once_and_starts_where_it_was_told() -> None:
+async def test_new_subscription_is_durable_and_starts_at_its_initial_position() -> None:
     world = World()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait(*NAMES)
@@ -101,7 +101,7 @@ async def test_a_new_subscription_is_durable_at_once_and_starts_where_it_was_tol
         assert latest.first_unacked(EARLIEST) == topic.log.confirmed
 
 
-async def test_answered_acknowledgements_survive_a_crash() -> None:
+async def test_acknowledgements_with_receipt_survive_a_crash() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -125,7 +125,7 @@ async def test_answered_acknowledgements_survive_a_crash() -> None:
         assert restored.mark_delete == positions[6]
 
 
-async def test_parts_of_batches_are_kept() -> None:
+async def test_partly_acked_batches_survive_a_crash() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -161,7 +161,7 @@ async def test_parts_of_batches_are_kept() -> None:
         assert left(restored, topic) == []
 
 
-async def test_acknowledgements_gather_while_a_write_is_under_way() -> None:
+async def test_acknowledgements_during_a_write_share_the_next_write() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
@@ -185,7 +185,7 @@ async def test_acknowledgements_gather_while_a_write_is_under_way() -> None:
         assert len(ledger.entries) == before + 2
 
 
-async def test_without_a_receipt_acknowledgements_wait_for_company() -> None:
+async def test_acknowledgements_without_receipt_wait_for_others() -> None:
     world = World()
     config = replace(QUICK, gather_s=0.03)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
@@ -207,7 +207,7 @@ async def test_without_a_receipt_acknowledgements_wait_for_company() -> None:
         assert len(ledger.entries) == before + 1
 
 
-async def test_a_flush_of_nothing_writes_nothing() -> None:
+async def test_flush_without_changes_writes_nothing() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
@@ -223,7 +223,7 @@ async def test_a_flush_of_nothing_writes_nothing() -> None:
         assert len(world.ledgers.stored(number).entries) == 1
 
 
-async def test_a_clean_close_leaves_the_state_in_the_record_and_no_cursor_ledger() -> None:
+async def test_clean_close_moves_state_inline_and_deletes_cursor_ledger() -> None:
     world = World()
     for acked in range(3):
         async with opened(world) as topic, opened_cursors(topic.log) as cursors:
@@ -239,7 +239,7 @@ async def test_a_clean_close_leaves_the_state_in_the_record_and_no_cursor_ledger
         assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
 
 
-async def test_a_large_state_stays_in_its_ledger_over_a_clean_close() -> None:
+async def test_clean_close_keeps_large_state_in_cursor_ledger() -> None:
     world = World()
     config = replace(QUICK, inline_bytes_max=10)
     async with opened(world) as topic, opened_cursors(topic.log, config=config) as cursors:
@@ -256,7 +256,7 @@ async def test_a_large_state_stays_in_its_ledger_over_a_clean_close() -> None:
 
 
 @pytest.mark.parametrize("stored", [0, 1])
-async def test_a_failed_cursor_ledger_is_replaced_and_nothing_is_lost(stored: int) -> None:
+async def test_failed_cursor_ledger_is_replaced_without_loss(stored: int) -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -283,7 +283,7 @@ async def test_a_failed_cursor_ledger_is_replaced_and_nothing_is_lost(stored: in
         assert left(restored, topic) == [p for n, p in enumerate(positions) if n not in (1, 3, 5)]
 
 
-async def test_receipts_wait_while_there_are_no_bookies_up_to_a_limit() -> None:
+async def test_receipts_wait_without_bookies_up_to_their_limit() -> None:
     world = World()
     receipts = Receipts()
     config = replace(QUICK, receipts_max=3)
@@ -302,7 +302,7 @@ async def test_receipts_wait_while_there_are_no_bookies_up_to_a_limit() -> None:
         assert cursor.mark_delete == positions_of(topic)[4]
 
 
-async def test_a_new_owner_fences_the_cursors_of_the_old_one() -> None:
+async def test_new_owner_fences_the_cursors_of_the_previous_owner() -> None:
     world = World()
     receipts = Receipts()
     async with (
@@ -332,7 +332,7 @@ async def test_a_new_owner_fences_the_cursors_of_the_old_one() -> None:
             assert left(restored, new) == [p for p in positions if p != positions[1]]
 
 
-async def test_an_owner_without_a_cursor_ledger_is_stopped_by_the_record() -> None:
+async def test_stale_owner_without_cursor_ledger_is_fenced_by_the_record() -> None:
     world = World()
     receipts = Receipts()
     async with (
@@ -349,7 +349,7 @@ async def test_an_owner_without_a_cursor_ledger_is_stopped_by_the_record() -> No
             assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
 
 
-async def test_deleted_and_created_anew_a_subscription_does_not_inherit() -> None:
+async def test_recreated_subscription_does_not_inherit_acknowledgements() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -375,9 +375,9 @@ async def test_deleted_and_created_anew_a_subscription_does_not_inherit() -> Non
         assert left(restored, topic) == [p for p in positions if p != positions[9]]
 
 
-async def test_numbers_of_a_former_owner_are_not_given_again() -> None:
-    """What the old ledger holds of a deleted subscription must not reach one created by the next
-    owner, whose own cursor ledger has not begun yet."""
+async def test_subscription_numbers_are_not_reused_by_a_new_owner() -> None:
+    """The records of a deleted subscription must not reach a subscription that the next owner
+    creates before it has a cursor ledger of its own."""
 
     world = World()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -395,7 +395,7 @@ async def test_numbers_of_a_former_owner_are_not_given_again() -> None:
         assert left(latter, topic) == positions
 
 
-async def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
+async def test_subscription_created_during_ledger_creation_is_kept() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -421,7 +421,7 @@ async def test_a_subscription_created_while_a_ledger_begins_is_kept() -> None:
 
 
 @pytest.mark.parametrize("crash", [True, False])
-async def test_a_reset_takes_acknowledgements_back_for_good(crash: bool) -> None:
+async def test_reset_takes_acknowledgements_back_durably(crash: bool) -> None:
     world = World()
     receipts = Receipts()
     async with (
@@ -447,7 +447,7 @@ async def test_a_reset_takes_acknowledgements_back_for_good(crash: bool) -> None
         assert left(restored, topic) == positions
 
 
-async def test_a_cancelled_reset_happens_whole_or_not_at_all() -> None:
+async def test_cancelled_reset_is_atomic() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -474,7 +474,7 @@ async def test_a_cancelled_reset_happens_whole_or_not_at_all() -> None:
         assert left(restored, topic) == positions[3:]
 
 
-async def test_non_durable_cursors_leave_no_trace() -> None:
+async def test_non_durable_cursor_writes_nothing() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
@@ -496,8 +496,8 @@ async def test_non_durable_cursors_leave_no_trace() -> None:
     assert record.cursor_ledgers == ()
 
 
-async def test_the_cursor_ledger_does_not_grow_without_bound() -> None:
-    """Many acknowledgements, few of them live: it is snapshotted and rolled."""
+async def test_cursor_ledger_size_is_bounded() -> None:
+    """With many acknowledgements and little live state the journal writes snapshots and rolls."""
 
     world = World()
     config = replace(QUICK, tail_bytes_min=300, ledger_bytes_max=2000)
@@ -529,7 +529,7 @@ async def test_the_cursor_ledger_does_not_grow_without_bound() -> None:
         assert left(two, topic) == []
 
 
-async def test_a_degraded_cursor_ledger_is_replaced_once_bookies_are_back() -> None:
+async def test_degraded_cursor_ledger_is_replaced_when_bookies_return() -> None:
     world = World()
     world.ledgers.full_ensemble = False
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
@@ -545,7 +545,7 @@ async def test_a_degraded_cursor_ledger_is_replaced_once_bookies_are_back() -> N
         assert after != before
 
 
-async def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_answer() -> None:
+async def test_refused_cursor_record_fails_every_receipt() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world) as topic, dying_cursors(topic.log) as cursors:
@@ -564,7 +564,7 @@ async def test_a_ledger_that_refuses_cursor_records_ends_the_cursors_with_an_ans
         world.ledgers.release()
 
 
-async def test_a_missing_cursor_ledger_is_named() -> None:
+async def test_missing_cursor_ledger_is_named_in_the_error() -> None:
     world = World()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         await topic.append_and_wait(*NAMES)
@@ -583,7 +583,7 @@ async def test_a_missing_cursor_ledger_is_named() -> None:
             await Cursors.open(topic.log)
 
 
-async def test_cancelling_run_answers_every_receipt() -> None:
+async def test_cancelled_run_calls_every_receipt() -> None:
     world = World()
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
@@ -598,7 +598,7 @@ async def test_cancelling_run_answers_every_receipt() -> None:
     assert isinstance(receipts.given[2][1], LogClosed)
 
 
-async def test_backlogs_count_entries_and_messages() -> None:
+async def test_backlog_counts_entries_and_messages() -> None:
     world = World()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         sizes = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 1, 1]  # batches; ledgers of five entries

@@ -1,4 +1,4 @@
-"""Deleting a subscription when the metadata store's reply is lost."""
+"""Deleting a subscription when the reply of the metadata store is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class CutOff(MemoryStore):
-    """While `cut`, changes are made and their replies are lost; while `early`, nothing is sent."""
+    """While `cut`, changes take effect and their replies are lost. While `early`, no change is
+    sent."""
 
     cut = early = False
 
@@ -47,7 +48,7 @@ class CutOff(MemoryStore):
 async def subscribed(
     world: World, store: CutOff
 ) -> AsyncIterator[tuple[TopicLog, Cursors, Cursor]]:
-    """A topic of three entries whose subscription "s" begins before them."""
+    """A topic of three entries with a subscription "s" that starts before them."""
     async with (
         opened(world, store=store, close=False) as topic,
         opened_cursors(topic.log, close=False) as cursors,
@@ -56,8 +57,8 @@ async def subscribed(
         yield topic, cursors, await cursors.ensure("s", EARLIEST)
 
 
-async def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more() -> None:
-    """Its record may be gone: an answer would be a promise that the next owner knows nothing of."""
+async def test_delete_with_unknown_outcome_refuses_later_acknowledgements() -> None:
+    """The record may be deleted: the next owner would not know a later acknowledgement."""
 
     world = World()
     store = CutOff(world.tree)
@@ -77,7 +78,7 @@ async def test_a_subscription_that_may_be_deleted_acknowledges_nothing_any_more(
             await cursors.ensure("s", LATEST)
 
 
-async def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
+async def test_delete_that_definitely_failed_changes_nothing() -> None:
     world = World()
     store = CutOff(world.tree)
     receipts: list[object] = []
@@ -92,10 +93,8 @@ async def test_a_deletion_that_was_certainly_not_made_changes_nothing() -> None:
         assert await cursors.ensure("s", LATEST) is cursor
 
 
-async def test_a_reset_that_is_still_being_tried_does_not_reach_a_subscription_of_that_name() -> (
-    None
-):
-    """The new one would be found where the old one was to go, and skip what is before."""
+async def test_pending_reset_does_not_reach_a_recreated_subscription() -> None:
+    """The new subscription would start at the target of the reset and skip the entries before."""
 
     world = World()
     store = CutOff(world.tree)

@@ -1,4 +1,4 @@
-"""The stored form of cursor state: what is written is read back, and FORMAT.md tells the bytes."""
+"""The stored form of cursor state: round trips, golden bytes, and agreement with FORMAT.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(records: list[bytes], *, replay_from: int = 0) -> list[stored.Record]:
     st.dictionaries(st.integers(0, 1 << 62), numbers, max_size=3),
     st.dictionaries(positions.filter(lambda p: p.entry >= 0), st.integers(1, 1 << 130), max_size=3),
 )
-def test_a_delta_is_read_back_as_it_was_written(
+def test_delta_round_trip(
     subscription: int,
     mark: Position | None,
     acked: dict[int, list[int]],
@@ -68,7 +68,7 @@ def test_a_delta_is_read_back_as_it_was_written(
     assert batches == {}
 
 
-def test_golden_bytes_of_each_kind() -> None:
+def test_each_record_kind_has_its_golden_bytes() -> None:
     chain = Chain()
     chain.open_ledger(TopicLedger(LedgerId(7), 0))
     chain.grow(100, next_index=100)
@@ -102,14 +102,14 @@ def test_golden_bytes_of_each_kind() -> None:
     assert stored.header(replay_from=300) == b"\x01\x2c\x01\0\0\0\0\0\0"
 
 
-def test_the_page_tells_the_version_and_the_kinds_of_the_code() -> None:
+def test_format_page_lists_version_and_kinds_of_the_code() -> None:
     page = (REPOSITORY / "broker/cursor/FORMAT.md").read_text()
     assert f"Version {stored.VERSION}." in page
     rows = dict(re.findall(r"^\| (\d) \| ([A-Z]+) \|", page, flags=re.MULTILINE))
     assert rows == {str(kind.value): kind.name for kind in stored.Kind}
 
 
-def test_long_states_are_cut_into_records_and_entries_of_bounded_size() -> None:
+def test_large_state_is_cut_into_bounded_records_and_entries() -> None:
     chain = Chain()
     chain.open_ledger(TopicLedger(LedgerId(1), 0))
     count = 12_000_000
@@ -131,7 +131,7 @@ def test_long_states_are_cut_into_records_and_entries_of_bounded_size() -> None:
     )
 
 
-def test_sparse_holes_are_stored_as_ranges_and_dense_ones_as_bits() -> None:
+def test_sparse_acks_are_stored_as_ranges_and_dense_ones_as_bits() -> None:
     chain = Chain()
     chain.open_ledger(TopicLedger(LedgerId(1), 0))
     chain.grow(50_000, next_index=50_000)
@@ -167,13 +167,13 @@ GOOD = stored.header(replay_from=0) + stored.delta(3, mark=Position(1, 2), acked
         (GOOD[:9] + struct.pack("<BIIqI", 5, 3, 12, 1, 4), "empty ack set"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(entry: bytes, why: str) -> None:
+def test_unreadable_entry_raises_invalid_cursor_record_with_reason(entry: bytes, why: str) -> None:
     with pytest.raises(InvalidCursorRecord, match=why):
         list(stored.read_records(entry))
 
 
 @given(st.binary(max_size=80))
-def test_arbitrary_bytes_never_raise_anything_else(junk: bytes) -> None:
+def test_arbitrary_bytes_raise_only_invalid_cursor_record(junk: bytes) -> None:
     for entry in (junk, GOOD[:9] + junk):
         with contextlib.suppress(InvalidCursorRecord):
             list(stored.read_records(entry))

@@ -1,4 +1,4 @@
-"""A cursor ledger: what its entries say is still needed, and when."""
+"""A cursor ledger: `replay_from` of its entries, and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """Whose snapshots have any size."""
+    """A cursor with snapshots of a chosen size."""
 
     name = "s"
     changed = True
@@ -46,7 +46,7 @@ def replay_from(world: LedgerWorld) -> list[int]:
     return [stored.read_header(entry) for entry in ledger.entries]
 
 
-async def test_a_snapshot_over_several_entries_counts_with_its_last_one() -> None:
+async def test_snapshot_over_several_entries_counts_from_its_last_entry() -> None:
     world, ledger = await begun()
     large = stored.ENTRY_BYTES_MAX - 100
     ledger.put_snapshot(Subscription(1, large, large))
@@ -58,7 +58,7 @@ async def test_a_snapshot_over_several_entries_counts_with_its_last_one() -> Non
     assert replay_from(world) == [0, 0, 0, 0, 0, 3, 3]
 
 
-async def test_the_oldest_snapshot_decides_what_is_needed() -> None:
+async def test_oldest_snapshot_sets_replay_from() -> None:
     world, ledger = await begun()
     ledger.put_snapshot(Subscription(1, 10))
     ledger.put_snapshot(Subscription(2, 20))
@@ -80,7 +80,7 @@ async def test_the_oldest_snapshot_decides_what_is_needed() -> None:
     assert not ledger.knows(3)
 
 
-async def test_a_failure_is_told_also_to_who_puts_after_it() -> None:
+async def test_put_after_a_failure_reports_the_failure() -> None:
     world, ledger = await begun()
     world.hold()
     ledger.put([b"lost"])

@@ -1,4 +1,4 @@
-"""Replaying what a cursor handed to the journal gives the cursor's state, wherever it is cut."""
+"""Replaying the records of a cursor gives its state, wherever the records are cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNTS = (20, 9, 30)
 
 
 class OnlyAChain:
-    """As much of a log as a cursor needs in order to acknowledge."""
+    """The part of a log that a cursor uses to acknowledge."""
 
     def __init__(self) -> None:
         self.chain = Chain()
@@ -98,7 +98,7 @@ def test_deltas_and_snapshots_restore_the_state(script: list[tuple[object, ...]]
     assert stored.snapshot(7, state) == cursor.snapshot()
 
 
-def test_numbers_keep_subscriptions_apart() -> None:
+def test_records_reach_only_the_subscription_of_their_number() -> None:
     chain = OnlyAChain().chain
     replay = CursorReplay(chain)
     for number, mark in ((3, Position(1, 4)), (9, Position(2, 1))):
@@ -110,14 +110,14 @@ def test_numbers_keep_subscriptions_apart() -> None:
     assert replay.state(9).mark_delete == Position(2, 1)
 
 
-def test_an_inline_value_without_a_record_is_refused() -> None:
+def test_inline_value_without_a_record_is_refused() -> None:
     with pytest.raises(InvalidCursorRecord, match="empty"):
         number_of(stored.inline([]))
     with pytest.raises(InvalidCursorRecord):
         number_of(b"")
 
 
-def test_ranges_beyond_the_log_are_cut_off() -> None:
+def test_ranges_beyond_the_end_of_the_log_are_cut() -> None:
     chain = OnlyAChain().chain
     replay = CursorReplay(chain)
     entry = stored.Ranges(1, 2, ((5, 4_000_000_000),))
@@ -127,7 +127,7 @@ def test_ranges_beyond_the_log_are_cut_off() -> None:
     assert list(state.acked_beyond_mark()) == [(2, 4)]
 
 
-async def test_a_mark_in_a_first_ledger_that_stayed_empty_acknowledges_nothing() -> None:
+async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:
     """That ledger is dropped, and forgotten. A later one may have a smaller number: brokers have
     blocks of them."""
 

@@ -5,10 +5,11 @@ import random
 import pytest
 from fakes.dispatch_world import Member, World
 
-from magnetar.broker.dispatch.dispatcher import Read
+from magnetar.broker.dispatch.dispatcher import ConsumerRefused, Read
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.errors import ConsumerBusy
 from magnetar.broker.log.position import Position
 
 
@@ -20,10 +21,10 @@ def world(entries: int = 0) -> World:
 
 
 def whys(it: World) -> set[Why]:
-    return {reason.why for reason in it.machine.explain()}
+    return {reason.why for reason in it.machine.explain(it.now)}
 
 
-def test_gives_in_order_as_far_as_permits_go() -> None:
+def test_entries_are_delivered_in_order_within_permits() -> None:
     it = world(12)
     assert whys(it) == {Why.NO_CONSUMERS}
     member = it.join()
@@ -38,7 +39,7 @@ def test_gives_in_order_as_far_as_permits_go() -> None:
     assert whys(it) == {Why.NOTHING_TO_READ}
 
 
-def test_the_last_batch_may_exceed_the_permits() -> None:
+def test_last_batch_may_exceed_permits() -> None:
     it = world()
     for _ in range(3):
         it.append(10, batch=True)
@@ -52,7 +53,7 @@ def test_the_last_batch_may_exceed_the_permits() -> None:
     assert len(member.inbox) == 3
 
 
-def test_reads_about_as_much_as_the_permits_allow() -> None:
+def test_read_size_follows_permits() -> None:
     it = world()
     for _ in range(200):
         it.append(10, batch=True)
@@ -65,7 +66,7 @@ def test_reads_about_as_much_as_the_permits_allow() -> None:
     assert it.outstanding.entries_max <= 4
 
 
-def test_redelivery_starts_again_behind_the_mark() -> None:
+def test_redelivery_rewinds_to_mark_delete() -> None:
     it = world(6)
     member = it.join()
     it.flow(member, 100)
@@ -76,7 +77,7 @@ def test_redelivery_starts_again_behind_the_mark() -> None:
     assert [position.entry for position in member.inbox[6:]] == [2, 4, 5]
 
 
-def test_a_read_from_before_a_rewind_is_dropped() -> None:
+def test_read_from_before_a_rewind_is_dropped() -> None:
     it = world(8)
     member = it.join()
     it.flow(member, 100)
@@ -88,7 +89,7 @@ def test_a_read_from_before_a_rewind_is_dropped() -> None:
     assert entries == [0, 1, 2, 3, 4, *range(8)]
 
 
-def test_a_successor_starts_behind_the_mark() -> None:
+def test_next_consumer_starts_after_mark_delete() -> None:
     it = world(6)
     first = it.join()
     it.flow(first, 3)
@@ -101,18 +102,18 @@ def test_a_successor_starts_behind_the_mark() -> None:
     assert [position.entry for position in second.inbox] == [1, 2, 3, 4, 5]
 
 
-def test_cumulative_acks_ahead_of_reading_move_it_on() -> None:
+def test_cumulative_ack_beyond_read_position_skips_entries() -> None:
     it = world(10)
     member = it.join()
     it.flow(member, 2)
     it.settle()
-    it.ack_cumulative(member, Position(0, 6))
+    it.ack_cumulative(Position(0, 6))
     it.flow(member, 100)
     it.settle()
     assert [position.entry for position in member.inbox] == [0, 1, 7, 8, 9]
 
 
-def test_partly_acked_batches_carry_what_is_left() -> None:
+def test_partly_acked_batch_debits_only_unacked_messages() -> None:
     it = world()
     it.append(3, batch=True)
     member = it.join()
@@ -123,6 +124,33 @@ def test_partly_acked_batches_carry_what_is_left() -> None:
     assert member.machine.permits == 0
 
 
+def test_second_consumer_is_refused_and_the_first_one_named() -> None:
+    it = world(3)
+    first = it.join()
+    it.flow(first, 1)
+    it.settle()
+    with pytest.raises(ConsumerRefused) as caught:
+        it.join()
+    assert isinstance(caught.value.error, ConsumerBusy)
+    assert caught.value.incumbents == (first.machine,)
+    it.flow(first, 10)
+    it.settle()
+    assert [position.entry for position in first.inbox] == [0, 1, 2]
+
+
+def test_each_consumer_is_told_once_that_it_is_active() -> None:
+    it = world(3)
+    first = it.join()
+    it.flow(first, 10)
+    it.settle()
+    it.leave(first)
+    second = it.join()
+    it.flow(second, 10)
+    it.redeliver(second)
+    it.settle()
+    assert first.active == second.active == [True]
+
+
 KINDS = ["append", "flow", "read"] * 2 + (
     ["batch", "batch", "roll", "join", "leave", "short", "fail"]
     + ["ack", "cumulative", "index", "redeliver", "full", "room"]
@@ -130,13 +158,13 @@ KINDS = ["append", "flow", "read"] * 2 + (
 
 
 class Twin:
-    """What the consumer must have been given since the last rewind: all that was not acked then or
-    when its turn came, in order, without gaps."""
+    """Checks the deliveries since the last rewind: they ascend, and every skipped entry is
+    acked."""
 
     def __init__(self, it: World) -> None:
         self.it = it
-        self.seen = 0  # how much of the inbox is accounted for
-        self.next = Position(-1, -1)  # everything before it was given or is acked
+        self.seen = 0  # checked deliveries of the inbox
+        self.next = Position(-1, -1)  # every entry before it was delivered or is acked
 
     def rewind(self, member: Member | None) -> None:
         self.seen = len(member.inbox) if member else 0
@@ -181,7 +209,7 @@ def step(it: World, twin: Twin, kind: str, a: int, b: int) -> None:
         case "ack" if it.log:
             it.ack(member, it.log[(a * 10 + b) % len(it.log)].position)
         case "cumulative" if member.inbox:
-            it.ack_cumulative(member, member.inbox[b % len(member.inbox)])
+            it.ack_cumulative(member.inbox[b % len(member.inbox)])
         case "index" if it.log:
             entry = it.log[(a * 7 + b) % len(it.log)]
             if entry.view.is_batch:
@@ -194,7 +222,7 @@ def step(it: World, twin: Twin, kind: str, a: int, b: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_order_without_gaps(block: int) -> None:
+def test_random_histories_deliver_in_order_without_gaps(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         chance = random.Random(seed)
         it = world()
@@ -209,5 +237,7 @@ def test_order_without_gaps(block: int) -> None:
         it.settle()
         twin.check(member)
         left = [entry.position for entry in it.log if entry.position >= twin.next]
-        assert all(it.acks.is_acked(position) for position in left), "something was not given"
+        assert all(it.acks.is_acked(position) for position in left), (
+            "an unacked entry was not delivered"
+        )
         assert whys(it) == {Why.NOTHING_TO_READ}

@@ -5,7 +5,7 @@ from magnetar.broker.dispatch.permits import Consumer, Limits
 from magnetar.broker.log.position import Position
 
 
-def test_what_a_consumer_may_be_given() -> None:
+def test_availability_follows_permits_and_connection() -> None:
     writable = [True]
     it = Consumer("c", 0, lambda: writable[0], Limits(unacked_per_consumer=10))
     assert [reason.why for reason in it.explain()] == [Why.NO_PERMITS]
@@ -22,7 +22,7 @@ def test_what_a_consumer_may_be_given() -> None:
     assert [reason.why for reason in it.explain()] == [Why.NOT_WRITABLE]
 
 
-def test_blocked_from_the_limit_to_half_of_it() -> None:
+def test_consumer_is_blocked_from_the_unacked_limit_to_half() -> None:
     it = Consumer("c", 0, lambda: True, Limits(unacked_per_consumer=10))
     it.permits = 100
     for unacked, blocked in ((9, False), (10, True), (6, True), (5, False), (9, False)):
@@ -34,7 +34,7 @@ def test_blocked_from_the_limit_to_half_of_it() -> None:
     assert it.message_room == 1
 
 
-def test_the_average_follows_what_was_given() -> None:
+def test_messages_per_entry_follows_deliveries() -> None:
     it = Consumer("c", 0, lambda: True, Limits())
     for _ in range(100):
         it.on_given(2, 20)

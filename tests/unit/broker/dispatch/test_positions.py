@@ -12,7 +12,7 @@ POSITIONS = st.builds(Position, st.integers(0, 3), st.integers(0, 8))
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["set", "pop", "get"]), POSITIONS, st.integers(1, 5))))
-def test_a_position_map_is_a_dict(steps: list[tuple[str, Position, int]]) -> None:
+def test_position_map_agrees_with_a_dict(steps: list[tuple[str, Position, int]]) -> None:
     it, twin = PositionMap(), dict[Position, int]()
     for kind, position, number in steps:
         if kind == "set":
@@ -35,7 +35,7 @@ def test_a_position_map_is_a_dict(steps: list[tuple[str, Position, int]]) -> Non
     st.sets(POSITIONS),
     st.integers(1, 7),
 )
-def test_a_replay_set_gives_the_lowest_that_are_not_acked(
+def test_replay_set_takes_lowest_unacked_positions(
     added: list[tuple[Position, bool]], acked: set[Position], count: int
 ) -> None:
     it = ReplaySet()

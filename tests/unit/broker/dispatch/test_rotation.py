@@ -19,7 +19,7 @@ def order(rotation: Rotation, turns: int) -> str:
     return "".join(names)
 
 
-def test_turns_go_round_within_the_best_priority() -> None:
+def test_turns_rotate_within_the_best_available_priority() -> None:
     rotation = Rotation()
     members = {name: consumer(name, priority=int(name == "d")) for name in "dabc"}
     for it in members.values():
@@ -34,7 +34,7 @@ def test_turns_go_round_within_the_best_priority() -> None:
     assert order(rotation, 1) == "-"
 
 
-def test_leaving_does_not_skip_anybodys_turn() -> None:
+def test_leaving_consumer_skips_no_turn() -> None:
     rotation = Rotation()
     members = {name: consumer(name) for name in "abcd"}
     for it in members.values():

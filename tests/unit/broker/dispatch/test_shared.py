@@ -19,7 +19,7 @@ def world(limits: Limits | None = LARGE) -> World:
 
 
 def whys(it: World) -> set[Why]:
-    return {reason.why for reason in it.machine.explain()}
+    return {reason.why for reason in it.machine.explain(it.now)}
 
 
 def test_reference_sequence_of_priorities_and_permits() -> None:
@@ -43,7 +43,7 @@ def test_reference_sequence_of_priorities_and_permits() -> None:
     assert whys(it) == {Why.NO_PERMITS}
 
 
-def test_a_turn_is_at_most_twenty_messages() -> None:
+def test_turn_is_at_most_twenty_messages() -> None:
     it = world()
     for _ in range(100):
         it.append()
@@ -58,7 +58,7 @@ def test_a_turn_is_at_most_twenty_messages() -> None:
     assert [position.entry for position in second.inbox] == [*range(20, 40), *range(60, 80)]
 
 
-def test_a_batch_larger_than_a_turn_travels_alone() -> None:
+def test_batch_larger_than_a_turn_is_a_turn() -> None:
     it = world()
     for _ in range(4):
         it.append(30, batch=True)
@@ -88,7 +88,7 @@ def test_permits_go_negative_by_the_rest_of_one_batch() -> None:
     assert len(member.inbox) == 2
 
 
-def test_what_a_consumer_held_goes_to_the_others_with_a_count() -> None:
+def test_pending_entries_of_a_leaving_consumer_are_redelivered_with_count() -> None:
     it = world()
     for _ in range(6):
         it.append()
@@ -104,7 +104,7 @@ def test_what_a_consumer_held_goes_to_the_others_with_a_count() -> None:
     assert second.counts == [1] * 5
 
 
-def test_counts_survive_the_last_consumer() -> None:
+def test_redelivery_counts_survive_the_last_consumer() -> None:
     it = world()
     it.append()
     for expected in range(3):
@@ -115,7 +115,7 @@ def test_counts_survive_the_last_consumer() -> None:
         it.leave(member)
 
 
-def test_redelivery_of_some_gives_those_again_lowest_first() -> None:
+def test_redelivery_of_single_entries_is_lowest_first() -> None:
     it = world()
     for _ in range(5):
         it.append()
@@ -129,7 +129,7 @@ def test_redelivery_of_some_gives_those_again_lowest_first() -> None:
     assert member.counts == [0] * 5 + [1, 1]
 
 
-def test_an_ack_through_another_consumer_finds_the_owner() -> None:
+def test_ack_by_another_consumer_releases_the_owner() -> None:
     it = world()
     it.append()
     first = it.join()
@@ -140,7 +140,7 @@ def test_an_ack_through_another_consumer_finds_the_owner() -> None:
     assert first.machine.unacked == 0
 
 
-def test_an_ack_for_an_entry_waiting_for_redelivery_takes_it_out() -> None:
+def test_ack_of_an_entry_in_replay_cancels_its_redelivery() -> None:
     it = world()
     it.append()
     first = it.join()
@@ -155,7 +155,7 @@ def test_an_ack_for_an_entry_waiting_for_redelivery_takes_it_out() -> None:
     assert whys(it) == {Why.NOTHING_TO_READ}
 
 
-def test_partly_acked_batches_carry_what_is_left() -> None:
+def test_partly_acked_batch_debits_only_unacked_messages() -> None:
     it = world()
     it.append(5, batch=True)
     first = it.join()
@@ -173,7 +173,7 @@ def test_partly_acked_batches_carry_what_is_left() -> None:
     assert first.machine.unacked == 0
 
 
-def test_the_limit_of_a_consumer_holds_until_half() -> None:
+def test_consumer_at_unacked_limit_resumes_at_half() -> None:
     it = world(Limits(unacked_per_consumer=10, unacked_per_subscription=1_000))
     for _ in range(30):
         it.append()
@@ -191,7 +191,7 @@ def test_the_limit_of_a_consumer_holds_until_half() -> None:
     assert len(member.inbox) == 15
 
 
-def test_at_the_limit_of_a_subscription_redeliveries_go_on() -> None:
+def test_subscription_at_unacked_limit_still_redelivers() -> None:
     it = world(Limits(unacked_per_consumer=1_000, unacked_per_subscription=10, read_entries=5))
     for _ in range(30):
         it.append()
@@ -208,7 +208,7 @@ def test_at_the_limit_of_a_subscription_redeliveries_go_on() -> None:
     assert [position.entry for position in second.inbox][:2] == [0, 1]
 
 
-def test_a_slow_connection_gets_nothing_and_stops_nobody() -> None:
+def test_unwritable_connection_delays_no_other_consumer() -> None:
     it = world()
     slow, quick = it.join(), it.join()
     it.flow(slow, 100)
@@ -226,7 +226,7 @@ def test_a_slow_connection_gets_nothing_and_stops_nobody() -> None:
     assert len(slow.inbox) == 10
 
 
-def test_what_a_short_replay_did_not_try_is_replayed_later() -> None:
+def test_positions_beyond_a_short_replay_are_replayed_later() -> None:
     it = world()
     for _ in range(5):
         it.append()
@@ -240,7 +240,7 @@ def test_what_a_short_replay_did_not_try_is_replayed_later() -> None:
     assert [position.entry for position in member.inbox[5:]] == [0, 1, 2, 3, 4]
 
 
-def test_a_turn_ends_before_the_batch_that_does_not_fit() -> None:
+def test_turn_ends_before_a_batch_that_does_not_fit() -> None:
     it = world()
     for messages in (15, 10, 1):
         it.append(messages, batch=True)
@@ -254,7 +254,7 @@ def test_a_turn_ends_before_the_batch_that_does_not_fit() -> None:
     assert [position.entry for position in second.inbox] == [1, 2]
 
 
-def test_nothing_is_held_without_a_consumer() -> None:
+def test_held_entries_go_to_replay_with_the_last_consumer() -> None:
     it = world()
     for _ in range(3):
         it.append(10, batch=True)
@@ -272,7 +272,7 @@ def test_nothing_is_held_without_a_consumer() -> None:
     assert member.counts == [1, 0, 0]
 
 
-def test_a_failed_read_is_asked_for_again() -> None:
+def test_failed_read_is_requested_again() -> None:
     it = world()
     it.append()
     member = it.join()
@@ -288,19 +288,26 @@ def test_a_failed_read_is_asked_for_again() -> None:
     assert len(member.inbox) == 2
 
 
-def test_an_empty_read_is_not_repeated_until_the_log_grows() -> None:
+def test_empty_read_is_not_repeated_until_the_log_grows() -> None:
     it = world()
     it.append()
     member = it.join()
     it.flow(member, 10)
     assert isinstance(it.outstanding, Read)
-    assert it.machine.on_entries([]) == []  # trimmed meanwhile
-    assert it.machine.advance() == []
+    assert it.machine.on_entries([], it.tick()) == []  # trimmed meanwhile
+    assert it.machine.advance(it.tick()) == []
     it.outstanding = None
     it.acks.acknowledge(Position(0, 0))
     it.append()
     it.settle()
     assert member.inbox == [Position(0, 1)]
+
+
+def test_no_consumer_is_active_or_may_ack_cumulatively() -> None:
+    it = world()
+    members = [it.join(), it.join()]
+    assert [member.active for member in members] == [[], []]
+    assert not it.machine.cumulative_acks
 
 
 KINDS = ["append", "flow", "read", "ack"] * 2 + (
@@ -340,7 +347,7 @@ def step(it: World, kind: str, a: int, b: int) -> None:
             it.set_writable(member, True)
         case "ack" if mine:
             it.ack(member, *mine[: 1 + b])
-        case "other" if it.log:  # whatever it is: pending elsewhere, in replay, never delivered
+        case "other" if it.log:  # pending elsewhere, in replay, or never delivered
             it.ack(member, it.log[(a * 10 + b) % len(it.log)].position)
         case "index" if it.log:
             entry = it.log[(a * 7 + b) % len(it.log)]
@@ -353,7 +360,7 @@ def step(it: World, kind: str, a: int, b: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_nothing_is_lost_and_nothing_is_with_two(block: int) -> None:
+def test_random_histories_lose_no_entry_and_deliver_none_twice(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         chance = random.Random(seed)
         it = world(None)
@@ -363,7 +370,7 @@ def test_nothing_is_lost_and_nothing_is_with_two(block: int) -> None:
 
 
 def finish(it: World) -> None:
-    """The quiet phase: whoever is there takes and acknowledges everything."""
+    """The quiet phase: the connected consumers take and acknowledge everything."""
     if not it.members:
         it.join()
     for member in it.members:
@@ -376,4 +383,4 @@ def finish(it: World) -> None:
             it.flow(member, 10)
             it.settle()
             it.ack(member, *[p for p, owner in it.owner.items() if owner is member])
-    raise AssertionError("something was never delivered")
+    raise AssertionError("an entry was never delivered")

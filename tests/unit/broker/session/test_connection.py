@@ -18,7 +18,6 @@ from support import settle, wait_until
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import NotOwner
 from magnetar.broker.log.owned_record import topic_path
-from magnetar.broker.ownership.bundle import bundle_of
 from magnetar.broker.session.connection import PROBE_TIMEOUT_S, REQUEST_TIMEOUT_S, STALL_BYTES
 from magnetar.broker.session.context import DELIVERY_BYTES_MAX
 from magnetar.broker.session.session import KEEPALIVE_S
@@ -482,7 +481,7 @@ async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken(
     async with place() as here:
         name, store = TopicName.parse(TOPIC), here.broker._store
         await here.broker.locate(name, authoritative=True)
-        bundle = bundle_of(name)
+        bundle = here.broker.policies.bundle_of(name)
         monkeypatch.setattr(here.broker, "exists", exists)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(refused(here, name))

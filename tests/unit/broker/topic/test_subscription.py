@@ -53,7 +53,7 @@ async def delivered(session: FakeConsumerSession, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-async def test_backlog_then_tail(kind: SubscriptionType) -> None:
+async def test_consumer_gets_backlog_then_new_entries(kind: SubscriptionType) -> None:
     async with opened_topic(World()) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(kind=kind)
@@ -65,7 +65,7 @@ async def test_backlog_then_tail(kind: SubscriptionType) -> None:
         assert session.active == ([True] if kind is EXCLUSIVE else [])
 
 
-async def test_catching_up_reads_ranges_from_bookies() -> None:
+async def test_catch_up_reads_ranges_from_bookies() -> None:
     world = World()
     config = replace(SMALL, ledger_entries_max=1_000)
     texts = [str(number) for number in range(500)]
@@ -77,7 +77,7 @@ async def test_catching_up_reads_ranges_from_bookies() -> None:
         assert len(world.ledgers.reads) <= 6, "not in ranges"
 
 
-async def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tailing_consumer_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magnetar.broker.log.log.TAIL_ENTRIES_MAX", 5)
     world = World()
     async with opened_topic(world) as it:
@@ -89,7 +89,7 @@ async def test_tailing_reads_nothing_from_bookies(monkeypatch: pytest.MonkeyPatc
         assert world.ledgers.reads == []
 
 
-async def test_a_read_is_bounded_in_bytes() -> None:
+async def test_read_is_bounded_in_bytes() -> None:
     async with opened_topic(World(), limits=Limits(read_bytes=2_500)) as it:
         texts = [str(number) * 1_000 for number in range(9)]
         await it.publish(*texts)
@@ -98,7 +98,7 @@ async def test_a_read_is_bounded_in_bytes() -> None:
         assert session.deliveries >= 3
 
 
-async def test_nothing_is_read_for_who_cannot_take_it() -> None:
+async def test_unwritable_connection_causes_no_read() -> None:
     world = World()
     async with opened_topic(world, cache_bytes=0) as it:
         await it.publish(*TEXTS)
@@ -113,7 +113,7 @@ async def test_nothing_is_read_for_who_cannot_take_it() -> None:
         await delivered(session, TEXTS)
 
 
-async def test_permits_bound_what_is_delivered() -> None:
+async def test_permits_limit_deliveries() -> None:
     async with opened_topic(World()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(permits=0)
@@ -126,7 +126,7 @@ async def test_permits_bound_what_is_delivered() -> None:
             handle.flow(0)
 
 
-async def test_acknowledged_entries_do_not_come_back() -> None:
+async def test_acknowledged_entries_are_not_redelivered_after_reopen() -> None:
     world = World()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
@@ -139,7 +139,7 @@ async def test_acknowledged_entries_do_not_come_back() -> None:
         await delivered(session, TEXTS[1::2])
 
 
-async def test_a_close_returns_when_acknowledgements_are_durable() -> None:
+async def test_close_returns_when_acknowledgements_are_durable() -> None:
     world = World()
     async with opened_topic(world, close=False) as it:
         await it.publish(*TEXTS)
@@ -147,12 +147,12 @@ async def test_a_close_returns_when_acknowledgements_are_durable() -> None:
         await delivered(session, TEXTS)
         handle.acknowledge_cumulative(session.positions[9])
         await handle.close()
-    async with opened_topic(world) as it:  # its broker died
+    async with opened_topic(world) as it:  # after its broker died
         _, session = await it.subscribe()
         await delivered(session, TEXTS[10:])
 
 
-async def test_a_receipt_comes_once_when_all_of_it_is_durable() -> None:
+async def test_ack_receipt_comes_once_when_every_part_is_durable() -> None:
     world = World()
     async with opened_topic(world, close=False) as it:
         await it.publish("a", "b c d", "e f", "g", batches=True)
@@ -172,7 +172,7 @@ async def test_a_receipt_comes_once_when_all_of_it_is_durable() -> None:
         assert session.ack_sets == [(0b101,)]
 
 
-def test_a_joint_receipt_waits_for_all_and_tells_of_the_first_failure() -> None:
+def test_joint_receipt_waits_for_all_parts_and_reports_first_failure() -> None:
     failure = LogClosed("t")
     told: list[BrokerError | None] = []
     one = all_of(3, told.append)
@@ -196,14 +196,14 @@ async def test_impossible_acknowledgements_are_refused() -> None:
         with pytest.raises(InvalidAck):
             handle.acknowledge([session.positions[0], Position(-1, -1)])
         assert handle.machine.unacked == 1
-        handle.acknowledge([Position(1_000, 0), Position(0, 0)])  # unknown ones are no error
+        handle.acknowledge([Position(1_000, 0), Position(0, 0)])  # unknown positions are ignored
         handle.close_nowait()
         failed: list[BrokerError | None] = []
         handle.acknowledge(session.positions, (), failed.append)
         assert isinstance(failed[0], ConsumerNotFound)
 
 
-async def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> None:
+async def test_second_exclusive_consumer_replaces_only_a_dead_one() -> None:
     async with opened_topic(World()) as it:
         await it.publish(*TEXTS)
         first, session = await it.subscribe()
@@ -217,7 +217,7 @@ async def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> 
         _, second = await it.subscribe()
         assert session.reason is CloseReason.REPLACED
         await delivered(second, TEXTS[1:])
-        first.flow(1)  # what is still on the way from the dead one is dropped
+        first.flow(1)  # late commands of the dead consumer are dropped
         first.redeliver(None)
         first.on_writable()
         first.close_nowait()
@@ -225,7 +225,7 @@ async def test_a_second_exclusive_consumer_comes_in_when_the_first_is_dead() -> 
         assert second.texts == TEXTS[1:]
 
 
-async def test_the_type_is_that_of_the_consumers() -> None:
+async def test_subscription_type_changes_after_all_consumers_left() -> None:
     async with opened_topic(World()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
@@ -239,7 +239,7 @@ async def test_the_type_is_that_of_the_consumers() -> None:
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED])
-async def test_other_types_are_not_allowed_by_name(kind: SubscriptionType) -> None:
+async def test_unsupported_subscription_requests_are_not_allowed(kind: SubscriptionType) -> None:
     async with opened_topic(World()) as it:
         with pytest.raises(NotAllowed, match=kind.title):
             await it.subscribe(kind=kind)
@@ -250,7 +250,7 @@ async def test_other_types_are_not_allowed_by_name(kind: SubscriptionType) -> No
         assert it.topic.subscriptions == {}
 
 
-async def test_shared_consumers_share_and_inherit() -> None:
+async def test_shared_consumer_gets_pending_entries_of_a_closed_one() -> None:
     async with opened_topic(World()) as it:
         texts = [str(number) for number in range(100)]
         one, first = await it.subscribe(kind=SHARED, permits=1_000)
@@ -268,7 +268,7 @@ async def test_shared_consumers_share_and_inherit() -> None:
         assert second.counts[-1] == 1
 
 
-async def test_redelivery_on_request() -> None:
+async def test_redelivery_request_redelivers_with_counts_and_epoch() -> None:
     async with opened_topic(World()) as it:
         await it.publish(*TEXTS[:6])
         shared, session = await it.subscribe(kind=SHARED)
@@ -285,7 +285,9 @@ async def test_redelivery_on_request() -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-async def test_what_was_acknowledged_while_tailing_is_left_out(kind: SubscriptionType) -> None:
+async def test_redelivery_leaves_out_entries_acknowledged_while_tailing(
+    kind: SubscriptionType,
+) -> None:
     async with opened_topic(World()) as it:
         handle, session = await it.subscribe(kind=kind)
         await it.publish("a", "b", "c")
@@ -295,11 +297,11 @@ async def test_what_was_acknowledged_while_tailing_is_left_out(kind: Subscriptio
         handle.redeliver(None)
         await delivered(session, list("abcac"))
         acks = it.topic.subscriptions["s"]._acks
-        assert acks.highest_acked <= three, "every later entry would be looked up"
+        assert acks.highest_acked <= three, "the dispatcher would look up every later entry"
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-async def test_messages_of_a_batch_that_were_acknowledged_while_tailing(
+async def test_redelivery_of_a_batch_carries_acks_made_while_tailing(
     kind: SubscriptionType,
 ) -> None:
     async with opened_topic(World()) as it:
@@ -313,7 +315,7 @@ async def test_messages_of_a_batch_that_were_acknowledged_while_tailing(
         assert handle.machine.permits == 1_000 - 5 - 3
 
 
-async def test_a_cumulative_acknowledgement_into_a_batch() -> None:
+async def test_cumulative_ack_inside_a_batch_keeps_its_ack_set() -> None:
     async with opened_topic(World()) as it:
         handle, session = await it.subscribe()
         await it.publish("a", "b c d", "e", batches=True)
@@ -325,7 +327,7 @@ async def test_a_cumulative_acknowledgement_into_a_batch() -> None:
         assert session.ack_sets[3:] == [(0b110,), ()]
 
 
-async def test_scattered_replays_from_bookies() -> None:
+async def test_scattered_redelivery_reads_from_bookies_in_order() -> None:
     world = World()
     config = replace(SMALL, ledger_entries_max=50)
     texts = [str(number) for number in range(200)]
@@ -340,7 +342,7 @@ async def test_scattered_replays_from_bookies() -> None:
         await delivered(session, [*texts, *map(str, wanted)])
 
 
-async def test_an_unreadable_entry_is_tried_until_it_can_be_read(
+async def test_unreadable_entry_is_retried_until_it_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("magnetar.broker.topic.read_loop.RETRY_S_FIRST", 0.001)
@@ -358,7 +360,7 @@ async def test_an_unreadable_entry_is_tried_until_it_can_be_read(
         assert whys(it) == {Why.NOTHING_TO_READ}
 
 
-async def test_seek_by_id_closes_everybody_and_starts_there() -> None:
+async def test_seek_by_id_closes_all_consumers_and_moves_the_cursor() -> None:
     async with opened_topic(World()) as it:
         positions = await it.publish(*TEXTS)
         one, first = await it.subscribe(kind=SHARED)
@@ -380,7 +382,7 @@ async def test_seek_by_id_closes_everybody_and_starts_there() -> None:
             handle.close_nowait()
 
 
-async def test_seek_by_publish_time() -> None:
+async def test_seek_by_publish_time_finds_the_first_entry_at_or_after_it() -> None:
     async with opened_topic(World()) as it:
         for number in range(20):
             await it.publish(str(number), time_ms=1_000 + 10 * number)
@@ -393,10 +395,10 @@ async def test_seek_by_publish_time() -> None:
             handle.close_nowait()
 
 
-async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
+async def test_failed_seek_by_time_loses_no_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its consumer would wait for nothing, and the entry for that consumer."""
+    """Otherwise the consumer waits without entries, and the entry is never redelivered."""
 
     asked, over = asyncio.Event(), asyncio.Event()
 
@@ -423,7 +425,7 @@ async def test_a_seek_that_cannot_find_its_time_drops_no_acknowledgement(
         await delivered(session, TEXTS)
 
 
-async def test_one_seek_at_a_time() -> None:
+async def test_seek_during_seek_returns_subscription_fenced() -> None:
     async with opened_topic(World()) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe()
@@ -443,7 +445,7 @@ async def test_one_seek_at_a_time() -> None:
         await delivered(session, TEXTS)
 
 
-async def test_unsubscribing() -> None:
+async def test_unsubscribe_deletes_the_subscription() -> None:
     world = World()
     async with opened_topic(world) as it:
         await it.publish(*TEXTS)
@@ -456,7 +458,7 @@ async def test_unsubscribing() -> None:
         assert it.topic.subscriptions == {}
         one.flow(1)
         one.close_nowait()
-        handle, session = await it.subscribe()  # a new one, from its beginning
+        handle, session = await it.subscribe()  # a new subscription, from the earliest entry
         await delivered(session, TEXTS)
         handle.acknowledge(session.positions)
         await handle.unsubscribe()
@@ -464,7 +466,7 @@ async def test_unsubscribing() -> None:
         assert it.topic.subscriptions == {}
 
 
-async def test_where_new_subscriptions_begin() -> None:
+async def test_new_subscriptions_begin_at_their_initial_position() -> None:
     async with opened_topic(World()) as it:
         now = it.topic._clock.now_ms()
         positions = await it.publish(*TEXTS[:10], time_ms=now - 60_000)
@@ -484,7 +486,7 @@ async def test_where_new_subscriptions_begin() -> None:
         await delivered(from_end, ["new"])
 
 
-async def test_a_reader_leaves_nothing_behind() -> None:
+async def test_closed_reader_leaves_no_subscription() -> None:
     world = World()
     async with opened_topic(world) as it:
         positions = await it.publish(*TEXTS)
@@ -503,7 +505,9 @@ async def test_a_reader_leaves_nothing_behind() -> None:
         await delivered(session, TEXTS[21:])
 
 
-async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_subscription_survives_a_seek_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("magnetar.broker.topic.subscription.RETURN_S", 0.02)
     async with opened_topic(World()) as it:
         positions = await it.publish(*TEXTS)
@@ -516,7 +520,7 @@ async def test_a_reader_that_seeks_is_expected_back(monkeypatch: pytest.MonkeyPa
         await wait_until(lambda: it.topic.subscriptions == {}, what="given up")
 
 
-async def test_the_last_message() -> None:
+async def test_last_message_id_names_entry_and_batch_index() -> None:
     async with opened_topic(World()) as it:
         handle, _ = await it.subscribe()
         last = await handle.last_message_id()
@@ -532,13 +536,12 @@ async def test_the_last_message() -> None:
 
 
 class Member:
-    """A consumer that takes its time: acknowledges what it was given in parts, and grants permits
-    for as many."""
+    """A slow consumer: it acknowledges its deliveries in parts and grants as many permits."""
 
     def __init__(self, handle: ConsumerHandle, session: FakeConsumerSession) -> None:
         self.handle = handle
         self.session = session
-        self.taken = 0  # of what was delivered
+        self.taken = 0  # of the deliveries
 
     def take(self, count: int) -> list[str]:
         entries = self.session.entries[self.taken : self.taken + count]
@@ -557,7 +560,7 @@ class Member:
 
 
 @pytest.mark.parametrize("seed", range(15))
-async def test_nothing_is_lost_among_consumers_that_come_and_go(seed: int) -> None:
+async def test_random_joins_and_leaves_lose_no_message(seed: int) -> None:
     chance = random.Random(seed)
     limits = Limits(unacked_per_consumer=15, unacked_per_subscription=25, read_entries=7)
     async with opened_topic(World(), limits=limits, cache_bytes=5_000) as it:

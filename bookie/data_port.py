@@ -1,0 +1,75 @@
+"""The bookie's data port: adds and reads as frames over TCP, `BookieService` and values inside.
+
+A connection serves one purpose, which its first frame names: the adds of one client process, or
+reads, one after the other. So acknowledgements never wait behind the entries of a read, and a
+client that gives up a read closes that connection and disturbs no other read. `handlers` in
+server.py has the calls over gRPC.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Final, assert_never
+
+from google.protobuf.message import DecodeError
+
+from magnetar.bookie.contract import ReadRequest
+from magnetar.protos import bookie_pb2 as pb
+from magnetar.protos.envelope import (
+    READ_END,
+    BookieCode,
+    Purpose,
+    decode_purpose,
+    encode_read_answer,
+)
+from magnetar.runtime.tcp_frames import FrameServer
+
+if TYPE_CHECKING:
+    from magnetar.bookie.service import BookieService
+    from magnetar.runtime.frames import Buffer, FrameStream
+
+CONNECTIONS_MAX: Final = 1_000
+"""256 streams of adds (STREAMS_MAX), and some reads each of a few dozen brokers. A process may open
+1,024 files where nothing else is configured, and RocksDB needs its own; raise the limit there."""
+
+
+def data_server(service: BookieService) -> FrameServer:
+    return FrameServer(partial(serve_data, service), connections_max=CONNECTIONS_MAX)
+
+
+async def serve_data(service: BookieService, stream: FrameStream) -> None:
+    """Serve one connection to its end. Raises StreamClosed, FrameDamaged, StorageFailed."""
+    purpose = decode_purpose(await stream.receive())
+    match purpose:
+        case Purpose.ADDS:
+            await service.handle_write(stream)
+        case Purpose.READS:
+            while True:
+                await _answer_read(service, await stream.receive(), stream)
+        case _:
+            assert_never(purpose)
+
+
+async def _answer_read(service: BookieService, data: Buffer, stream: FrameStream) -> None:
+    try:
+        message = pb.ReadRequest.FromString(bytes(data))
+    except DecodeError:
+        await stream.send(encode_read_answer(-1, BookieCode.BAD_REQUEST))
+    else:
+        request = ReadRequest(
+            incarnation=message.incarnation,
+            ledger=message.ledger,
+            master_key=message.master_key,
+            first=message.first,
+            last=message.last,
+            bytes_max=message.max_bytes or None,
+            entries_max=message.max_entries or None,
+            fence=message.fence,
+            run=message.run,
+            stride=message.stride,
+        )
+        async with aclosing(service.read(request)) as frames:
+            async for parts in frames:
+                await stream.send(parts)
+    await stream.send([READ_END])

@@ -1,0 +1,132 @@
+"""The admin API: routers over `broker/operations`, and what all of them share.
+
+Failures are answered with a `Refusal`; a topic of another broker with a redirect (307) to the same
+path there. What a request may cost is bounded here: its body, and its time.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+
+from magnetar.broker.admin.subscriptions import subscriptions_router
+from magnetar.broker.admin.topics import topics_router
+from magnetar.broker.operations.errors import InvalidArgument, ServedElsewhere, outcome_of
+from magnetar.broker.operations.model import Refusal
+from magnetar.broker.session.refusal import OPERATING_ERRORS
+from magnetar.runtime.http import App, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.broker.broker import Broker
+
+BODY_BYTES_MAX: Final = 64 << 10
+"""Of a request. The largest that there is, a message id, takes some 100 bytes."""
+
+REQUEST_TIMEOUT_S: Final = 60.0
+"""As of a request in Pulsar's protocol: the time in which a broker opens a topic, or gives up."""
+
+
+def admin_app(broker: "Broker") -> App:
+    """The API, with its page at /docs, which works without the internet."""
+    api = FastAPIOffline(
+        docs_url="/docs",
+        redoc_url=None,
+        title="Magnetar admin API",
+        description="Paths and verbs are those of Apache Pulsar's admin API.",
+        responses={400: {"model": Refusal}, 404: {"model": Refusal}},
+    )
+    api.include_router(topics_router(broker))
+    api.include_router(subscriptions_router(broker))
+    for kind in OPERATING_ERRORS:
+        api.add_exception_handler(kind, _answer_failure)
+    api.add_exception_handler(RequestValidationError, _answer_invalid)
+    api.add_exception_handler(HTTPException, _answer_http)
+    return bounded(api)
+
+
+def bounded(app: FastAPI, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:
+    """Refuse large bodies, and end requests that take longer than `timeout_s`."""
+
+    async def serve(
+        scope: Message,
+        receive: "Callable[[], Awaitable[Message]]",
+        send: "Callable[[Message], Awaitable[None]]",
+    ) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        headers = dict(scope["headers"])
+        size = headers.get(b"content-length", b"0")
+        if b"transfer-encoding" in headers:
+            await _respond(scope, receive, send, 411, "a request body must state its length")
+        elif not size.isdigit() or int(size) > BODY_BYTES_MAX:
+            reason = f"a request body has at most {BODY_BYTES_MAX} bytes"
+            await _respond(scope, receive, send, 413, reason)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await app(scope, receive, watched)
+            except TimeoutError:
+                if begun:
+                    raise
+                reason = f"the request took longer than {timeout_s:g} s"
+                await _respond(scope, receive, send, 503, reason)
+
+    return serve
+
+
+async def _respond(scope: Any, receive: Any, send: Any, status: int, reason: str) -> None:
+    refusal = Refusal(reason=reason, error=_name_of(status))
+    await JSONResponse(refusal.model_dump(), status)(scope, receive, send)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    outcome = outcome_of(error)
+    if isinstance(error, ServedElsewhere):
+        # The path as it came: of a topic's name, "?", "#" and "%" mean something else in a URL.
+        path, query = request.scope["raw_path"].decode(), request.url.query
+        location = f"{error.owner.http_url}{path}{'?' if query else ''}{query}"
+        return Response(status_code=outcome.status, headers={"location": location})
+    refusal = Refusal(reason=str(error), error=type(error).__name__, advice=outcome.advice)
+    return JSONResponse(refusal.model_dump(), outcome.status)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:]) or "request body"
+    match first["type"]:
+        case "json_invalid":
+            reason = f"the request body is not JSON: {first['ctx']['error']}"
+        case _ if isinstance(first["input"], bytes):  # it was not read as JSON
+            reason = "the request body must be JSON, with content-type: application/json"
+        case "missing":
+            reason = f"the request lacks {where}"
+        case _:
+            expected = first["msg"].removeprefix("Input should be ")
+            reason = str(InvalidArgument(where, first["input"], expected))
+    return JSONResponse(Refusal(reason=reason, error=InvalidArgument.__name__).model_dump(), 400)
+
+
+def _name_of(status: int) -> str:
+    """As the kinds of other failures are named, for example NotFound."""
+    return HTTPStatus(status).phrase.title().replace(" ", "")
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    reason = f"{request.method} {path}: {error.detail}; /docs lists the paths"
+    refusal = Refusal(reason=reason, error=_name_of(error.status_code))
+    return JSONResponse(refusal.model_dump(), error.status_code, headers=error.headers)

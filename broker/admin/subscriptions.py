@@ -1,0 +1,96 @@
+"""Subscriptions over HTTP.
+
+A subscription's name may contain slashes, so that it is matched as a path; routes with more behind
+the name come first.
+
+Peeking differs from Pulsar, which answers with the bytes of a whole batch and puts the metadata
+into headers: here the answer is a list of messages in JSON.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Body, Path, Query, Response
+from pydantic import TypeAdapter
+
+from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.log.position import LATEST
+from magnetar.broker.operations import arguments, subscriptions
+from magnetar.broker.operations.arguments import INT64_MAX, subscription_name, topic_name
+from magnetar.broker.operations.model import MessagePosition, PeekedMessage, Refusal
+from magnetar.broker.operations.subscriptions import PEEK_POSITION_MAX
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+
+PUBLISH_TIME = "milliseconds since 1970-01-01 UTC"
+
+_Number = Annotated[int, Path(ge=1, le=PEEK_POSITION_MAX)]
+_Time = Annotated[int, Path(ge=0, le=INT64_MAX, description=PUBLISH_TIME)]
+_Force = Annotated[bool, Query(description="disconnect its consumers")]
+_Start = Annotated[MessagePosition | None, Body(description="where to begin; none: at the end")]
+_MESSAGES = TypeAdapter(list[PeekedMessage])
+_EXISTS = {"model": Refusal, "description": "It exists already."}
+
+
+def subscriptions_router(broker: "Broker") -> APIRouter:
+    """What is below `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription`."""
+    topic_path = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
+    one = "/subscription/{subscription:path}"
+    router = APIRouter(prefix=topic_path, tags=["subscriptions"], responses=REFUSALS)
+
+    @router.get("/subscriptions")
+    async def list_subscriptions(tenant: str, namespace: str, topic: str) -> list[str]:
+        """List the subscriptions of a topic."""
+        name = topic_name(tenant, namespace, topic)
+        return await subscriptions.list_subscriptions(broker, name)
+
+    @router.post(one + "/resetcursor/{timestamp}", status_code=204)
+    async def reset_to_time(
+        tenant: str, namespace: str, topic: str, subscription: str, timestamp: _Time
+    ) -> None:
+        """Deliver again from the first message published at this time or later."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        await subscriptions.reset_to_time(broker, name, of, timestamp)
+
+    @router.post(one + "/resetcursor", status_code=204)
+    async def reset_to_message(
+        tenant: str, namespace: str, topic: str, subscription: str, start: MessagePosition
+    ) -> None:
+        """Deliver again from a message. ledgerId and entryId -1 are the beginning of the topic."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        target = arguments.position(start.ledger_id, start.entry_id)
+        await subscriptions.reset_to_message(broker, name, of, target, excluded=start.is_excluded)
+
+    @router.get(one + "/position/{position}", response_model=list[PeekedMessage])
+    async def peek(
+        tenant: str, namespace: str, topic: str, subscription: str, position: _Number
+    ) -> Response:
+        """The messages of one entry of the backlog, counted from 1. Changes nothing."""
+        name = topic_name(tenant, namespace, topic)
+        found = await subscriptions.peek(broker, name, subscription_name(subscription), position)
+        body = await asyncio.to_thread(_MESSAGES.dump_json, found, by_alias=True)
+        return Response(body, media_type="application/json")
+
+    @router.put(one, status_code=204, responses={409: _EXISTS})
+    async def create(
+        tenant: str, namespace: str, topic: str, subscription: str, start: _Start = None
+    ) -> None:
+        """Create a durable subscription, and the topic if it does not exist."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        target = LATEST if start is None else arguments.position(start.ledger_id, start.entry_id)
+        await subscriptions.create_subscription(broker, name, of, target)
+
+    @router.delete(one, status_code=204)
+    async def delete(
+        tenant: str, namespace: str, topic: str, subscription: str, force: _Force = False
+    ) -> None:
+        """Delete a subscription and drop its backlog."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        await subscriptions.delete_subscription(broker, name, of, force=force)
+
+    return router

@@ -1,0 +1,53 @@
+"""What a dispatcher asks of the cursor of its subscription."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+
+_WORD: Final = (1 << 64) - 1
+
+
+class Acks(Protocol):
+    """A view of the cursor. Every question is answered from memory."""
+
+    @property
+    def mark_delete(self) -> Position:
+        """Everything up to and including this position is acknowledged."""
+
+    @property
+    def highest_acked(self) -> Position:
+        """No entry after this position is acknowledged, wholly or in part. At least
+        `mark_delete`."""
+
+    def is_acked(self, position: Position) -> bool:
+        """Whether the whole entry is acknowledged."""
+
+    def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
+        """The unacknowledged messages of a partly acknowledged batch. None: no message of the entry
+        is acknowledged on its own."""
+
+    def first_unacked(self, position: Position) -> Position:
+        """The first unacknowledged entry at or after `position`. If there is none: the position
+        after the last entry of the log."""
+
+
+def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:
+    """The number of unacknowledged messages of the entry, and its ack set. 0: the whole entry is
+    acknowledged. (): no message of it is."""
+    if acks.is_acked(entry.position):
+        return 0, ()
+    if not entry.view.is_batch:
+        return 1, ()
+    ack_set = acks.batch_ack_set(entry.position)
+    if ack_set is None:
+        return entry.view.num_messages, ()
+    return unacked_in(ack_set), ack_set
+
+
+def unacked_in(ack_set: tuple[int, ...]) -> int:
+    """The number of unacknowledged messages in an ack set: the set bits of its 64-bit words."""
+    return sum((word & _WORD).bit_count() for word in ack_set)

@@ -1,0 +1,31 @@
+"""How a Key_Shared consumer wants keys to be assigned, as its SUBSCRIBE command says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class KeySharedMode(IntEnum):
+    """How hash ranges are assigned to consumers. The numbers are those of Pulsar's protocol."""
+
+    AUTO_SPLIT = 0  # the broker assigns the ranges
+    STICKY = 1  # each consumer brings its own ranges
+
+
+@dataclass(frozen=True, slots=True)
+class HashRange:
+    """Hash slots first..last, both ends included. Not validated: the dispatcher accepts or refuses
+    the ranges of a consumer."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeySharedPolicy:
+    """The Key_Shared attributes of one consumer."""
+
+    mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
+    ranges: tuple[HashRange, ...] = ()  # STICKY only
+    allow_out_of_order: bool = False

@@ -1,0 +1,53 @@
+"""What a request names, parsed once: topics, namespaces, subscriptions and positions.
+
+Every function raises an error that names the argument and says what was expected.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.operations.errors import InvalidArgument
+from magnetar.protos.names import Domain, NamespaceName, TopicName
+
+SUBSCRIPTION_NAME_BYTES_MAX: Final = 1024
+"""As of a topic's name. It is a part of paths, of labels and of the topic's record."""
+
+INT64_MAX: Final = (1 << 63) - 1
+
+
+def topic_name(tenant: str, namespace: str, topic: str) -> TopicName:
+    """A persistent topic, from the parts of a path. Raises InvalidTopicName."""
+    return TopicName.parse(f"{Domain.PERSISTENT}://{tenant}/{namespace}/{topic}")
+
+
+def namespace_name(tenant: str, namespace: str) -> NamespaceName:
+    """Raises InvalidNamespaceName."""
+    return NamespaceName.parse(f"{tenant}/{namespace}")
+
+
+def subscription_name(text: str) -> str:
+    """Raises InvalidArgument."""
+    if not text or text.isspace():
+        raise InvalidArgument("subscription name", text, "a name that is not blank")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument("subscription name", text, "text of Unicode characters") from None
+    if size > SUBSCRIPTION_NAME_BYTES_MAX:
+        expected = f"at most {SUBSCRIPTION_NAME_BYTES_MAX} bytes, not {size}"
+        raise InvalidArgument("subscription name", text, expected)
+    return text
+
+
+def position(ledger: int, entry: int) -> Position:
+    """An entry, or one of Pulsar's two special message ids: (-1, -1) is the beginning of the topic,
+    and two times 2^63-1 its end. Raises InvalidArgument."""
+    found = Position(ledger, entry)
+    if found in (EARLIEST, LATEST):
+        return found
+    if 0 <= ledger <= INT64_MAX and 0 <= entry <= INT64_MAX:
+        return found
+    expected = "ledgerId and entryId from 0 to 2^63-1, both -1 (earliest), or both 2^63-1 (latest)"
+    raise InvalidArgument("message id", str(found), expected)

@@ -1,0 +1,110 @@
+"""What an administrator's request can fail with, and what each failure is to HTTP and to people.
+
+The table at the end is the only one: a row gives the HTTP status of an error, and the advice that
+the command line prints behind the reason. Statuses are those of Pulsar's admin API where it has the
+case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.broker import errors
+from magnetar.metadata.errors import MetadataError
+from magnetar.protos.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.position import Position
+    from magnetar.metadata.model import BrokerRegistration
+
+
+class ServedElsewhere(errors.BrokerError):
+    """Another broker serves the topic. The request goes to that broker's HTTP address."""
+
+    def __init__(self, topic: str, owner: BrokerRegistration) -> None:
+        super().__init__(f"topic {topic} is served by {owner.broker} at {owner.http_url}")
+        self.topic = topic
+        self.owner = owner
+
+
+class InvalidArgument(errors.BrokerError):
+    """A part of the request that cannot be; says what was expected."""
+
+    def __init__(self, name: str, found: object, expected: str) -> None:
+        super().__init__(f"invalid {name} {_shown(found)}: expected {expected}")
+        self.name = name
+        self.expected = expected
+
+
+class MessageNotFound(errors.BrokerError):
+    """The subscription has fewer unacknowledged entries than the position that was asked for."""
+
+    def __init__(self, subscription: str, number: int, backlog: int) -> None:
+        super().__init__(
+            f"subscription {subscription!r} has no message at position {number};"
+            f" entries in its backlog: {backlog}"
+        )
+        self.subscription = subscription
+        self.number = number
+        self.backlog = backlog
+
+
+class PositionNotFound(errors.BrokerError):
+    """A message id behind the end of the topic. Moving there would drop the whole backlog."""
+
+    def __init__(self, topic: str, position: Position, last: Position) -> None:
+        super().__init__(f"topic {topic} has no message {position}: its last message is {last}")
+        self.topic = topic
+        self.position = position
+        self.last = last
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a failed request is answered with."""
+
+    status: int  # of HTTP
+    advice: str  # for a person at the command line; "": the reason says it all
+
+
+_LATER: Final = "try again in a moment"
+
+# The first row whose class fits decides; base classes come last.
+OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
+    (ServedElsewhere, Outcome(307, "ask that broker")),
+    (InvalidArgument, Outcome(400, "")),
+    (ProtocolError, Outcome(412, "")),  # an invalid name
+    (PositionNotFound, Outcome(412, "use `latest` to drop the backlog")),
+    (MessageNotFound, Outcome(404, "")),
+    (errors.TopicNotFound, Outcome(404, "`magnetar topics list` shows the topics of a namespace")),
+    (errors.SubscriptionNotFound, Outcome(404, "`magnetar subscriptions list TOPIC` shows all")),
+    (errors.TopicExists, Outcome(409, "")),
+    (errors.SubscriptionExists, Outcome(409, "")),
+    (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
+    (errors.NotAllowed, Outcome(405, "")),
+    (errors.TopicFull, Outcome(507, "delete subscriptions that are not used")),
+    (errors.LogDamaged, Outcome(503, "the broker's log names the ledger")),
+    (errors.BrokerError, Outcome(503, _LATER)),
+    (LedgerError, Outcome(503, _LATER)),
+    (MetadataError, Outcome(503, _LATER)),
+    (TimeoutError, Outcome(503, _LATER)),
+)
+SHOWN_CHARACTERS_MAX: Final = 200
+"""Of a value that the request contains: a hostile one may be megabytes long."""
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """The row for one of OPERATING_ERRORS (broker/session/refusal.py); other errors are bugs."""
+    for kind, outcome in OUTCOMES:
+        if isinstance(error, kind):
+            return outcome
+    raise AssertionError(f"no outcome for {error!r}")
+
+
+def _shown(found: object) -> str:
+    text = repr(found)
+    if len(text) <= SHOWN_CHARACTERS_MAX:
+        return text
+    return f"{text[:SHOWN_CHARACTERS_MAX]}... ({len(text)} characters)"

@@ -1,0 +1,250 @@
+"""Metrics of a broker under Pulsar's names, read from its topics at each scrape.
+
+Topics count what flows through them in any case; nothing is counted for these metrics but the
+publish latency. A scrape is one step on the event loop, so the number of series is bounded. A topic
+whose series do not fit beside those of topics that were opened before it has none of its own; the
+metrics of the whole broker include it.
+
+Of Pulsar's metrics of a namespace, which it exposes instead of those of topics when
+`exposeTopicLevelMetricsInPrometheus` is false, there are the gauges. There are no counters for a
+namespace or a broker: they would go down whenever a topic moves to another broker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from magnetar.broker.log.latency import BOUNDS_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.log.latency import LatencyHistogram
+    from magnetar.broker.topic.subscription import Subscription
+    from magnetar.broker.topic.topic import Topic
+
+SERIES_MAX: Final = 10_000
+"""Of topics and subscriptions together: 550 topics with a subscription each. Collecting them takes
+40 ms on a machine that is busy with other work; writing them happens in a thread."""
+
+# metric, what it says
+_GAUGES: Final = (
+    ("subscriptions_count", "Subscriptions."),
+    ("producers_count", "Connected producers."),
+    ("consumers_count", "Connected consumers."),
+    ("rate_in", "Messages published per second."),
+    ("rate_out", "Messages delivered per second."),
+    ("throughput_in", "Bytes published per second."),
+    ("throughput_out", "Bytes delivered per second."),
+    ("storage_size", "Bytes stored, one copy."),
+    ("msg_backlog", "Entries that are not acknowledged, of all subscriptions."),
+)
+_COUNTERS: Final = (
+    ("in_messages", "Messages published."),
+    ("in_bytes", "Bytes published."),
+    ("out_messages", "Messages delivered."),
+    ("out_bytes", "Bytes delivered."),
+)
+_SUBSCRIPTION_GAUGES: Final = (
+    ("back_log", "Entries that are not acknowledged."),
+    ("unacked_messages", "Messages delivered and not acknowledged."),
+    ("msg_rate_out", "Messages delivered per second."),
+    ("msg_throughput_out", "Bytes delivered per second."),
+    ("msg_rate_redeliver", "Messages delivered again per second."),
+)
+_TOPIC_SERIES: Final = len(_GAUGES) + len(_COUNTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """One topic at this moment."""
+
+    namespace: str
+    topic: str
+    gauges: tuple[float, ...]  # in the order of `_GAUGES`
+    subscriptions: list[tuple[str, tuple[float, ...]]]  # in the order of `_SUBSCRIPTION_GAUGES`
+
+
+class BrokerMetrics(Collector):
+    """Register it with the registry of the process. `now` is the loop's time."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        cluster: str,
+        topic_level: bool,
+        connections: Callable[[], int],
+        now: Callable[[], float],
+        series_max: int = SERIES_MAX,
+    ) -> None:
+        self._broker = broker
+        self._cluster = cluster
+        self._topic_level = topic_level
+        self._connections = connections
+        self._now = now
+        self._series_max = series_max
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry would collect once to learn the names."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric, all of the same moment."""
+        topics, now = self._broker.topics, self._now()
+        figures = [_figures_of(topic, now) for topic in topics]
+        yield from self._of_broker(figures)
+        yield _latency(self._broker.publish_latency, self._cluster)
+        yield from self._topic_counts(figures)
+        if self._topic_level:
+            places = _shown(figures, self._series_max)
+            shown = [figures[place] for place in places]
+            yield from self._of_topics(shown)
+            yield from self._totals([topics[place] for place in places], shown)
+            yield from self._of_subscriptions(shown)
+            yield self._gauge(
+                "magnetar_metrics_topics_left_out",
+                f"Topics without series of their own, beyond {self._series_max} series.",
+                len(topics) - len(shown),
+            )
+        else:
+            yield from self._of_namespaces(figures)
+
+    def _of_broker(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
+        yield self._gauge(
+            "pulsar_active_connections", "Open client connections.", self._connections()
+        )
+        yield self._gauge("pulsar_broker_topics_count", "Topics served here.", len(figures))
+        for (name, text), value in zip(_GAUGES, _sums(figures), strict=True):
+            yield self._gauge(f"pulsar_broker_{name}", text, value)
+
+    def _of_topics(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
+        rows = [((each.namespace, each.topic), each.gauges) for each in figures]
+        return self._gauges("pulsar", _GAUGES, ("namespace", "topic"), rows)
+
+    def _of_namespaces(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
+        by_namespace: defaultdict[str, list[_Figures]] = defaultdict(list)
+        for each in figures:
+            by_namespace[each.namespace].append(each)
+        rows = [((namespace,), _sums(of)) for namespace, of in by_namespace.items()]
+        return self._gauges("pulsar", _GAUGES, ("namespace",), rows)
+
+    def _of_subscriptions(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
+        rows = [
+            ((each.namespace, each.topic, name), gauges)
+            for each in figures
+            for name, gauges in each.subscriptions
+        ]
+        labels = ("namespace", "topic", "subscription")
+        return self._gauges("pulsar_subscription", _SUBSCRIPTION_GAUGES, labels, rows)
+
+    def _totals(self, topics: Sequence[Topic], figures: Sequence[_Figures]) -> Iterator[Metric]:
+        totals = [
+            (topic.published.messages, topic.published.bytes, *topic.delivered_total)
+            for topic in topics
+        ]
+        for place, (name, text) in enumerate(_COUNTERS):
+            labels = ("cluster", "namespace", "topic")
+            counter = CounterMetricFamily(f"pulsar_{name}", text, labels=labels)
+            for each, total in zip(figures, totals, strict=True):
+                counter.add_metric((self._cluster, each.namespace, each.topic), total[place])
+            yield counter
+
+    def _topic_counts(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
+        counts = Counter(each.namespace for each in figures)
+        rows = [((namespace,), (count,)) for namespace, count in counts.items()]
+        names = (("topics_count", "Topics served here."),)
+        return self._gauges("pulsar", names, ("namespace",), rows)
+
+    def _gauges(
+        self,
+        prefix: str,
+        names: Sequence[tuple[str, str]],
+        labels: tuple[str, ...],
+        rows: Sequence[tuple[tuple[str, ...], Sequence[float]]],
+    ) -> Iterator[Metric]:
+        """One metric for each name; a row gives a label set the values of all."""
+        for place, (name, text) in enumerate(names):
+            gauge = GaugeMetricFamily(f"{prefix}_{name}", text, labels=("cluster", *labels))
+            for label, values in rows:
+                gauge.add_metric((self._cluster, *label), values[place])
+            yield gauge
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=("cluster",))
+        gauge.add_metric((self._cluster,), value)
+        return gauge
+
+
+def _figures_of(topic: Topic, now: float) -> _Figures:
+    subscriptions = [
+        (name, _gauges_of(subscription, now)) for name, subscription in topic.subscriptions.items()
+    ]
+    rates_in = topic.published.rates(now)
+    gauges = (
+        len(subscriptions),
+        len(topic.producers),
+        sum([len(subscription.consumers) for subscription in topic.subscriptions.values()]),
+        rates_in.messages,
+        sum([gauges[2] for _, gauges in subscriptions]),
+        rates_in.bytes,
+        sum([gauges[3] for _, gauges in subscriptions]),
+        topic.log.stored_bytes,
+        sum([gauges[0] for _, gauges in subscriptions]),
+    )
+    return _Figures(str(topic.name.namespace_name), str(topic.name), gauges, subscriptions)
+
+
+def _gauges_of(subscription: Subscription, now: float) -> tuple[float, ...]:
+    rates = subscription.delivered.rates(now)
+    return (
+        subscription.cursor.backlog_entries,
+        subscription.unacked,
+        rates.messages,
+        rates.bytes,
+        subscription.redelivered.rates(now).messages,
+    )
+
+
+def _sums(figures: Sequence[_Figures]) -> list[float]:
+    """Of all topics, in the order of `_GAUGES`."""
+    if not figures:
+        return [0.0] * len(_GAUGES)
+    return [sum(column) for column in zip(*[each.gauges for each in figures], strict=True)]
+
+
+def _shown(figures: Sequence[_Figures], series_max: int) -> list[int]:
+    """The places of the topics whose series fit into `series_max`, the oldest ones first."""
+    places, left = [], series_max
+    for place, each in enumerate(figures):
+        series = _TOPIC_SERIES + len(_SUBSCRIPTION_GAUGES) * len(each.subscriptions)
+        if series <= left:
+            places.append(place)
+            left -= series
+    return places
+
+
+def _latency(histogram: LatencyHistogram, cluster: str) -> Metric:
+    found = HistogramMetricFamily(
+        "pulsar_broker_publish_latency",
+        "Milliseconds until a publish was durable: of the oldest entry of each run of entries that"
+        " became durable together.",
+        labels=("cluster",),
+    )
+    buckets, so_far = [], 0
+    for bound, count in zip((*BOUNDS_MS, "+Inf"), histogram.counts, strict=True):
+        so_far += count
+        buckets.append((str(bound), float(so_far)))
+    found.add_metric((cluster,), buckets, histogram.sum_ms)
+    return found

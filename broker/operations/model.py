@@ -1,0 +1,159 @@
+"""What operations take and return, as JSON. Names are those of Pulsar's admin API.
+
+Models of statistics accept fields that they do not name, so that a part of a topic can report more
+without a change here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from magnetar.broker.operations.arguments import INT64_MAX
+
+
+class _Statistics(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="allow", frozen=True
+    )
+
+
+class PublisherStats(_Statistics):
+    """A connected producer."""
+
+    producer_name: str
+    producer_id: int
+    access_mode: str
+    msg_rate_in: float = Field(description="messages per second")
+    msg_throughput_in: float = Field(description="bytes per second")
+    average_msg_size: float = Field(description="bytes")
+    pending_publishes: int = Field(description="publishes that are not durable yet")
+    address: str
+    client_version: str
+    connected_since: str
+
+
+class ConsumerStats(_Statistics):
+    """A connected consumer."""
+
+    consumer_name: str
+    type: str
+    msg_rate_out: float = Field(description="messages per second")
+    msg_throughput_out: float = Field(description="bytes per second")
+    msg_out_counter: int
+    bytes_out_counter: int
+    available_permits: int
+    unacked_messages: int
+
+
+class SubscriptionStats(_Statistics):
+    """A subscription."""
+
+    type: str = Field(description="None while no consumer is connected")
+    is_durable: bool
+    msg_backlog: int = Field(description="entries that are not acknowledged")
+    msg_backlog_messages: int = Field(description="messages that are not acknowledged")
+    unacked_messages: int = Field(description="delivered and not acknowledged")
+    msg_rate_out: float = Field(description="messages per second")
+    msg_throughput_out: float = Field(description="bytes per second")
+    msg_rate_redeliver: float = Field(description="messages per second")
+    msg_out_counter: int
+    bytes_out_counter: int
+    mark_delete_position: str = Field(description="everything up to it is acknowledged")
+    read_position: str | None = Field(description="null while no consumer has connected")
+    waiting_for: list[str] = Field(description="why nothing is dispatched")
+    subscription_properties: dict[str, str]
+    consumers: list[ConsumerStats]
+
+
+class TopicStats(_Statistics):
+    """Statistics of a topic. Counters begin when its broker opens it."""
+
+    msg_rate_in: float = Field(description="messages per second")
+    msg_throughput_in: float = Field(description="bytes per second")
+    msg_in_counter: int
+    bytes_in_counter: int
+    msg_rate_out: float = Field(description="messages per second")
+    msg_throughput_out: float = Field(description="bytes per second")
+    msg_out_counter: int
+    bytes_out_counter: int
+    average_msg_size: float = Field(description="bytes")
+    storage_size: int = Field(description="bytes in all ledgers, one copy")
+    msg_count: int = Field(description="messages in all ledgers")
+    topic_epoch: str | None = Field(description="of exclusive producers; null: there was none")
+    publishers: list[PublisherStats]
+    subscriptions: dict[str, SubscriptionStats]
+    managed_ledger: dict[str, Any]
+
+
+class LedgerInfo(_Statistics):
+    """One ledger of a topic."""
+
+    ledger_id: int
+    entries: int
+    size: int = Field(description="bytes, one copy")
+
+
+class CursorStats(_Statistics):
+    """The cursor of one durable subscription."""
+
+    mark_delete_position: str
+    read_position: str | None
+    number_of_entries_in_backlog: int
+    individually_deleted_messages: list[str] = Field(
+        description="ranges acknowledged beyond the mark, both ends included, as ledger:first-last"
+    )
+    individually_deleted_messages_complete: bool = Field(
+        description="false: there are more ranges than are shown"
+    )
+    properties: dict[str, str]
+
+
+class InternalStats(_Statistics):
+    """How a topic is stored."""
+
+    state: str
+    epoch: int = Field(description="how often a broker has taken the topic over")
+    number_of_entries: int
+    total_size: int = Field(description="bytes in all ledgers, one copy")
+    current_ledger_entries: int
+    last_confirmed_entry: str
+    ledgers: list[LedgerInfo]
+    cursors: dict[str, CursorStats]
+
+
+class MessagePosition(BaseModel):
+    """A message id, as Pulsar's tools send it. Of a batch the whole entry counts."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    ledger_id: int = Field(ge=-1, le=INT64_MAX)
+    entry_id: int = Field(ge=-1, le=INT64_MAX)
+    is_excluded: bool = Field(default=False, description="begin behind this message")
+
+
+class PeekedMessage(BaseModel):
+    """One message of a subscription's backlog."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    message_id: str = Field(description="ledger:entry, of a batch ledger:entry:index")
+    producer_name: str
+    sequence_id: int
+    publish_time: int = Field(description="milliseconds since 1970-01-01 UTC")
+    event_time: int | None = Field(description="milliseconds since 1970-01-01 UTC; null: none")
+    key: str | None
+    key_is_base64: bool = Field(description="the key is bytes, encoded as base64")
+    properties: dict[str, str]
+    payload: str | None = Field(description="base64; null: it cannot be shown, see `problem`")
+    problem: str | None = Field(description="why the payload cannot be shown")
+
+
+class Refusal(BaseModel):
+    """The body of an answer that is not a success."""
+
+    reason: str = Field(description="what happened, to what")
+    error: str = Field(description="the kind of failure, for programs")
+    advice: str = Field(default="", description="what to do")

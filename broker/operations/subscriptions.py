@@ -1,0 +1,166 @@
+"""What an administrator can ask of subscriptions: list, create, delete, move and peek.
+
+Operations raise ServedElsewhere, BundleUnavailable and TopicNotFound as those on topics do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import SubscriptionExists, SubscriptionNotFound
+from magnetar.broker.log.position import LATEST
+from magnetar.broker.operations.errors import MessageNotFound, PositionNotFound
+from magnetar.broker.operations.model import PeekedMessage
+from magnetar.broker.operations.topics import open_topic
+from magnetar.protos.errors import EntryError
+from magnetar.protos.message import decode_messages, read_entry
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.subscription import Subscription
+    from magnetar.broker.topic.topic import Topic
+    from magnetar.protos.message import ReceivedEntry, ReceivedMessage
+    from magnetar.protos.names import TopicName
+
+PEEK_POSITION_MAX: Final = 10_000
+"""How far into a backlog an administrator can look: 1.2 us a position, so 12 ms at most."""
+
+PEEK_BYTES_MAX: Final = 16 << 20
+"""Of an entry without its compression. A larger one is listed without its payload."""
+
+
+async def list_subscriptions(broker: Broker, name: TopicName) -> list[str]:
+    """Names of the topic's subscriptions, those of readers included, sorted."""
+    return sorted((await open_topic(broker, name)).subscriptions)
+
+
+async def create_subscription(
+    broker: Broker, name: TopicName, subscription: str, start: Position
+) -> None:
+    """A durable subscription whose next message is the first at or after `start`. Creates the topic
+    as well, as a subscribing consumer does. Raises SubscriptionExists, PositionNotFound."""
+    topic = await open_topic(broker, name, create=True)
+    if subscription in topic.subscriptions:
+        raise SubscriptionExists(subscription)
+    _require_reached(topic, start)
+    await topic.ensure_subscription(subscription, start)
+
+
+async def delete_subscription(
+    broker: Broker, name: TopicName, subscription: str, *, force: bool
+) -> None:
+    """Its backlog is dropped. Raises SubscriptionNotFound; ConsumersConnected unless `force`, which
+    disconnects them."""
+    topic = await open_topic(broker, name)
+    await topic.unsubscribe(subscription, force=force)
+
+
+async def reset_to_time(
+    broker: Broker, name: TopicName, subscription: str, publish_time_ms: int
+) -> None:
+    """Deliver again from the first message published at that time or later. Disconnects consumers,
+    which return by themselves. Raises SubscriptionNotFound, SubscriptionFenced, ReadFailed."""
+    topic = await open_topic(broker, name)
+    await _found(topic, subscription).seek_to_time(publish_time_ms)
+
+
+async def reset_to_message(
+    broker: Broker, name: TopicName, subscription: str, start: Position, *, excluded: bool = False
+) -> None:
+    """The same from the message at `start`, or from the one behind it if `excluded`. Raises
+    PositionNotFound, too."""
+    topic = await open_topic(broker, name)
+    found = _found(topic, subscription)
+    _require_reached(topic, start)
+    target = topic.log.chain.next_position(start) if excluded and start != LATEST else start
+    await found.seek(target)
+
+
+async def peek(
+    broker: Broker, name: TopicName, subscription: str, number: int
+) -> list[PeekedMessage]:
+    """The messages of the unacknowledged entry with this number, counted from 1 and at most
+    PEEK_POSITION_MAX. Of a batch, those that are not acknowledged. Changes nothing.
+
+    Raises SubscriptionNotFound, MessageNotFound, ReadFailed.
+    """
+    assert 1 <= number <= PEEK_POSITION_MAX, number
+    found = _found(await open_topic(broker, name), subscription)
+    entry = await found.peek(number)
+    if entry is None:
+        raise MessageNotFound(subscription, number, found.cursor.backlog_entries)
+    left = found.cursor.batch_ack_set(entry.position)
+    return await asyncio.to_thread(_opened, entry, left)
+
+
+def _found(topic: Topic, subscription: str) -> Subscription:
+    found = topic.subscriptions.get(subscription)
+    if found is None:
+        raise SubscriptionNotFound(subscription)
+    return found
+
+
+def _require_reached(topic: Topic, start: Position) -> None:
+    last = topic.log.confirmed
+    if start > last and start != LATEST:
+        raise PositionNotFound(str(topic.name), start, last)
+
+
+def _opened(entry: StoredEntry, left: tuple[int, ...] | None) -> list[PeekedMessage]:
+    """`left`: of a batch that is acknowledged in part, the bits of the rest."""
+    chunk = entry.view.chunk
+    if chunk is not None:
+        return [_closed(entry, f"it is part {chunk.index + 1} of {chunk.count} of a large message")]
+    try:
+        received = read_entry(entry.data)
+        messages = decode_messages(received, bytes_max=PEEK_BYTES_MAX)
+    except EntryError as error:
+        return [_closed(entry, str(error))]
+    return [
+        _shown(entry, received, message)
+        for message in messages
+        if left is None or _is_set(left, message.batch_index)
+    ]
+
+
+def _is_set(words: tuple[int, ...], bit: int) -> bool:
+    """Of a set whose last words may be left out, as they are 0."""
+    word = bit // 64
+    return word < len(words) and bool(words[word] >> bit % 64 & 1)
+
+
+def _shown(entry: StoredEntry, received: ReceivedEntry, message: ReceivedMessage) -> PeekedMessage:
+    suffix = f":{message.batch_index}" if received.is_batch else ""
+    return PeekedMessage(
+        message_id=f"{entry.position}{suffix}",
+        producer_name=received.producer_name,
+        sequence_id=message.sequence_id,
+        publish_time=received.publish_time_ms,
+        event_time=message.event_time_ms or None,
+        key=message.partition_key,
+        key_is_base64=message.partition_key_b64,
+        properties=dict(message.properties),
+        payload=b64encode(message.payload).decode(),
+        problem=None,
+    )
+
+
+def _closed(entry: StoredEntry, problem: str) -> PeekedMessage:
+    """Of an entry that cannot be opened: what the broker knows of it."""
+    view = entry.view
+    return PeekedMessage(
+        message_id=str(entry.position),
+        producer_name=view.producer_name,
+        sequence_id=view.sequence_id,
+        publish_time=view.publish_time_ms,
+        event_time=view.event_time_ms or None,
+        key=view.partition_key,
+        key_is_base64=view.partition_key_b64,
+        properties={},
+        payload=None,
+        problem=problem,
+    )

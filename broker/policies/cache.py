@@ -1,0 +1,409 @@
+"""One watched copy per broker of tenants, namespaces and policies, which answers synchronously.
+
+`ready(namespace)` loads a namespace on first need, and `follow(topic)` the policies of a topic that
+this broker serves. After that, `bundle_of` and `policies_of` answer without waiting. Watches keep
+the copy fresh: each report of a change queues a read, and a few reader tasks carry the reads out.
+
+Without a connection to the metadata store the copy is stale: the last answers stand, `is_fresh` is
+False, and everything is read again after reconnecting. What was never read is unknown, and unknown
+is never answered as "no policies": the caller gets PoliciesUnavailable and retries.
+
+At most NAMESPACES_MAX namespaces are kept. At the limit, the least recently used one without a
+served topic is forgotten. If there is none, the next namespace is refused with PoliciesUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.broker.errors import PoliciesUnavailable
+from magnetar.broker.policies.view import UNSET, NamespaceView
+from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import InvalidRecord, MetadataError
+from magnetar.metadata.model import BUNDLES_DEFAULT, NamespaceBundles
+from magnetar.metadata.policies import BROKER_DEFAULTS, NamespaceRecord, TenantRecord
+from magnetar.metadata.store import KEEP, SessionState, update
+from magnetar.protos.names import DEFAULT_NAMESPACE
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from magnetar.broker.ownership.bundle import Bundle
+    from magnetar.broker.policies.part import Part
+    from magnetar.broker.policies.view import Effects
+    from magnetar.metadata.policies import EffectivePolicies, Policies
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.protos.names import NamespaceName, TopicName
+
+NAMESPACES_MAX: Final = 4_096
+"""About 6 KiB each with three watches: 24 MiB."""
+
+READERS: Final = 8
+"""Reads in flight. After a lost connection 10,000 records take a second or two at 1 ms each."""
+
+RETRY_S: Final = 0.2
+"""Before a read that failed on a live connection is made again."""
+
+CREATE_TIMEOUT_S: Final = 5.0
+"""For the creation of a namespace's record; the request that needs it has its own deadline."""
+
+NOTIFY_BATCH: Final = 256
+"""Subscribers that are called in one step of the loop; ten thousand would hold it for long."""
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One part, its path, and how it is read."""
+
+    part: Part[Any]
+    path: str
+    read: Callable[[], Awaitable[Any]]  # brings None when the namespace is to be forgotten
+    apply: Callable[[Any], Effects]
+    unwatch: Callable[[], None] = lambda: None
+    attempt: asyncio.Future[None] | None = None  # the outcome of the next read; None: not asked for
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    view: NamespaceView
+    nodes: dict[Part[Any], _Node] = field(default_factory=dict)
+    waiting: int = 0  # requests that need the namespace now
+
+    @property
+    def is_needed(self) -> bool:
+        kept = self.view.name == DEFAULT_NAMESPACE
+        return kept or self.waiting > 0 or self.view.is_followed
+
+
+class PolicyCache:
+    """`run` reads; it is supervised and runs as long as the broker serves."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        namespace_bundles: int = BUNDLES_DEFAULT,
+        defaults: EffectivePolicies = BROKER_DEFAULTS,
+        namespaces_max: int = NAMESPACES_MAX,
+    ) -> None:
+        """`namespace_bundles`: of a namespace whose record this broker creates."""
+        self._store = store
+        self._new_bundles = NamespaceBundles.divided(namespace_bundles)
+        self._defaults = defaults
+        self._namespaces_max = namespaces_max
+        self._entries: dict[NamespaceName, _Entry] = {}  # least recently used first
+        self._queue: dict[_Node, _Entry] = {}  # to be read, in FIFO order
+        self._wake = asyncio.Event()
+
+    @property
+    def namespaces(self) -> frozenset[NamespaceName]:
+        """Those that are kept."""
+        return frozenset(self._entries)
+
+    # ---- answers ----
+
+    async def ready(self, namespace: NamespaceName) -> None:
+        """Wait until the namespace is known. Known values may be stale: `is_fresh` tells.
+
+        Raises PoliciesUnavailable when the metadata store does not answer. The wait is bounded by
+        the caller's deadline.
+        """
+        entry = self._use(namespace)
+        if not entry.view.is_known:
+            await self._wait_read(entry, [p for p in entry.view.parts if not p.is_known])
+
+    def bundle_of(self, topic: TopicName) -> Bundle:
+        """The bundle of a topic whose namespace is known. Raises PoliciesUnavailable: it is not."""
+        return self._known(topic).bundle_of(topic)
+
+    def policies_of(self, topic: TopicName) -> EffectivePolicies:
+        """The policies of a topic whose namespace is known, and which is followed or sets none.
+        Raises PoliciesUnavailable when they are unknown."""
+        return self._known(topic).policies_of(topic)
+
+    def tenant_of(self, namespace: NamespaceName) -> TenantRecord:
+        """The tenant of a known namespace. Raises PoliciesUnavailable when it is unknown."""
+        entry = self._entries.get(namespace)
+        if entry is None or entry.view.tenant.value is None:
+            raise PoliciesUnavailable(str(namespace), "its tenant was not read yet")
+        return entry.view.tenant.value
+
+    def is_fresh(self, topic: TopicName) -> bool:
+        """Whether `policies_of` is up to date as far as the store has reported. What destroys data
+        asks this first."""
+        return self._known(topic).is_fresh(topic)
+
+    def _known(self, topic: TopicName) -> NamespaceView:
+        entry = self._entries.get(topic.namespace_name)
+        if entry is None:
+            raise PoliciesUnavailable(str(topic), "its namespace was not read yet")
+        return entry.view
+
+    # ---- topics that are served ----
+
+    async def follow(self, topic: TopicName) -> None:
+        """Read everything that the topic's policies depend on, and keep it fresh until `unfollow`.
+        At most once at a time for each topic. Raises PoliciesUnavailable; it is not followed then.
+        """
+        entry = self._use(topic.namespace_name)
+        entry.waiting += 1
+        try:
+            await self._wait_read(entry, [p for p in entry.view.parts if not p.is_fresh])
+            own = entry.view.follow(topic)
+        finally:
+            entry.waiting -= 1
+        if own is None:
+            return
+        if own not in entry.nodes:
+            self._add_own(entry, topic)
+        read = False
+        try:
+            if not own.is_fresh:
+                await self._wait_read(entry, [own])
+            read = True
+        finally:
+            if not read:
+                self.unfollow(topic)
+
+    def unfollow(self, topic: TopicName) -> None:
+        """The topic is not served any more; its subscribers are not called again."""
+        entry = self._entries[topic.namespace_name]
+        unneeded = entry.view.unfollow(topic)
+        if unneeded is not None:
+            self._drop_node(entry.nodes.pop(unneeded))
+
+    def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when the policies of a followed topic may have changed. Callbacks run on the
+        loop and must be short. Returns the function that ends it; `unfollow` ends it, too."""
+        view = self._known(topic)
+        return partial(view.unsubscribe, view.subscribe(topic, callback))
+
+    # ---- reading ----
+
+    async def run(self) -> None:
+        """Read what is queued until cancelled. Supervised."""
+        unwatch = self._store.watch_session(self._on_session)
+        try:
+            self._use(DEFAULT_NAMESPACE)  # it always exists: its first read creates it
+            for entry in self._entries.values():
+                for node in entry.nodes.values():
+                    self._queue_read(entry, node)  # what an earlier run left
+            async with asyncio.TaskGroup() as group:
+                for _ in range(READERS):
+                    group.create_task(self._read_queued())
+        finally:
+            unwatch()
+            for entry in self._entries.values():
+                for node in entry.nodes.values():
+                    self._fail(node, "this broker is stopping")
+
+    async def _read_queued(self) -> None:
+        while True:
+            while not self._queue or self._store.session_state is not SessionState.CONNECTED:
+                self._wake.clear()
+                await self._wake.wait()
+            node = next(iter(self._queue))
+            entry = self._queue.pop(node)
+            if node.part.wants_read:  # another reader may have the part: it queues it again
+                await self._read(entry, node)
+
+    async def _read(self, entry: _Entry, node: _Node) -> None:
+        node.part.begin_read()
+        try:
+            value = await node.read()
+        except InvalidRecord as error:
+            node.part.on_unusable(str(error))
+            log.error("a record cannot be read", path=node.path, error=str(error))
+            self._fail(node, str(error))
+            self._queue_read(entry, node)  # it may have been repaired meanwhile
+        except MetadataError as error:
+            node.part.on_failed()
+            log.warning("reading policies failed", path=node.path, error=str(error))
+            self._fail(node, str(error))
+            await asyncio.sleep(RETRY_S)
+            self._queue_read(entry, node)
+        except BaseException:  # cancelled: the next run reads it
+            node.part.on_failed()
+            raise
+        else:
+            if value is None and not node.dropped and not entry.is_needed:
+                self._drop(entry)
+            elif value is None:
+                node.part.on_failed()  # a request has come that needs it
+                self._queue_read(entry, node)
+            elif not node.dropped:
+                await self._apply(entry, node, value)
+
+    async def _apply(self, entry: _Entry, node: _Node, value: object) -> None:
+        effects = node.apply(value)
+        if node.part.wants_read:  # a change was reported meanwhile
+            self._queue_read(entry, node)
+        if node.attempt is not None:
+            node.attempt.set_result(None)
+            node.attempt = None
+        for topic in effects.load:
+            self._add_own(entry, topic)
+        for start in range(0, len(effects.notify), NOTIFY_BATCH):
+            if start:
+                await asyncio.sleep(0)
+            for subscription in effects.notify[start : start + NOTIFY_BATCH]:
+                subscription.notify()
+
+    async def _wait_read(self, entry: _Entry, parts: Iterable[Part[Any]]) -> None:
+        """Wait for one read of each part. Raises PoliciesUnavailable if one fails."""
+        entry.waiting += 1
+        try:
+            attempts = [self._attempt(entry, entry.nodes[part]) for part in parts]
+            for attempt in attempts:
+                await asyncio.shield(attempt)  # others may wait for the same read
+        finally:
+            entry.waiting -= 1
+
+    def _attempt(self, entry: _Entry, node: _Node) -> asyncio.Future[None]:
+        state = self._store.session_state
+        if state is not SessionState.CONNECTED:
+            raise PoliciesUnavailable(node.path, f"the metadata session is {state.value}")
+        if node.part.is_unusable:
+            raise PoliciesUnavailable(node.path, node.part.trouble)
+        if node.attempt is None:
+            node.attempt = asyncio.get_running_loop().create_future()
+            self._queue_read(entry, node)
+        return node.attempt
+
+    def _fail(self, node: _Node, why: str) -> None:
+        if node.attempt is not None:
+            node.attempt.set_exception(PoliciesUnavailable(node.path, why))
+            node.attempt.exception()  # all requests that waited may have ended: that is no error
+            node.attempt = None
+
+    def _queue_read(self, entry: _Entry, node: _Node) -> None:
+        if node.part.wants_read and not node.dropped:
+            self._queue[node] = entry
+            self._wake.set()
+
+    def _on_changed(self, entry: _Entry, node: _Node) -> None:
+        node.part.on_changed()
+        self._queue_read(entry, node)
+
+    def _on_session(self, state: SessionState) -> None:
+        """Without a connection no watch reports a change, so that nothing stays fresh."""
+        self._wake.set()
+        if state is SessionState.CONNECTED:
+            return
+        for entry in self._entries.values():
+            for node in entry.nodes.values():
+                self._on_changed(entry, node)
+                self._fail(node, f"the metadata session is {state.value}")
+
+    # ---- namespaces that are kept ----
+
+    def _use(self, namespace: NamespaceName) -> _Entry:
+        """The namespace's entry, now the most recently used one."""
+        entry = self._entries.pop(namespace, None)
+        if entry is None:
+            if len(self._entries) >= self._namespaces_max:
+                self._make_room(namespace)
+            entry = self._add(namespace)
+        self._entries[namespace] = entry
+        return entry
+
+    def _make_room(self, namespace: NamespaceName) -> None:
+        for name in list(self._entries):
+            entry = self._entries[name]
+            if not entry.is_needed:
+                self._drop(entry)
+                return
+            self._entries[name] = self._entries.pop(name)  # in use: most recently used
+        why = f"this broker serves topics of {self._namespaces_max} other namespaces already"
+        raise PoliciesUnavailable(str(namespace), why)
+
+    def _add(self, namespace: NamespaceName) -> _Entry:
+        entry = _Entry(NamespaceView(namespace, self._defaults))
+        view, (tenant, name) = entry.view, (namespace.tenant, namespace.namespace)
+        folder = paths.topic_policies_folder(tenant, name)
+        for node in (
+            _Node(
+                view.tenant,
+                paths.tenant(tenant),
+                partial(self._read_tenant, entry),
+                view.on_tenant,
+            ),
+            _Node(
+                view.record,
+                paths.namespace(tenant, name),
+                partial(self._read_namespace, entry),
+                view.on_record,
+            ),
+            _Node(view.listed, folder, partial(self._read_names, folder), view.on_listed),
+        ):
+            self._add_node(entry, node)
+        return entry
+
+    def _add_own(self, entry: _Entry, topic: TopicName) -> None:
+        base = topic.base
+        path = paths.topic_policies(base.tenant, base.namespace, base.domain, base.topic)
+        own = entry.view.own_part(topic)
+        read = partial(self._read_own, path)
+        self._add_node(entry, _Node(own, path, read, partial(entry.view.on_own, topic)))
+
+    def _add_node(self, entry: _Entry, node: _Node) -> None:
+        entry.nodes[node.part] = node
+        node.unwatch = self._store.watch(node.path, partial(self._on_changed, entry, node))
+        self._queue_read(entry, node)
+
+    def _drop(self, entry: _Entry) -> None:
+        del self._entries[entry.view.name]
+        for node in entry.nodes.values():
+            self._drop_node(node)
+
+    def _drop_node(self, node: _Node) -> None:
+        node.dropped = True
+        node.unwatch()
+        self._queue.pop(node, None)
+        self._fail(node, "it is not needed any more")
+
+    # ---- records ----
+
+    async def _read_tenant(self, entry: _Entry) -> TenantRecord | None:
+        path = paths.tenant(entry.view.name.tenant)
+        stored = await self._get_or_create(entry, path, codec.encode_tenant(TenantRecord()))
+        return None if stored is None else codec.decode_tenant(stored)
+
+    async def _read_namespace(self, entry: _Entry) -> NamespaceRecord | None:
+        path = paths.namespace(entry.view.name.tenant, entry.view.name.namespace)
+        new = codec.encode_namespace(NamespaceRecord(self._new_bundles))
+        stored = await self._get_or_create(entry, path, new)
+        return None if stored is None else codec.decode_namespace(stored)
+
+    async def _get_or_create(self, entry: _Entry, path: str, new: bytes) -> bytes | None:
+        """The stored record; one that is absent is created on need. None: nothing needs it.
+
+        NOTE: a tenant or namespace that does not exist is created by its first use. Refusing it
+        instead (all but public/default) belongs here.
+        """
+        found = await self._store.get(path)
+        if found is not None:
+            return found.value
+        if not entry.is_needed:
+            return None
+        deadline = asyncio.get_running_loop().time() + CREATE_TIMEOUT_S
+        # Brokers race; the record that is stored first counts for all of them.
+        stored = await update(
+            self._store, path, lambda value: new if value is None else KEEP, deadline=deadline
+        )
+        assert stored is not None
+        return stored.value
+
+    async def _read_names(self, folder: str) -> frozenset[str]:
+        return frozenset(map(paths.unquoted, await self._store.children(folder)))
+
+    async def _read_own(self, path: str) -> Policies:
+        found = await self._store.get(path)
+        return UNSET if found is None else codec.decode_topic_policies(found.value).policies

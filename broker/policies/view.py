@@ -1,0 +1,212 @@
+"""What a broker knows of one namespace: its tenant, its record, and its topics' policies. Pure.
+
+Three parts are read for each namespace: the tenant's record, the namespace's record, and the names
+of the topics that set policies of their own. These names make a read per topic unnecessary: a topic
+that is not among them sets no policies, and most topics do not. For a topic that is among them and
+is followed (this broker serves it), its own record is a part, too.
+
+1. An answer is never made from an unknown part: PoliciesUnavailable is raised instead.
+2. All partitions of a topic share the policies of the topic (`TopicName.base`).
+3. Subscribers are notified of each change of a record that their topic's policies depend on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from magnetar.broker.errors import PoliciesUnavailable
+from magnetar.broker.ownership.bundle import Bundle, bundle_in
+from magnetar.broker.policies.part import Part
+from magnetar.metadata import paths
+from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord, effective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.metadata.policies import EffectivePolicies
+    from magnetar.protos.names import NamespaceName, TopicName
+
+UNSET = Policies()
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    topic: TopicName
+    callback: Callable[[], None] | None  # None: it has ended
+
+    def notify(self) -> None:
+        if self.callback is not None:
+            self.callback()
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A topic, or all served partitions of one."""
+
+    base: TopicName
+    count: int = 0  # topics that are served
+    own: Part[Policies] | None = None  # None: the topic sets no policies
+    resolved: EffectivePolicies | None = None  # None: to be computed; used only with `own`
+    subscriptions: list[Subscription] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What the shell does after a read."""
+
+    load: tuple[TopicName, ...] = ()  # topics whose own policies are now a part to be read
+    notify: tuple[Subscription, ...] = ()
+
+
+class NamespaceView:
+    def __init__(self, name: NamespaceName, defaults: EffectivePolicies) -> None:
+        self.name = name
+        self.tenant: Part[TenantRecord] = Part()
+        self.record: Part[NamespaceRecord] = Part()
+        self.listed: Part[frozenset[str]] = Part()  # keys of the topics that set policies
+        self._defaults = defaults
+        self._shared: EffectivePolicies | None = None  # of all topics that set no policies
+        self._followed: dict[str, _Followed] = {}  # by key, one for all partitions
+
+    @property
+    def parts(self) -> tuple[Part[TenantRecord], Part[NamespaceRecord], Part[frozenset[str]]]:
+        """Those that are read for every namespace."""
+        return self.tenant, self.record, self.listed
+
+    @property
+    def is_known(self) -> bool:
+        return all(part.is_known for part in self.parts)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a topic of the namespace is followed."""
+        return bool(self._followed)
+
+    # ---- answers ----
+
+    def bundle_of(self, topic: TopicName) -> Bundle:
+        return bundle_in(topic, self._known_record(topic).bundles)
+
+    def policies_of(self, topic: TopicName) -> EffectivePolicies:
+        record = self._known_record(topic)
+        key = topic_key(topic)
+        followed = self._followed.get(key)
+        if followed is not None and followed.own is not None:
+            if followed.resolved is None:
+                if followed.own.value is None:
+                    raise PoliciesUnavailable(str(topic), "its own policies were not read yet")
+                followed.resolved = effective(self._defaults, record.policies, followed.own.value)
+            return followed.resolved
+        if self.listed.value is None:
+            raise PoliciesUnavailable(str(topic), "it is unknown which topics set policies")
+        if followed is None and key in self.listed.value:
+            raise PoliciesUnavailable(str(topic), "its own policies are not followed")
+        if self._shared is None:
+            self._shared = effective(self._defaults, record.policies, UNSET)
+        return self._shared
+
+    def is_fresh(self, topic: TopicName) -> bool:
+        """Whether nothing that `policies_of` answers from may have changed since it was read."""
+        followed = self._followed.get(topic_key(topic))
+        own = None if followed is None else followed.own
+        return all(part.is_fresh for part in self.parts) and (own is None or own.is_fresh)
+
+    def _known_record(self, topic: TopicName) -> NamespaceRecord:
+        if self.record.value is None:
+            raise PoliciesUnavailable(str(topic), "its namespace was not read yet")
+        return self.record.value
+
+    # ---- topics ----
+
+    def follow(self, topic: TopicName) -> Part[Policies] | None:
+        """Follow a topic; `listed` must be known. Returns the part with its own policies; None: it
+        sets none."""
+        assert self.listed.value is not None
+        key = topic_key(topic)
+        followed = self._followed.setdefault(key, _Followed(topic.base))
+        followed.count += 1
+        if followed.own is None and key in self.listed.value:
+            followed.own = Part()
+        return followed.own
+
+    def unfollow(self, topic: TopicName) -> Part[Policies] | None:
+        """Returns the part that is not needed any more; None: there is none."""
+        key = topic_key(topic)
+        followed = self._followed[key]
+        followed.count -= 1
+        for subscription in [one for one in followed.subscriptions if one.topic == topic]:
+            self.unsubscribe(subscription)
+        if followed.count:
+            return None
+        del self._followed[key]
+        return followed.own
+
+    def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Subscription:
+        """The topic must be followed."""
+        subscription = Subscription(topic, callback)
+        self._followed[topic_key(topic)].subscriptions.append(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        if subscription.callback is not None:
+            subscription.callback = None
+            self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
+
+    def own_part(self, topic: TopicName) -> Part[Policies]:
+        """Of a followed topic that sets policies."""
+        own = self._followed[topic_key(topic)].own
+        assert own is not None
+        return own
+
+    # ---- reads ----
+
+    def on_tenant(self, tenant: TenantRecord) -> Effects:
+        self.tenant.on_read(tenant)
+        return Effects()
+
+    def on_record(self, record: NamespaceRecord) -> Effects:
+        before = self.record.on_read(record)
+        if before is None or before.policies == record.policies:
+            return Effects()
+        self._shared = None
+        for followed in self._followed.values():
+            followed.resolved = None
+        return Effects(
+            notify=tuple(one for each in self._followed.values() for one in each.subscriptions)
+        )
+
+    def on_listed(self, keys: frozenset[str]) -> Effects:
+        """A topic that left the list keeps its part, which is found absent: it sets no policies."""
+        before = self.listed.on_read(keys)
+        load = []
+        for key in keys - (before or frozenset()):
+            followed = self._followed.get(key)
+            if followed is not None and followed.own is None:
+                followed.own = Part(UNSET)  # it set none until now: stale, not unknown
+                load.append(followed.base)
+        return Effects(load=tuple(sorted(load)))
+
+    def on_own(self, topic: TopicName, policies: Policies) -> Effects:
+        """The own policies of a followed topic were read; UNSET: there is no record."""
+        followed = self._followed[topic_key(topic)]
+        assert followed.own is not None
+        before = followed.own.on_read(policies)
+        if before is None or before == policies:
+            return Effects()
+        followed.resolved = None
+        return Effects(notify=tuple(followed.subscriptions))
+
+    def check(self) -> None:
+        """Asserts what holds between events."""
+        for part in self.parts:
+            part.check()
+        for key, followed in self._followed.items():
+            assert followed.count > 0, f"{key} is kept without a topic"
+            assert followed.resolved is None or followed.own is not None, key
+
+
+def topic_key(topic: TopicName) -> str:
+    """The same for all partitions of a topic, and unique in its namespace."""
+    base = topic.base
+    return paths.topic_policies_key(base.domain, base.topic)

@@ -1,0 +1,199 @@
+"""Requests to the admin port of a cluster: any of its brokers answers, or names the one that does.
+
+Several addresses are tried in turn. A request goes to the next address only when it was certainly
+not carried out: no connection could be made, or it was a request that changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlsplit
+
+import typer
+
+from magnetar.cli.client import fail
+from magnetar.protos.errors import InvalidTopicName
+from magnetar.protos.names import Domain, TopicName
+
+TIMEOUT_S: Final = 10.0
+CONNECT_S: Final = 3.0  # a person waits, and there may be other addresses to try
+REDIRECTS_MAX: Final = 5  # a topic may move while it is asked for; brokers that disagree end here
+ANSWER_BYTES_MAX: Final = 64 << 20  # 500,000 topic names; a peeked entry has at most 22 MB
+USAGE: Final = 2
+
+AdminUrl = Annotated[
+    str,
+    typer.Option(
+        "--admin-url",
+        envvar="MAGNETAR_ADMIN_URL",
+        help="HTTP ports of brokers, tried in turn: http://host:port[,host2:port]",
+    ),
+]
+DEFAULT_ADMIN_URL: Final = "http://localhost:8080"
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
+Topic = Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")]
+
+_ANOTHER: Final = "--admin-url or MAGNETAR_ADMIN_URL names another"
+
+
+class Refused(Exception):
+    """The broker answered that it did not carry out the request. `error` is the kind of failure."""
+
+    def __init__(self, status: int, reason: str, error: str, advice: str) -> None:
+        super().__init__(f"{reason} (HTTP status {status}){'; ' if advice else ''}{advice}")
+        self.error = error
+
+
+class NoConnection(Exception):
+    """Nothing was sent."""
+
+
+class NoAnswer(Exception):
+    """The request was sent, and whether it was carried out is unknown."""
+
+
+class NotABroker(Exception):
+    """What answered does not speak HTTP, or is no admin port."""
+
+
+def ask(urls: str, method: str, path: str, body: object = None) -> Any:
+    """The JSON that a broker answers; None: nothing. Ends the command when there is none.
+
+    Raises Refused.
+    """
+    brokers = parse_urls(urls)
+    problems: list[str] = []
+    for broker in brokers:
+        try:
+            return _follow(broker, method, path, body)
+        except NoConnection as error:
+            problems.append(str(error))
+        except (NoAnswer, NotABroker) as error:
+            if method != "GET" and isinstance(error, NoAnswer):
+                fail(f"{error}. Whether it was carried out is unknown")
+            problems.append(str(error))
+    if len(brokers) == 1:
+        fail(f"{problems[0]}. {_advice_for(problems[0])}")
+    for problem in problems:
+        typer.echo(f"Warning: {problem}", err=True)
+    fail(f"none of {len(brokers)} brokers answered. {_advice_for(problems[0])}")
+
+
+def command(urls: str, method: str, path: str, body: object = None) -> Any:
+    """As `ask`; a refusal ends the command, too."""
+    try:
+        return ask(urls, method, path, body)
+    except Refused as error:
+        fail(str(error))
+
+
+def topic_path(topic: str) -> str:
+    """The path of a topic below the address of a broker. Ends the command for an invalid name."""
+    try:
+        name = TopicName.parse(topic)
+    except InvalidTopicName as error:
+        fail(str(error), code=USAGE)
+    if name.domain != Domain.PERSISTENT:
+        fail(f"{name}: only persistent topics are supported", code=USAGE)
+    return "/admin/v2/persistent/" + "/".join(
+        quoted(part) for part in (name.tenant, name.namespace, name.topic)
+    )
+
+
+def quoted(part: str) -> str:
+    """One part of a path."""
+    return quote(part, safe="")
+
+
+def parse_urls(text: str) -> list[str]:
+    """`http://a:1,b:2` or `http://a:1,http://b:2`, as a list without slashes at the end."""
+    urls: list[str] = []
+    scheme = ""
+    for part in text.split(","):
+        found, separator, address = part.strip().rpartition("://")
+        scheme = found if separator else scheme
+        url = f"{scheme}://{address.rstrip('/')}"
+        if scheme not in ("http", "https"):
+            fail(f"--admin-url: {part} does not begin with http://", code=USAGE)
+        try:
+            urlsplit(url).port  # noqa: B018 (raises)
+        except ValueError as error:
+            fail(f"--admin-url: {url}: {error}", code=USAGE)
+        if not urlsplit(url).hostname:
+            fail(f"--admin-url: {part} names no host", code=USAGE)
+        urls.append(url)
+    return urls
+
+
+def _follow(broker: str, method: str, path: str, body: object) -> Any:
+    url = broker + path
+    for _ in range(REDIRECTS_MAX):
+        status, location, answer = _send(url, method, body)
+        if status != 307:
+            return _read(url, status, answer)
+        if urlsplit(location).scheme not in ("http", "https"):
+            raise NotABroker(f"{url} redirects to {location!r}, which is no address")
+        url = location
+    fail(f"{broker} and others redirected {REDIRECTS_MAX} times: the topic is moving; try again")
+
+
+def _send(url: str, method: str, body: object) -> tuple[int, str, bytes]:
+    """Status, address of a redirect, and body."""
+    parts = urlsplit(url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    address = f"{parts.scheme}://{parts.netloc}"
+    connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_S)
+    try:
+        try:
+            connection.connect()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise NoConnection(f"cannot reach {address}: {reason}") from error
+        connection.sock.settimeout(TIMEOUT_S)
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        headers = {} if body is None else {"content-type": "application/json"}
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, target, data, headers)
+            reply = connection.getresponse()
+            return reply.status, reply.headers.get("location", ""), _bounded(reply, address)
+        except TimeoutError as error:
+            raise NoAnswer(f"{address} did not answer within {TIMEOUT_S:g} s") from error
+        except OSError as error:
+            raise NoAnswer(f"{address} ended the connection without an answer") from error
+        except HTTPException as error:
+            raise NotABroker(_strange(address)) from error
+    finally:
+        connection.close()
+
+
+def _bounded(reply: HTTPResponse, address: str) -> bytes:
+    answer = reply.read(ANSWER_BYTES_MAX + 1)
+    if len(answer) > ANSWER_BYTES_MAX:
+        fail(f"the answer of {address} is larger than {ANSWER_BYTES_MAX} bytes")
+    return answer
+
+
+def _read(url: str, status: int, answer: bytes) -> Any:
+    if status == 204:
+        return None
+    try:
+        found = json.loads(answer)
+        if status == 200:
+            return found
+        refusal = found["reason"], found.get("error", ""), found.get("advice", "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotABroker(_strange(url)) from error
+    raise Refused(status, *refusal)
+
+
+def _strange(address: str) -> str:
+    return f"{address} did not answer as the HTTP port of a broker does"
+
+
+def _advice_for(problem: str) -> str:
+    if problem.startswith("cannot reach"):
+        return f"Is a server running? `magnetar standalone --data-dir DIR` starts one; {_ANOTHER}"
+    return _ANOTHER

@@ -1,0 +1,48 @@
+"""How commands print tables, JSON and numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+WIDE: Final = 200  # columns where there is no terminal: nothing is cut
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """One line for each row, on a terminal folded to its width."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in head:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # not parsed: a name may contain square brackets
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else WIDE, highlight=False).print(table)
+
+
+def print_json(found: object) -> None:
+    """Indented, for people and programs."""
+    typer.echo(json.dumps(found, indent=2))
+
+
+def time_of(ms: int) -> str:
+    """Milliseconds since 1970, in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def size_of(size: float) -> str:
+    """Bytes, in the largest unit that leaves at least 1."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

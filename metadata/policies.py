@@ -1,0 +1,277 @@
+"""Records of tenants and namespaces, and the policies that namespaces and topics set.
+
+Values only, like `model.py`. A policy is set at one of three levels: the broker's configuration
+gives the default, a namespace overrides it, a topic overrides both (`effective`).
+
+Policies follow Pulsar's conventions. UNLIMITED (-1) means no limit where 0 is a value of its own
+(retention, backlog quotas). Elsewhere 0 means no limit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from math import isfinite
+from typing import Any, Final
+
+from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.model import NamespaceBundles
+
+UNLIMITED: Final = -1
+
+_I64_MAX: Final = (1 << 63) - 1
+
+
+def _check_range(kind: str, record: object, lowest: int, *names: str) -> None:
+    for name in names:
+        number = getattr(record, name)
+        if number is not None and not lowest <= number <= _I64_MAX:
+            raise InvalidRecord(kind, f"{name} {number}")
+
+
+# ---- policies ------------------------------------------------------------------------------------
+
+
+class BacklogAction(StrEnum):
+    """What the broker does with a topic whose backlog exceeds its quota."""
+
+    HOLD_PRODUCERS = "producer_request_hold"
+    REFUSE_PRODUCERS = "producer_exception"
+    EVICT_BACKLOG = "consumer_backlog_eviction"
+
+
+class InactiveMode(StrEnum):
+    """When a topic without producers and consumers is inactive."""
+
+    NO_SUBSCRIPTIONS = "delete_when_no_subscriptions"
+    SUBSCRIPTIONS_CAUGHT_UP = "delete_when_subscriptions_caught_up"
+
+
+class SubscriptionType(StrEnum):
+    EXCLUSIVE = "Exclusive"
+    SHARED = "Shared"
+    FAILOVER = "Failover"
+    KEY_SHARED = "Key_Shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much of what all subscriptions acknowledged is kept. 0: none; UNLIMITED: all of it."""
+
+    time_s: int
+    size_bytes: int
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("retention", self, UNLIMITED, "time_s", "size_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQuota:
+    limit: int  # in the unit that the policy's name tells; UNLIMITED: no quota
+    action: BacklogAction
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("backlog quota", self, UNLIMITED, "limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """The quorums of new ledgers, and how often a cursor is written."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    mark_delete_rate: float  # cursor writes per second; 0: no limit
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        kind = "persistence policy"
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size <= _I64_MAX:
+            quorums = f"{self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}"
+            raise InvalidRecord(kind, f"quorums {quorums}")
+        if not isfinite(self.mark_delete_rate) or self.mark_delete_rate < 0:
+            raise InvalidRecord(kind, f"mark_delete_rate {self.mark_delete_rate}")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedDelivery:
+    enabled: bool
+    tick_ms: int  # precision of the delay
+    delay_ms_max: int  # 0: no limit
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("delayed delivery policy", self, 1, "tick_ms")
+        _check_range("delayed delivery policy", self, 0, "delay_ms_max")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoTopicCreation:
+    """Whether a producer or consumer creates the topic that it names, and of which kind."""
+
+    enabled: bool
+    partitions: int  # 0: the topic is not partitioned
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("topic creation policy", self, 0, "partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most so many messages and so many bytes in each period. 0: no limit."""
+
+    messages_max: int
+    bytes_max: int
+    period_s: int
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("rate", self, 0, "messages_max", "bytes_max")
+        _check_range("rate", self, 1, "period_s")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeRate:
+    """At most so many SUBSCRIBE commands of one consumer in each period. 0: no limit."""
+
+    subscribes_max: int
+    period_s: int
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("subscribe rate", self, 0, "subscribes_max")
+        _check_range("subscribe rate", self, 1, "period_s")
+
+
+@dataclass(frozen=True, slots=True)
+class InactiveTopicDeletion:
+    enabled: bool
+    mode: InactiveMode
+    after_s: int  # a topic is deleted when it has been inactive for so long
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("inactive topic policy", self, 1, "after_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What one namespace or one topic sets. None: not set at this level."""
+
+    version: int = 0  # the writer adds one with each change of the policies
+    retention: Retention | None = None
+    message_ttl_s: int | None = None  # 0: messages do not expire
+    backlog_quota_bytes: BacklogQuota | None = None
+    backlog_quota_age_s: BacklogQuota | None = None
+    persistence: Persistence | None = None
+    deduplication: bool | None = None
+    delayed_delivery: DelayedDelivery | None = None
+    auto_topic_creation: AutoTopicCreation | None = None
+    auto_subscription_creation: bool | None = None
+    producers_max: int | None = None  # this and the next five: 0: no limit
+    consumers_max: int | None = None
+    consumers_per_subscription_max: int | None = None
+    subscriptions_max: int | None = None
+    unacked_per_consumer_max: int | None = None
+    unacked_per_subscription_max: int | None = None
+    publish_rate: Rate | None = None
+    dispatch_rate: Rate | None = None
+    subscription_dispatch_rate: Rate | None = None
+    subscribe_rate: SubscribeRate | None = None
+    subscription_types: frozenset[SubscriptionType] | None = None
+    inactive_topic_deletion: InactiveTopicDeletion | None = None
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_range("policies", self, 0, "version", "message_ttl_s", *_LIMITS)
+        if self.subscription_types is not None and not self.subscription_types:
+            raise InvalidRecord("policies", "no subscription type is allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePolicies:
+    """The policies of one topic after all levels were asked; see `Policies` for each. The values
+    here are the broker's defaults."""
+
+    retention: Retention = Retention(0, 0)
+    message_ttl_s: int = 0
+    backlog_quota_bytes: BacklogQuota = BacklogQuota(UNLIMITED, BacklogAction.HOLD_PRODUCERS)
+    backlog_quota_age_s: BacklogQuota = BacklogQuota(UNLIMITED, BacklogAction.HOLD_PRODUCERS)
+    persistence: Persistence = Persistence(3, 3, 2, 1.0)
+    deduplication: bool = False
+    delayed_delivery: DelayedDelivery = DelayedDelivery(enabled=True, tick_ms=1_000, delay_ms_max=0)
+    auto_topic_creation: AutoTopicCreation = AutoTopicCreation(enabled=True, partitions=0)
+    auto_subscription_creation: bool = True
+    producers_max: int = 0
+    consumers_max: int = 0
+    consumers_per_subscription_max: int = 0
+    subscriptions_max: int = 0
+    unacked_per_consumer_max: int = 50_000
+    unacked_per_subscription_max: int = 200_000
+    publish_rate: Rate = Rate(0, 0, 1)
+    dispatch_rate: Rate = Rate(0, 0, 1)
+    subscription_dispatch_rate: Rate = Rate(0, 0, 1)
+    subscribe_rate: SubscribeRate = SubscribeRate(0, 30)
+    subscription_types: frozenset[SubscriptionType] = frozenset(SubscriptionType)
+    inactive_topic_deletion: InactiveTopicDeletion = InactiveTopicDeletion(
+        enabled=False, mode=InactiveMode.NO_SUBSCRIPTIONS, after_s=60
+    )
+
+
+BROKER_DEFAULTS: Final = EffectivePolicies()
+
+
+def effective(
+    broker_defaults: EffectivePolicies, namespace: Policies, topic: Policies
+) -> EffectivePolicies:
+    """Each policy of the topic, else of its namespace, else of the broker."""
+    return replace(broker_defaults, **{**_set(namespace), **_set(topic)})
+
+
+def _set(policies: Policies) -> Mapping[str, Any]:
+    """The policies that this level sets, by name."""
+    values = {name: getattr(policies, name) for name in _NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+_NAMES: Final = tuple(policy.name for policy in fields(EffectivePolicies))
+_LIMITS: Final = (
+    "producers_max",
+    "consumers_max",
+    "consumers_per_subscription_max",
+    "subscriptions_max",
+    "unacked_per_consumer_max",
+    "unacked_per_subscription_max",
+)
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRecord:
+    """An owner of namespaces."""
+
+    allowed_clusters: frozenset[str] = frozenset()  # empty: every cluster
+    admin_roles: frozenset[str] = frozenset()
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRecord:
+    """How the namespace's topics are divided into bundles, and the policies that it sets."""
+
+    bundles: NamespaceBundles = field(default_factory=NamespaceBundles)
+    policies: Policies = field(default_factory=Policies)
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicies:
+    """The policies that one topic sets; all partitions of a topic share them. A topic that sets
+    none has no such record."""
+
+    policies: Policies = field(default_factory=Policies)
+    unknown: bytes = field(default=b"", compare=False, repr=False)

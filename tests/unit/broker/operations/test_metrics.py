@@ -1,0 +1,141 @@
+"""Metrics of a broker, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.broker import Cluster, running_broker
+from fakes.wire import wire_to
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from magnetar.broker.operations import metrics
+from magnetar.broker.operations.metrics import BrokerMetrics
+from magnetar.broker.operations.topics import create_topic
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fakes.broker import RunningBroker
+    from fakes.wire import WireClient
+
+pytestmark = pytest.mark.real_loop
+
+PREFIX = "persistent://public/default/"
+TOPIC = {"cluster": "c", "namespace": "public/default", "topic": f"{PREFIX}t"}
+
+
+@dataclass
+class Scene:
+    broker: RunningBroker
+    client: WireClient
+
+    def registry(self, **settings: object) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        options = {"topic_level": True, "series_max": metrics.SERIES_MAX} | settings
+        registry.register(
+            BrokerMetrics(
+                self.broker.broker,
+                cluster="c",
+                connections=lambda: 5,
+                now=asyncio.get_running_loop().time,
+                **options,  # type: ignore[arg-type]
+            )
+        )
+        return registry
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    """Three messages of the topic `t` are published, one is delivered and none acknowledged."""
+    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+        await client.produce("t")
+        await client.subscribe("t", "s", subType=pb.CommandSubscribe.Shared)
+        for number in range(3):
+            await client.publish(sequence_id=number)
+            await client.receive()
+        await client.flow(1)
+        await client.message()
+        yield Scene(broker, client)
+
+
+async def test_a_topic_has_pulsars_metrics() -> None:
+    async with scene() as it:
+        value = it.registry().get_sample_value
+        topic = await it.broker.broker.topic(TopicName.parse("t"))
+        for name, expected in {
+            "pulsar_subscriptions_count": 1,
+            "pulsar_producers_count": 1,
+            "pulsar_consumers_count": 1,
+            "pulsar_storage_size": topic.log.stored_bytes,
+            "pulsar_msg_backlog": 3,
+            "pulsar_in_messages_total": 3,
+            "pulsar_in_bytes_total": topic.published.bytes,
+            "pulsar_out_messages_total": 1,
+            "pulsar_out_bytes_total": topic.published.bytes / 3,
+        }.items():
+            assert value(name, TOPIC) == expected, name
+        assert value("pulsar_rate_in", TOPIC) == pytest.approx(
+            topic.published.rates(asyncio.get_running_loop().time()).messages, rel=0.5
+        )
+        for name, expected in {
+            "back_log": 3,
+            "unacked_messages": 1,
+            "msg_rate_redeliver": 0,
+        }.items():
+            labels = {**TOPIC, "subscription": "s"}
+            assert value(f"pulsar_subscription_{name}", labels) == expected, name
+        cluster = {"cluster": "c"}
+        assert value("pulsar_topics_count", {**cluster, "namespace": "public/default"}) == 1
+        assert value("pulsar_active_connections", cluster) == 5
+        assert value("pulsar_broker_msg_backlog", cluster) == 3
+        assert value("pulsar_broker_publish_latency_count", cluster) == 3
+        assert value("pulsar_broker_publish_latency_bucket", {**cluster, "le": "+Inf"}) == 3
+
+
+async def test_delivered_messages_never_count_down() -> None:
+    async with scene() as it:
+        topic = await it.broker.broker.topic(TopicName.parse("t"))
+        await topic.unsubscribe("s", force=True)
+        assert it.registry().get_sample_value("pulsar_out_messages_total", TOPIC) == 1
+        assert (await topic.stats())["msgOutCounter"] == 1
+
+
+async def test_namespaces_instead_of_topics() -> None:
+    async with scene() as it:
+        await create_topic(it.broker.broker, TopicName.parse("u"))
+        registry = it.registry(topic_level=False)
+        namespace = {"cluster": "c", "namespace": "public/default"}
+        assert registry.get_sample_value("pulsar_topics_count", namespace) == 2
+        assert registry.get_sample_value("pulsar_msg_backlog", namespace) == 3
+        assert "topic=" not in generate_latest(registry).decode()
+
+
+async def test_topics_beyond_the_limit_of_series_are_counted_for_the_broker_alone() -> None:
+    async with scene() as it:
+        for name in ("u", "v"):
+            await create_topic(it.broker.broker, TopicName.parse(name))
+        registry = it.registry(series_max=27)  # 18 of t do not leave room for two of 13
+        text = generate_latest(registry).decode()
+        shown = {
+            sample.labels["topic"]
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "topic" in sample.labels
+        }
+        assert {name.rpartition("/")[2] for name in shown} == {"t"}
+        cluster = {"cluster": "c"}
+        assert registry.get_sample_value("pulsar_broker_topics_count", cluster) == 3
+        assert registry.get_sample_value("magnetar_metrics_topics_left_out", cluster) == 2
+        registry = it.registry(series_max=17)  # a large topic does not keep out the smaller ones
+        assert registry.get_sample_value("magnetar_metrics_topics_left_out", cluster) == 2
+        assert registry.get_sample_value("pulsar_msg_backlog", TOPIC) is None
+        assert (
+            registry.get_sample_value("pulsar_msg_backlog", {**TOPIC, "topic": f"{PREFIX}u"}) == 0
+        )

@@ -1,0 +1,222 @@
+"""The admin API: paths, verbs, statuses, and requests that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from fakes.admin import admin_of
+from fakes.broker import Cluster, RunningBroker, running_broker
+from fakes.wire import wire_to
+from fastapi import FastAPI
+
+from magnetar.broker.admin.app import BODY_BYTES_MAX, admin_app, bounded
+
+pytestmark = pytest.mark.real_loop
+
+T = "public/default/t"
+
+
+async def get(broker: RunningBroker, path: str) -> httpx.Response:
+    async with admin_of(broker) as client:
+        return await client.get(f"{path}/stats")
+
+
+async def test_the_statistics_of_a_topic() -> None:
+    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+        await client.produce("t", producer_name="me")
+        await client.subscribe("t", "s")
+        for number in range(3):
+            await client.publish(sequence_id=number)
+            await client.receive()
+        found = await get(broker, "public/default/t")
+        assert found.status_code == 200
+        stats = found.json()
+        assert stats["msgInCounter"] == 3
+        assert [it["producerName"] for it in stats["publishers"]] == ["me"]
+        assert stats["subscriptions"]["s"]["msgBacklog"] == 3
+        assert stats["managedLedger"]["state"] == "open"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [("public/default/nobody", 404, "nobody"), ("public/%20/t", 412, "name")],
+)
+async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> None:
+    async with running_broker(Cluster()) as broker:
+        found = await get(broker, path)
+        assert found.status_code == status
+        assert text in found.json()["reason"]
+        assert broker.broker.topics == [], "asking does not make it"
+
+
+@pytest.mark.parametrize(("topic", "quoted"), [("t", "t"), ("a?b#50% ü", "a%3Fb%2350%25%20%C3%BC")])
+async def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> None:
+    cluster = Cluster()
+    async with (
+        running_broker(cluster, 0) as first,
+        running_broker(cluster, 1) as second,
+        wire_to(first, "pulsar") as client,
+    ):
+        for number in range(50):
+            name = f"persistent://public/n{number}/{topic}"
+            answer = await client.produce(name, producer_id=number)
+            if hasattr(answer, "producer_name"):
+                break
+        found = await get(second, f"public/n{number}/{quoted}")
+        assert found.status_code == 307
+        assert found.headers["location"].endswith(f"/persistent/public/n{number}/{quoted}/stats")
+        async with admin_of(second) as admin:
+            path = f"public/n{number}/{quoted}/subscription/s%2F1"
+            found = await admin.delete(path, params={"force": "true"})
+            assert found.status_code == 307
+            assert found.headers["location"].endswith(f"/persistent/{path}?force=true")
+        first.stop.set()
+        await asyncio.wait([first.serving])
+        assert (await get(second, f"public/n{number}/{quoted}")).status_code == 200
+
+
+async def test_create_answers_conflict_for_an_existing_topic() -> None:
+    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+        assert (await admin.put(T)).status_code == 204
+        again = await admin.put(T)
+        assert again.status_code == 409
+        assert again.json()["error"] == "TopicExists"
+        assert (await admin.get("public/default")).json() == [f"persistent://{T}"]
+        assert (await admin.get("public/other")).json() == []
+
+
+async def test_a_subscription_from_creation_to_deletion() -> None:
+    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+        one = f"{T}/subscription/a%2Fb"  # slashes are part of the name
+        assert (await admin.put(one)).status_code == 204, "it creates the topic, too"
+        assert (await admin.put(one)).status_code == 409
+        assert (await admin.get(f"{T}/subscriptions")).json() == ["a/b"]
+        assert (await admin.post(f"{one}/resetcursor/0")).status_code == 204
+        earliest = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "isExcluded": False}
+        assert (await admin.post(f"{one}/resetcursor", json=earliest)).status_code == 204
+        assert (await admin.delete(one)).status_code == 204
+        assert (await admin.delete(one)).status_code == 404
+        assert (await admin.get(f"{T}/subscriptions")).json() == []
+
+
+async def test_delete_of_a_subscription_in_use_needs_force() -> None:
+    async with (
+        running_broker(Cluster()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await client.subscribe("t", "s")
+        refused = await admin.delete(f"{T}/subscription/s")
+        assert refused.status_code == 412
+        assert refused.json()["reason"] == "subscription 's' has 1 connected consumers"
+        deleted = await admin.delete(f"{T}/subscription/s", params={"force": "true"})
+        assert deleted.status_code == 204
+
+
+S = f"{T}/subscription/s"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "reason"),
+    [
+        ("GET", "a b/default", None, 412, "invalid namespace name 'a b/default'"),
+        ("PUT", f"public/default/{'x' * 2000}", None, 412, "the limit is 1024"),
+        ("PUT", "public/default/%20", None, 412, "the topic part is blank"),
+        ("PUT", "public/default/a%2Fb", None, 404, "/docs"),
+        ("PUT", f"{T}/subscription/%20", None, 400, "expected a name that is not blank"),
+        ("PUT", f"{T}/subscription/{'x' * 2000}", None, 400, "at most 1024 bytes, not 2000"),
+        ("GET", f"{S}/position/0", None, 400, "invalid position '0': expected greater than"),
+        ("GET", f"{S}/position/10001", None, 400, "less than or equal to 10000"),
+        ("GET", f"{S}/position/one", None, 400, "invalid position 'one': expected a valid integer"),
+        ("GET", f"{S}/position/1", None, 404, "subscription 's' does not exist"),
+        ("GET", f"{S}/position/{'9' * 5000}", None, 400, "invalid position"),
+        ("POST", f"{S}/resetcursor/-1", None, 400, "invalid timestamp '-1'"),
+        ("POST", f"{S}/resetcursor/{1 << 63}", None, 400, "invalid timestamp"),
+        ("POST", f"{S}/resetcursor/0", None, 404, "subscription 's' does not exist"),
+        ("POST", f"{S}/resetcursor", None, 400, "the request lacks request body"),
+        ("POST", f"{S}/resetcursor", b"{", 400, "the request body is not JSON"),
+        ("POST", f"{S}/resetcursor", b"[]", 400, "invalid request body"),
+        ("POST", f"{S}/resetcursor", b'{"ledgerId": 1}', 400, "the request lacks entryId"),
+        ("POST", f"{S}/resetcursor", b'{"ledgerId": -1, "entryId": 3}', 400, "both -1"),
+        ("POST", f"{S}/resetcursor", b'{"ledgerId": 1e99, "entryId": 3}', 400, "ledgerId"),
+        ("DELETE", f"{S}?force=perhaps", None, 400, "invalid force 'perhaps'"),
+        ("PATCH", T, None, 405, "Method Not Allowed"),
+        ("GET", "nowhere", None, 404, "/docs"),
+    ],
+)
+async def test_a_wrong_request_is_refused_with_what_was_expected(
+    method: str, path: str, body: bytes | None, status: int, reason: str
+) -> None:
+    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+        await admin.put(T)
+        headers = {} if body is None else {"content-type": "application/json"}
+        answer = await admin.request(method, path, content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        assert reason in answer.json()["reason"]
+        assert len(answer.content) < 4_000, "a hostile value is not sent back whole"
+
+
+async def test_a_body_of_another_type_is_refused() -> None:
+    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+        body, headers = b'{"ledgerId": -1, "entryId": -1}', {"content-type": "text/plain"}
+        answer = await admin.post(f"{S}/resetcursor", content=body, headers=headers)
+        assert answer.status_code == 400
+        expected = "the request body must be JSON, with content-type: application/json"
+        assert answer.json()["reason"] == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-length": str(BODY_BYTES_MAX + 1)}, 413),
+        ({"content-length": "x"}, 413),
+        ({"transfer-encoding": "chunked"}, 411),
+    ],
+)
+async def test_a_large_body_is_refused_unread(headers: dict[str, str], status: int) -> None:
+    async with running_broker(Cluster()) as broker, admin_of(broker) as admin:
+        request = admin.build_request("POST", f"{S}/resetcursor", content=b"")
+        for name in ("content-length", "transfer-encoding"):
+            request.headers.pop(name, None)
+        request.headers.update(headers)
+        assert (await admin.send(request)).status_code == status
+
+
+async def test_a_request_that_takes_too_long_is_ended() -> None:
+    app = FastAPI()
+
+    @app.get("/")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    transport = httpx.ASGITransport(app=bounded(app, timeout_s=0.01))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        answer = await client.get("/")
+    assert answer.status_code == 503
+    assert "took longer than" in answer.json()["reason"]
+
+
+async def test_the_api_page_needs_no_internet() -> None:
+    async with running_broker(Cluster()) as broker:
+        transport = httpx.ASGITransport(app=admin_app(broker.broker))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            page = await client.get("/docs")
+            assert page.status_code == 200
+            assert "https://" not in page.text
+            script = await client.get("/static-offline-docs/swagger-ui-bundle.js")
+            assert len(script.content) > 1_000_000
+            described = (await client.get("/openapi.json")).json()
+    prefix = "/admin/v2/persistent/{tenant}/{namespace}"
+    assert described["paths"].keys() == {
+        prefix,
+        f"{prefix}/{{topic}}",
+        f"{prefix}/{{topic}}/stats",
+        f"{prefix}/{{topic}}/internalStats",
+        f"{prefix}/{{topic}}/subscriptions",
+        f"{prefix}/{{topic}}/subscription/{{subscription}}",
+        f"{prefix}/{{topic}}/subscription/{{subscription}}/resetcursor",
+        f"{prefix}/{{topic}}/subscription/{{subscription}}/resetcursor/{{timestamp}}",
+        f"{prefix}/{{topic}}/subscription/{{subscription}}/position/{{position}}",
+    }

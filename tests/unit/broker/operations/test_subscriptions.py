@@ -1,0 +1,171 @@
+"""Operations on subscriptions: where they begin, where they are moved, what is peeked."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.broker import Cluster, running_broker
+from fakes.entries import entry_of
+from fakes.wire import wire_to
+
+from magnetar.broker.errors import SubscriptionExists, SubscriptionNotFound
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.operations import subscriptions
+from magnetar.broker.operations.errors import MessageNotFound, PositionNotFound
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, encode_message
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fakes.wire import WireClient
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.topic.subscription import Subscription
+
+pytestmark = pytest.mark.real_loop
+
+TOPIC = TopicName.parse("t")
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class Scene:
+    """A topic with a subscription from its beginning, and a client that publishes to it."""
+
+    broker: Broker
+    client: WireClient
+    subscription: Subscription
+
+    async def publish(self, *entries: bytes) -> list[Position]:
+        positions = []
+        for entry in entries:
+            await self.client.publish(entry=entry)
+            receipt = await self.client.expect(pb.CommandSendReceipt)
+            positions.append(Position(receipt.message_id.ledgerId, receipt.message_id.entryId))
+        return positions
+
+    async def texts(self, number: int = 1, name: str = "s") -> list[str]:
+        found = await subscriptions.peek(self.broker, TOPIC, name, number)
+        return [b64decode(message.payload or "").decode() for message in found]
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    async with running_broker(Cluster()) as broker, wire_to(broker, "pulsar") as client:
+        await client.produce("t")
+        await subscriptions.create_subscription(broker.broker, TOPIC, "s", EARLIEST)
+        topic = await broker.broker.topic(TOPIC)
+        yield Scene(broker.broker, client, topic.subscriptions["s"])
+
+
+def plain(text: str, *, publish_time_ms: int = 1_700_000_000_000) -> bytes:
+    return bytes(entry_of(text, publish_time_ms=publish_time_ms).data)
+
+
+async def test_a_subscription_begins_where_it_is_told() -> None:
+    async with scene() as it:
+        _, second = await it.publish(plain("a"), plain("b"))
+        for name, start in (("from-b", second), ("latest", LATEST)):
+            await subscriptions.create_subscription(it.broker, TOPIC, name, start)
+        await it.publish(plain("c"))
+        assert await it.texts() == ["a"]
+        assert await it.texts(name="from-b") == ["b"]
+        assert await it.texts(name="latest") == ["c"]
+        with pytest.raises(SubscriptionExists):
+            await subscriptions.create_subscription(it.broker, TOPIC, "s", LATEST)
+
+
+async def test_peek_skips_what_is_acknowledged_and_changes_nothing() -> None:
+    async with scene() as it:
+        _, second, _ = await it.publish(plain("a"), plain("b"), plain("c"))
+        it.subscription.cursor.acknowledge([second])
+        assert [await it.texts(number) for number in (1, 2, 1)] == [["a"], ["c"], ["a"]]
+        with pytest.raises(MessageNotFound, match="at position 3; entries in its backlog: 2"):
+            await it.texts(3)
+        with pytest.raises(SubscriptionNotFound):
+            await it.texts(1, "other")
+
+
+async def test_peek_shows_the_messages_of_a_batch_that_are_not_acknowledged() -> None:
+    async with scene() as it:
+        words = [str(number) for number in range(70)]  # more than one word of bits
+        [position] = await it.publish(bytes(entry_of(*words).data))
+        assert await it.texts() == words
+        it.subscription.cursor.acknowledge_batch(position, [1 << 63 | 1 << 3, 0b100])
+        found = await subscriptions.peek(it.broker, TOPIC, "s", 1)
+        assert [message.message_id for message in found] == [
+            f"{position}:{index}" for index in (3, 63, 66)
+        ]
+        it.subscription.cursor.acknowledge_batch(position, [1 << 3])
+        assert await it.texts() == ["3"]
+
+
+async def test_peek_shows_key_properties_and_times() -> None:
+    header = EntryHeader("me", publish_time_ms=1_000)
+    message = OutgoingMessage(
+        b"\xff", 7, properties={"a": "b"}, partition_key="k", event_time_ms=2_000
+    )
+    async with scene() as it:
+        [position] = await it.publish(b"".join(encode_message(message, header)))
+        [found] = await subscriptions.peek(it.broker, TOPIC, "s", 1)
+    assert found.model_dump(by_alias=True) == {
+        "messageId": str(position),
+        "producerName": "me",
+        "sequenceId": 7,
+        "publishTime": 1_000,
+        "eventTime": 2_000,
+        "key": "k",
+        "keyIsBase64": False,
+        "properties": {"a": "b"},
+        "payload": "/w==",
+        "problem": None,
+    }
+
+
+async def test_peek_names_the_problem_of_a_payload_that_it_cannot_show() -> None:
+    message = OutgoingMessage(bytes(100), 0)
+    header = EntryHeader("me", publish_time_ms=1_000)
+    chunk = b"".join(next(encode_chunks(message, header, uuid="u", chunk_bytes_max=60)))
+    async with scene() as it:
+        [position] = await it.publish(chunk)
+        [found] = await subscriptions.peek(it.broker, TOPIC, "s", 1)
+    assert (found.message_id, found.payload) == (str(position), None)
+    assert found.problem == "it is part 1 of 2 of a large message"
+
+
+async def test_reset_to_a_message_a_time_and_both_ends() -> None:
+    async with scene() as it:
+        first, second, third = await it.publish(
+            *(plain(text, publish_time_ms=hour * HOUR_MS) for hour, text in enumerate("abc"))
+        )
+        reset = subscriptions.reset_to_message
+        await reset(it.broker, TOPIC, "s", second)
+        assert await it.texts() == ["b"]
+        await reset(it.broker, TOPIC, "s", second, excluded=True)
+        assert await it.texts() == ["c"]
+        await reset(it.broker, TOPIC, "s", EARLIEST)
+        assert await it.texts() == ["a"]
+        await reset(it.broker, TOPIC, "s", LATEST, excluded=True)
+        assert it.subscription.cursor.backlog_entries == 0
+        await subscriptions.reset_to_time(it.broker, TOPIC, "s", HOUR_MS // 2)
+        assert await it.texts() == ["b"]
+        await reset(it.broker, TOPIC, "s", third)
+        assert it.subscription.cursor.mark_delete == second
+        assert first < second
+
+
+async def test_reset_behind_the_end_is_refused_because_it_would_drop_the_backlog() -> None:
+    async with scene() as it:
+        [position] = await it.publish(plain("a"))
+        behind = Position(position.ledger, position.entry + 1)
+        with pytest.raises(PositionNotFound, match=f"has no message {behind}"):
+            await subscriptions.reset_to_message(it.broker, TOPIC, "s", behind)
+        with pytest.raises(PositionNotFound):
+            await subscriptions.create_subscription(it.broker, TOPIC, "new", behind)
+        assert await it.texts() == ["a"]

@@ -1,0 +1,63 @@
+"""The broker's process: what its health check says about its registration."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, NoReturn
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from magnetar.bookie.ledger.config import LedgerConfig
+from magnetar.broker.config import BrokerConfig
+from magnetar.broker.main import BrokerProcess
+from magnetar.metadata.memory import MemoryStore, MemoryTree
+
+if TYPE_CHECKING:
+    from magnetar.metadata.model import Member
+
+
+def no_peer(member: Member, address: str) -> NoReturn:
+    raise AssertionError("this cluster has no bookie")
+
+
+def broker_on(store: MemoryStore) -> BrokerProcess:
+    return BrokerProcess(
+        BrokerConfig(
+            id="broker-1", metadata_url="zk://unused:1", grpc_port=0, pulsar_port=0, http_port=0
+        ),
+        store=store,
+        open_peer=no_peer,
+        ledger_config=LedgerConfig(),
+        random=random.Random(1),
+        registry=CollectorRegistry(),
+    )
+
+
+@pytest.mark.real_loop
+async def test_health_says_unregistered_while_the_session_is_suspended_or_lost() -> None:
+    store, stop = MemoryStore(MemoryTree()), asyncio.Event()
+    broker = broker_on(store)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(broker.run(stop))
+        await broker.ready.wait()
+        url = f"{broker.registration.http_url}/health"
+        async with httpx.AsyncClient() as client:
+
+            async def health() -> tuple[int, str]:
+                answer = await client.get(url)
+                return answer.status_code, answer.json()["state"]
+
+            assert await health() == (200, "serving")
+            store.suspend()
+            assert await health() == (503, "unregistered")
+            store.reconnect()
+            assert await health() == (200, "serving")
+            store.expire()
+            assert await health() == (503, "unregistered")
+            store.reconnect()
+            while await health() != (200, "serving"):
+                pass  # it registers again by itself
+        stop.set()

@@ -1,0 +1,307 @@
+"""Requests to the admin port: several brokers, redirects, refusals, answers that are none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from support import free_port
+from typer.testing import CliRunner
+
+from magnetar.cli.admin import parse_urls
+from magnetar.cli.main import make_app
+from magnetar.cli.subscriptions import EARLIEST, LATEST, parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PREFIX = "/admin/v2/persistent/public/default"
+
+
+class Broker:
+    """Answers what it is told to, by path; keeps what it was asked."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.answers: dict[str, tuple[int, dict[str, str], Any]] = {}
+        self.asked: list[tuple[str, str, Any]] = []  # method, path, body
+
+    def answer(self, path: str, body: Any = None, *, status: int = 200, to: str = "") -> None:
+        self.answers[path] = (status, {"location": to} if to else {}, body)
+
+
+@contextmanager
+def broker() -> Iterator[Broker]:
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            size = int(self.headers.get("content-length", "0"))
+            body = json.loads(self.rfile.read(size)) if size else None
+            it.asked.append((self.command, self.path, body))
+            status, headers, answer = it.answers[self.path]
+            self.send_response(status)
+            data = b"" if answer is None else json.dumps(answer).encode()
+            for name, value in {**headers, "content-length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST = do_DELETE = handle_any
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    it = Broker(server.server_address[1])
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield it
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def invoke(urls: str, *arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(make_app(arguments), [*arguments, "--admin-url", urls])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_dead_broker_is_skipped_in_silence() -> None:
+    with broker() as alive:
+        alive.answer(PREFIX, ["persistent://public/default/t"])
+        code, said, errors = invoke(f"http://127.0.0.1:{free_port()},{alive.url}", "topics", "list")
+    assert (code, said, errors) == (0, "persistent://public/default/t\n", "")
+
+
+def test_each_dead_broker_is_named_when_all_are_dead() -> None:
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    code, _, errors = invoke(",".join(urls), "topics", "list")
+    assert code == 1
+    first, second, last = errors.splitlines()
+    assert first == f"Warning: cannot reach {urls[0]}: Connection refused"
+    assert second == f"Warning: cannot reach {urls[1]}: Connection refused"
+    assert last.startswith("Error: none of 2 brokers answered. Is a server running?")
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "path", "body"),
+    [
+        (("topics", "create", "a?b"), "PUT", f"{PREFIX}/a%3Fb", None),
+        (
+            ("subscriptions", "delete", "t", "a/b"),
+            "DELETE",
+            f"{PREFIX}/t/subscription/a%2Fb?force=false",
+            None,
+        ),
+        (
+            ("subscriptions", "reset", "t", "s", "--to", "3:15"),
+            "POST",
+            f"{PREFIX}/t/subscription/s/resetcursor",
+            {"ledgerId": 3, "entryId": 15},
+        ),
+        (
+            ("subscriptions", "reset", "t", "s", "--to", "2026-01-31T10:00:00Z"),
+            "POST",
+            f"{PREFIX}/t/subscription/s/resetcursor/1769853600000",
+            None,
+        ),
+    ],
+)
+def test_a_redirect_repeats_the_request_at_the_owner(
+    command: tuple[str, ...], method: str, path: str, body: Any
+) -> None:
+    with broker() as asked, broker() as owner:
+        asked.answer(path, status=307, to=f"{owner.url}{path}")
+        owner.answer(path, status=204)
+        code, _, errors = invoke(asked.url, *command)
+    assert (code, errors) == (0, "")
+    assert asked.asked == owner.asked == [(method, path, body)]
+
+
+def test_brokers_that_redirect_to_each_other_end_the_command() -> None:
+    with broker() as one, broker() as other:
+        one.answer(PREFIX, status=307, to=f"{other.url}{PREFIX}")
+        other.answer(PREFIX, status=307, to=f"{one.url}{PREFIX}")
+        code, _, errors = invoke(one.url, "topics", "list")
+    assert code == 1
+    assert "redirected 5 times: the topic is moving; try again" in errors
+
+
+def test_a_refusal_is_printed_with_its_advice() -> None:
+    path = f"{PREFIX}/t/subscription/s?force=false"
+    refusal = {
+        "reason": "subscription 's' has 1 connected consumers",
+        "error": "ConsumersConnected",
+        "advice": "close them first, or use --force",
+    }
+    with broker() as it:
+        it.answer(path, refusal, status=412)
+        code, _, errors = invoke(it.url, "subscriptions", "delete", "t", "s")
+    assert code == 1
+    assert errors == f"Error: {refusal['reason']} (HTTP status 412); {refusal['advice']}\n"
+
+
+def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None:
+    with broker() as first, broker() as second:
+        first.answers = {}  # its handler fails, and the connection ends without an answer
+        first.answer(f"{PREFIX}/u", status=204)
+        second.answer(f"{PREFIX}/t", status=204)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ThreadingHTTPServer, "handle_error", lambda *_: None)
+            code, _, errors = invoke(f"{first.url},{second.url}", "topics", "create", "t")
+    assert code == 1
+    assert "Whether it was carried out is unknown" in errors
+    assert second.asked == []
+
+
+def test_what_is_no_broker_is_named() -> None:
+    with broker() as it:
+        it.answer(PREFIX, {"detail": "a server of another kind"}, status=404)
+        code, _, errors = invoke(it.url, "topics", "list")
+    assert code == 1
+    assert "did not answer as the HTTP port of a broker does" in errors
+
+
+def test_stats_is_a_table_that_names_the_trouble_of_the_log() -> None:
+    flow = {"msgRateOut": 2.5, "msgThroughputOut": 2_500_000.0}
+    counters = {"msgOutCounter": 3, "bytesOutCounter": 30, "msgInCounter": 9, "bytesInCounter": 90}
+    subscription = {
+        **flow,
+        "type": "Shared",
+        "msgBacklogMessages": 6,
+        "unackedMessages": 2,
+        "consumers": [{}, {}],
+        "waitingFor": ["no_permits: [a]"],
+    }
+    producer = {
+        "producerName": "me",
+        "msgRateIn": 1.0,
+        "msgThroughputIn": 10.0,
+        "accessMode": "Shared",
+        "address": "10.0.0.1:5",
+    }
+    with broker() as it:
+        it.answer(
+            f"{PREFIX}/t/stats",
+            {
+                **flow,
+                **counters,
+                "msgRateIn": 1.0,
+                "msgThroughputIn": 10.0,
+                "msgCount": 7,
+                "storageSize": 1_200,
+                "publishers": [producer],
+                "subscriptions": {"s": subscription},
+                "managedLedger": {"trouble": "2 of 3 bookies are away"},
+            },
+        )
+        code, said, _ = invoke(it.url, "topics", "stats", "t")
+    assert code == 0
+    assert [line.split() for line in said.splitlines()] == [
+        ["rate", "throughput", "messages", "bytes"],
+        ["in", "1.0/s", "10", "B/s", "9", "90", "B"],
+        ["out", "2.5/s", "2.5", "MB/s", "3", "30", "B"],
+        ["stored", "7", "1.2", "kB"],
+        ["trouble:", "2", "of", "3", "bookies", "are", "away"],
+        [],
+        ["producer", "rate", "throughput", "access", "address"],
+        ["me", "1.0/s", "10", "B/s", "Shared", "10.0.0.1:5"],
+        [],
+        ["subscription", "type", "backlog", "unacked", "rate", "consumers", "waiting", "for"],
+        ["s", "Shared", "6", "2", "2.5/s", "2", "no_permits:", "[a]"],
+    ]
+
+
+def test_peek_reads_on_until_it_has_enough_messages() -> None:
+    def message(number: int) -> dict[str, Any]:
+        return {
+            "messageId": f"3:{number}",
+            "publishTime": 0,
+            "key": None,
+            "properties": {"n": str(number)},
+            "payload": "/2E=",
+            "problem": None,
+        }
+
+    path = f"{PREFIX}/t/subscription/s/position"
+    end = {"reason": "there is no more", "error": "MessageNotFound"}
+    with broker() as it:
+        it.answer(f"{path}/1", [message(1), message(2)])
+        it.answer(f"{path}/2", [message(3)])
+        it.answer(f"{path}/3", end, status=404)
+        code, said, _ = invoke(it.url, "topics", "peek", "t", "-s", "s", "-n", "2")
+        assert len(it.asked) == 1
+        assert code == 0
+        assert said.splitlines() == [
+            "----- message 3:1, published 1970-01-01 00:00:00Z -----",
+            "key:[null], properties:[n=1], content:\\xffa",
+            "----- message 3:2, published 1970-01-01 00:00:00Z -----",
+            "key:[null], properties:[n=2], content:\\xffa",
+        ]
+        code, said, _ = invoke(it.url, "topics", "peek", "t", "-s", "s", "-n", "9", "--json")
+        assert [each["messageId"] for each in json.loads(said)] == ["3:1", "3:2", "3:3"]
+        it.answer(f"{path}/1", end, status=404)
+        _, said, _ = invoke(it.url, "topics", "peek", "t", "-s", "s")
+        assert said == "the backlog of s is empty\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("http://a:1", ["http://a:1"]),
+        ("http://a:1/,b:2", ["http://a:1", "http://b:2"]),
+        ("http://a:1, https://[::1]:2,c", ["http://a:1", "https://[::1]:2", "https://c"]),
+    ],
+)
+def test_admin_urls(text: str, urls: list[str]) -> None:
+    assert parse_urls(text) == urls
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a:1", "a:1 does not begin with http://"),
+        ("ftp://a:1", "does not begin with http://"),
+        ("http://a:b", "Port could not be cast"),
+        ("http://a:1,", "names no host"),
+    ],
+)
+def test_admin_urls_that_are_none(
+    text: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        parse_urls(text)
+    assert reason in capsys.readouterr().err
+
+
+NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("earliest", EARLIEST),
+        ("latest", LATEST),
+        ("3:15", {"ledgerId": 3, "entryId": 15}),
+        ("3:15:2", {"ledgerId": 3, "entryId": 15}),
+        ("10m", 1_769_853_600_000 - 600_000),
+        ("1w", 1_769_853_600_000 - 7 * 86_400_000),
+        ("2026-01-31T10:00:00+00:00", 1_769_853_600_000),
+        ("999999999s", 1_769_853_600_000 - 999_999_999_000),
+    ],
+)
+def test_where_a_subscription_is_moved_to(text: str, target: object) -> None:
+    assert parse_target(text, now=NOW) == target
+
+
+@pytest.mark.parametrize("text", ["", "now", "3", "3:", "10", "-10m", "999999999w", "2026-13-01"])
+def test_where_a_subscription_cannot_be_moved_to(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not earliest, latest, a message id"):
+        parse_target(text, now=NOW)

@@ -163,7 +163,7 @@ class LoopQueue:
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._failure: PulsarException | None = None  # None: more may come
+        self._failure: PulsarException | None = None  # None: further messages may arrive
         self.last_taken: MessageId | None = None
         self.generation = 0
 

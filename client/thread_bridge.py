@@ -212,7 +212,7 @@ class Mailbox:
         self._changed = threading.Condition(threading.Lock())
         self._messages: deque[Message] = deque()
         self._waiting = 0
-        self._failure: PulsarException | None = None  # None: more may come
+        self._failure: PulsarException | None = None  # None: further messages may arrive
         self._last_taken: MessageId | None = None
         self.generation = 0
         self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none

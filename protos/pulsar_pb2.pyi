@@ -5,7 +5,7 @@ Pulsar's binary protocol, version 21: the commands between clients and brokers, 
 of stored entries.
 
 This text is Magnetar's own. Field numbers, types and defaults are those of Apache Pulsar's
-protocol, so the bytes are the same and an unmodified Pulsar client can talk to Magnetar. The
+protocol. So the bytes are the same, and unmodified Pulsar clients can talk to Magnetar. The
 package name differs: names are not on the wire, and a process may also load Apache's module.
 
 Framing (framing.py), everything big-endian:

@@ -133,7 +133,7 @@ def test_a_port_of_somebody_else_is_asked_about(capsys: pytest.CaptureFixture[st
     assert line.endswith("gave up after 30 s. Is this the gRPC port of a broker, for example 6660?")
 
 
-def test_who_gets_no_receipt_is_told_where_the_reason_stands(
+def test_timeout_without_receipt_names_topics_stats(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Room for messages without receipts: who gets it when, on both faces."""
+"""The limit of pending messages: the order of waiting sends, in both clients."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ LARGE = bytes(800)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for face in (asynchronous, sync):
-        monkeypatch.setattr(face, "PENDING_BYTES_MAX", 1000)
+    for module in (asynchronous, sync):
+        monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1000)
 
 
 def sizes(cluster: Cluster) -> list[int]:
-    """Of the messages that were stored, in their order."""
+    """Return the sizes of the stored messages, in order."""
     entries = cluster.topic(TOPIC).entries.values()
     return [len(one.payload) for entry in entries for one in decode_messages(read_entry(entry))]
 
 
 def answer_first(cluster: Cluster) -> None:
-    """The receipt of the first message, which was held back."""
+    """Release the receipt of the first message, which the broker held back."""
     session = cluster.brokers[A].sessions[0]
     (producer_id,) = session.producers
     stored = pb.MessageIdData(ledgerId=1, entryId=0)
@@ -48,7 +48,7 @@ def answer_first(cluster: Cluster) -> None:
 
 
 async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
-    """A message that holds so much room that there is some for small ones only."""
+    """Send a message after which the limit admits only small ones."""
     cluster.topic(TOPIC).hold_receipts = True
     first = asyncio.get_running_loop().create_task(producer.send(bytes(500)))
     await settle()
@@ -56,7 +56,7 @@ async def full(cluster: Cluster, producer: Producer) -> asyncio.Task[MessageId]:
     return first
 
 
-async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
+async def test_small_message_does_not_overtake_a_waiting_large_one() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
@@ -71,11 +71,11 @@ async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> No
             assert sizes(cluster) == [500]
             answer_first(cluster)
             await first
-            group.create_task(producer.send(b""))  # in the turn in which there is room again
+            group.create_task(producer.send(b""))  # in the turn in which the limit is released
         assert sizes(cluster) == [500, 800, 5, 0]
 
 
-async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
+async def test_cancelled_waiting_send_does_not_delay_others() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         sends = [await full(cluster, producer)]
@@ -91,7 +91,7 @@ async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
             send.cancel()
 
 
-async def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
+async def test_closed_producer_fails_waiting_sends() -> None:
     async with client_among(operation_timeout_seconds=1) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
@@ -110,7 +110,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_threads_get_room_in_the_order_of_their_coming() -> None:
+def test_waiting_threads_are_admitted_in_fifo_order() -> None:
     cluster = Cluster(A)
     client = sync.Client.in_environment(ClientOptions(A), world_of(cluster))
     try:
@@ -131,7 +131,7 @@ def test_threads_get_room_in_the_order_of_their_coming() -> None:
         client.shutdown()
 
 
-def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
+def test_shutdown_fails_all_waiting_threads() -> None:
     cluster = Cluster(A)
     client = sync.Client.in_environment(ClientOptions(A), world_of(cluster))
     errors: list[type[Exception]] = []

@@ -72,7 +72,7 @@ async def test_a_broker_that_reads_and_does_not_answer_keeps_its_session() -> No
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
 
 
-async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer(
+async def test_too_many_owed_receipts_make_the_producer_attach_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publisher, "EMPTIED_ENTRIES_MAX", 30)
@@ -92,7 +92,7 @@ async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer(
         assert len(broker.sessions) == 1
 
 
-async def test_a_time_out_says_what_is_known_of_the_reason() -> None:
+async def test_timeout_error_reports_the_cause() -> None:
     async with client_among(A) as (client, cluster):
         broker = cluster.brokers[A]
         producer = await client.create_producer("t", send_timeout_millis=1000)

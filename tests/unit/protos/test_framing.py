@@ -241,9 +241,7 @@ def test_sends_by_hand(
 
 
 @given(st.binary(max_size=40), st.sampled_from([6, 7, 9, 10, 11]), st.booleans())
-def test_the_short_way_to_a_hot_body_is_the_long_way(
-    noise: bytes, number: int, honest: bool
-) -> None:
+def test_hot_body_equals_the_general_parser(noise: bytes, number: int, honest: bool) -> None:
     """Whatever is taken for a hot command must mean the same to protobuf's own parser."""
     size = len(noise) if honest else 127
     command = bytes([8, number, number << 3 | 2, size]) + noise
@@ -253,7 +251,7 @@ def test_the_short_way_to_a_hot_body_is_the_long_way(
         assert short == framing._body(frame)
 
 
-def test_a_size_of_two_bytes_is_not_for_the_short_way() -> None:
+def test_size_of_two_bytes_uses_the_general_parser() -> None:
     # Taken for one byte, the size fits; protobuf reads it together with the byte that follows.
     body = b"\x08\x01\x10\x02" + b"\x7a\x7c" + bytes(124)
     whole = frame_of(bytes([8, 11, 11 << 3 | 2, len(body)]) + body)

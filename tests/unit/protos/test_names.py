@@ -96,7 +96,7 @@ def test_short_and_full_names(text: str, full: str) -> None:
         ("\ud800", "UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, reason: str) -> None:
+def test_invalid_name_is_refused_with_its_reason(text: str, reason: str) -> None:
     with pytest.raises(InvalidTopicName, match=re.escape(reason)) as caught:
         TopicName.parse(text)
     assert caught.value.name == text

@@ -1,4 +1,4 @@
-"""What a user gives to `send`, and the room for it."""
+"""The arguments of `send` as a message, and the limit of pending messages."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_limits_count_bytes_and_not_characters() -> None:
         {"deliver_after": 3},
     ],
 )
-def test_what_cannot_be_sent(given: dict[str, Any]) -> None:
+def test_invalid_messages_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         make(**given)
 
 
-def test_replication_is_not_there_yet() -> None:
+def test_replication_is_refused() -> None:
     with pytest.raises(NotAllowedError):
         make(replication_clusters=["b"])
     with pytest.raises(NotAllowedError):
@@ -101,7 +101,7 @@ def test_size_counts_all_parts() -> None:
 
 
 @given(st.lists(st.integers(0, 60), max_size=50), st.data())
-def test_room_against_a_list(sizes: list[int], data: st.DataObject) -> None:
+def test_pending_limit_against_a_list(sizes: list[int], data: st.DataObject) -> None:
     limit = PendingLimit(5, 100, topic="t")
     inside: list[int] = []
     for size in sizes:

@@ -11,7 +11,7 @@ the two magic numbers can be the start of a metadata size: the metadata would ha
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -99,6 +99,28 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
     return _plain_view(data, head) or _view(data, head)
 
 
+def checksum_in(data: bytes) -> int:
+    """The CRC32C that an entry states of itself; NO_CHECKSUM: its producer left it out."""
+    if len(data) < _PREFIX.size:
+        return NO_CHECKSUM
+    magic, checksum = _PREFIX.unpack_from(data)
+    return checksum if magic == _MAGIC_CHECKSUM else NO_CHECKSUM
+
+
+def checksums_of(entries: Iterable[bytes]) -> list[int]:
+    """The CRC32C of what follows the place of the checksum in each of these entries."""
+    at = _PREFIX.size
+    return [_crc32c(entry[at:]) for entry in entries]
+
+
+def payload_bytes_of(data: bytes) -> int:
+    """Size of the payload behind metadata of the stated size; 0 where that cannot be."""
+    if len(data) < _HEAD.size:
+        return 0
+    magic, _, size = _unpack_head(data)
+    return max(len(data) - _HEAD.size - size, 0) if magic == _MAGIC_CHECKSUM else 0
+
+
 # Broker entry metadata
 
 
@@ -116,19 +138,19 @@ def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
     return _PREFIX.pack(_MAGIC_BROKER_METADATA, len(metadata)) + metadata
 
 
-def broker_metadata_prefixes(
-    *, broker_timestamp_ms: int, first_index: int, count: int
-) -> list[bytes]:
-    """Return the prefixes of `count` entries of one message each. Common parts are encoded once."""
+def broker_metadata_prefixes(*, broker_timestamp_ms: int, indexes: Iterable[int]) -> list[bytes]:
+    """Return the prefixes of entries with these indexes. Common parts are encoded once."""
     timestamp = _timestamp_field(broker_timestamp_ms)
     prefixes: list[bytes] = []
     head = high = b""
-    for index in range(first_index, first_index + count):
-        low = index & 0x7F
-        if low == 0 or not prefixes:  # the higher bits change only when the lowest seven are 0
-            high = varint(index >> 7) if index > 0x7F else b""
+    known = -1  # the bits above the lowest seven of the index for which `head` and `high` are valid
+    for index in indexes:
+        if index >> 7 != known:
+            known = index >> 7
+            high = varint(known) if known else b""
             size = len(timestamp) + 2 + len(high)
             head = _PREFIX.pack(_MAGIC_BROKER_METADATA, size) + timestamp + b"\x10"
+        low = index & 0x7F
         prefixes.append(head + _MORE[low] + high if high else head + _ONE_BYTE[low])
     return prefixes
 
@@ -239,7 +261,10 @@ CHECKED_HEAD_BYTES: Final = _HEAD.size
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
 _COMPRESSIONS = tuple(Compression)
-PLAIN_METADATA_BYTES_MAX: Final = 150  # a name of 127 bytes, two numbers, and the tags
+# A name of 127 bytes, two numbers, the size before compression, a schema version, and their tags.
+PLAIN_METADATA_BYTES_MAX: Final = 180
+NO_CHECKSUM: Final = -1
+_PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends none or eight
 _COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
 
 _Head = tuple[int, int, int]
@@ -327,9 +352,10 @@ def _view(data: bytes | memoryview, head: _Head) -> EntryView:
 
 
 def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
-    """Parse metadata that holds only producer name, sequence id and publish time, without protobuf.
+    """Parse metadata that holds only the fields which clients write into every message.
 
-    This takes a third of the time. None: the metadata has more fields or is malformed.
+    It works without protobuf and takes a third of the time; see `plain_rest` for the fields. None:
+    the metadata has other fields or is malformed.
     """
     magic, _, size = head
     end = _HEAD.size + size
@@ -353,9 +379,10 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
             shift += 7
     except IndexError:
         return None
-    publish_time_ms = plain_time(metadata[at + 1 :])
-    if publish_time_ms is None or shift > 63:
+    rest = plain_rest(metadata[at + 1 :])
+    if rest is None or shift > 63:
         return None
+    publish_time_ms, uncompressed_size = rest
     return EntryView(
         data,
         len(data) - end,
@@ -373,7 +400,7 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
         None,
         None,
         Compression.NONE,
-        0,
+        uncompressed_size,
         None,
         False,
     )
@@ -390,15 +417,36 @@ def plain_name(field: bytes) -> str | None:
         return None
 
 
-@lru_cache(maxsize=64)  # producers' clocks differ a little
-def plain_time(field: bytes) -> int | None:
-    """Parse the field of the publish time, below 2^63. None: another field, or more than one."""
+@lru_cache(maxsize=256)  # clocks and sizes of producers differ a little; at most 40 bytes each
+def plain_rest(fields: bytes) -> tuple[int, int] | None:
+    """Parse the publish time and the uncompressed size (0: absent) at the end of plain metadata.
+
+    The publish time comes first and is below 2^63. Apache's Java client then adds the uncompressed
+    size, even to an uncompressed message, and the version of its schema. None: other fields, or
+    another order.
+    """
+    time_ms, at = _plain_number(fields, 0x18, 0, 9)
+    size = 0
+    if at < len(fields) and fields[at] == 0x48:
+        size, at = _plain_number(fields, 0x48, at, 5)
+    if fields[at : at + 2] == b"\x82\x01" and len(fields) > at + 2:
+        schema_bytes = fields[at + 2]
+        at += 3 + schema_bytes if schema_bytes <= _PLAIN_SCHEMA_BYTES_MAX else 0
+    return (time_ms, size) if at == len(fields) and size < 1 << 32 else None
+
+
+def _plain_number(fields: bytes, tag: int, at: int, bytes_max: int) -> tuple[int, int]:
+    """Parse a varint field of at most `bytes_max` bytes. Returns its number and the next offset.
+
+    If the field is another one, the offset is beyond the end.
+    """
     number = 0
-    for place, byte in enumerate(field[1:10]):
-        number |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return number if field[0] == 0x18 and len(field) == place + 2 else None
-    return None
+    if fields[at : at + 1] == bytes([tag]):
+        for place, byte in enumerate(fields[at + 1 : at + 1 + bytes_max]):
+            number |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                return number, at + 2 + place
+    return 0, len(fields) + 1
 
 
 @lru_cache(maxsize=8)  # a broker appends many entries within one millisecond

@@ -18,7 +18,7 @@ RECEIVE_TIMEOUT_MS: Final = 30_000
 
 
 def publish_one_at_a_time(url: str, topic: str, shape: Shape) -> Figure:
-    """Send each message after the receipt of the one before."""
+    """Send each message after the receipt of the preceding one."""
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     producer = client.create_producer(topic, batching_enabled=False)
     content = bytes(shape.bytes)

@@ -1,4 +1,4 @@
-"""What is measured, and how it is printed: entries, megabytes, latencies, and ratios of them."""
+"""The measured figures and how they are printed: rates, megabytes per second, latencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A load: messages of `bytes` each, `count` of them, at most `window` not acknowledged."""
+    """A load: `count` messages of `bytes` bytes each, at most `window` of them unacknowledged."""
 
     bytes: int
     count: int
@@ -24,7 +24,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What came of a load."""
+    """The result of a load."""
 
     shape: Shape
     per_s: float  # messages
@@ -34,7 +34,7 @@ class Figure:
 
     @classmethod
     def of(cls, shape: Shape, seconds: float, latencies_s: Sequence[float]) -> Self:
-        """`latencies_s` may be empty: then they were not measured."""
+        """Compute the figure of a load. An empty `latencies_s` means that none were measured."""
         ordered = sorted(latencies_s) or [0.0]
         p50, p99, p999 = (ordered[int(len(ordered) * share)] * 1e3 for share in (0.5, 0.99, 0.999))
         return cls(shape, shape.count / seconds, p50, p99, p999)
@@ -49,7 +49,7 @@ class Figure:
 
 
 def median(figures: Sequence[Figure]) -> Figure:
-    """The medians of several runs of one shape."""
+    """Return the medians of several runs of one shape."""
     return Figure(
         figures[0].shape,
         statistics.median(figure.per_s for figure in figures),

@@ -1,10 +1,10 @@
-"""Ledgers without a broker's edge: a writer's process, bookies, a ZooKeeper (python -m
+"""Measures ledgers without a broker: a writer's process, bookies, a ZooKeeper (python -m
 benchmarks.ledgers).
 
-Appends stand beside two programs that do next to nothing (reference.py): the one with a broker
-between, which the targets mean, and the one whose client writes to the bookies itself, which has
-the shape that a ledger's writer has. CPU is that of one writer and of one bookie, per entry: it
-says more than the rates do when the machine has other things to do.
+Appends are compared with two minimal programs (reference.py). The targets refer to the first, whose
+client sends to a broker. The client of the second writes to the bookies directly, as the writer of
+a ledger does. CPU is given per entry for one writer and for one bookie. On a busy machine, CPU is
+more reliable than the rates.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ SHAPES = (
     Shape(1024, 2_000, 1),
     Shape(65_536, 3_000, 16),
     Shape(262_144, 800, 8),
-    # So many that both fill memtables of 64 MiB several times over: at 60,000 the reference ended
-    # just before its first flush, and a ledger's envelopes just after theirs. At the end, as they
-    # leave something to compact.
+    # Enough entries to fill memtables of 64 MiB several times in both programs. With 60,000, the
+    # reference ended just before its first flush, and Magnetar just after. This shape is the last
+    # because it leaves files to compact.
     Shape(1024, 240_000, 1_000),
 )
 WANTED = ("p50 <= 0.9", ">= 0.9", "", ">= 1.0")
 REFERENCE_PORT = 31_850
 READ_ENTRIES = {65_536: 4_096, 1024: 100_000}  # 268 MB and 102 MB
-CACHED_BYTES = 40_000_000  # what a bookie keeps of entries that were read, with some room to spare
-READ_BYTES_MAX = 8 << 20  # of one read: what a bookie gives to one request
+CACHED_BYTES = 40_000_000  # somewhat less than a bookie's read cache
+READ_BYTES_MAX = 8 << 20  # of one read: a bookie's limit for one request
 RECOVERED_ENTRIES = 50_000
 SLOW_ADD_S = 10.0
 SLOW_S = 25.0
@@ -66,7 +66,7 @@ SLOW_ENTRY_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a process needs to know of a cluster."""
+    """What a measuring process needs of a cluster."""
 
     metadata_url: str
     bookie_pids: tuple[int, ...]
@@ -82,22 +82,22 @@ class Cluster:
 
 
 def config_on(bookies: int) -> LedgerConfig:
-    """3/3/2 on three, 1/1/1 on one."""
+    """Return the quorum 3/3/2 for three bookies, 1/1/1 for one."""
     return LedgerConfig(ensemble_size=bookies, write_quorum=bookies, ack_quorum=bookies // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A load, and the CPU that one entry of it took."""
+    """The result of a load, and the CPU per entry."""
 
     figure: Figure
     writer_us: float
-    bookie_us: float  # of each bookie
+    bookie_us: float  # mean over the bookies
 
 
 @asynccontextmanager
 async def ledgers_of(cluster: Cluster) -> AsyncIterator[Ledgers]:
-    """This process's ledgers, while inside."""
+    """Open a ledger client of the cluster for the block."""
     store = await ZooKeeperStore.connect_url(cluster.metadata_url)
     chance = random.SystemRandom()
     directory = BookieRegistry(store)
@@ -125,7 +125,7 @@ async def ledgers_of(cluster: Cluster) -> AsyncIterator[Ledgers]:
 
 
 async def fill(appender: LedgerAppender, shape: Shape) -> Figure:
-    """Append, `shape.window` entries in flight, until all are confirmed."""
+    """Append with `shape.window` entries in flight until all are confirmed."""
     body = os.urandom(shape.bytes)
     appended_s: list[float] = []
     latencies: list[float] = []
@@ -142,8 +142,8 @@ async def fill(appender: LedgerAppender, shape: Shape) -> Figure:
     while appender.confirmed < shape.count - 1:
         assert appender.failure is None, appender.failure
         moved.clear()
-        room = shape.window - (appender.appended - appender.confirmed)
-        following = min(room, shape.count - 1 - appender.appended)
+        free = shape.window - (appender.appended - appender.confirmed)
+        following = min(free, shape.count - 1 - appender.appended)
         if following:
             appended_s += [time.perf_counter()] * following
             appender.append_nowait([[body]] * following)
@@ -152,7 +152,7 @@ async def fill(appender: LedgerAppender, shape: Shape) -> Figure:
 
 
 def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
-    """Each shape into a ledger of its own, by one process."""
+    """Append each shape to a new ledger, in one process."""
 
     async def one(ledgers: Ledgers, shape: Shape) -> Appended:
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
@@ -173,8 +173,11 @@ def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
 
 
 async def compare_appends(folder: Path, bookies: int, rounds: int) -> None:
-    """Ours and both references in turns, each on new disks. On disks that were filled before, small
-    entries are compacted meanwhile, which takes a sixth of the rate; the references begin empty."""
+    """Compare Magnetar with both references in turns, each with empty stores.
+
+    In a store that was filled before, compaction takes a sixth of the rate of small entries. The
+    references begin with empty stores.
+    """
     quorum = config_on(bookies).quorum
     print(f"\nLedgers, E/Qw/Qa {quorum}, synced before acknowledged, medians of {rounds} runs")
     ours: list[list[Appended]] = []
@@ -208,7 +211,7 @@ async def compare_appends(folder: Path, bookies: int, rounds: int) -> None:
             f"  p50 {mine.p50_ms:.2f} p99 {mine.p99_ms:.2f} p99.9 {mine.p999_ms:.2f} ms"
             f"  CPU {writer_us:.0f} + {bookie_us:.0f} us\n"
             f"{'':>24}{_ratios(mine, by_broker, direct_ones)}"
-            + (f"  (want {wanted} of the first)" if wanted else ""),
+            + (f"  (target: {wanted} of the first)" if wanted else ""),
             flush=True,
         )
 
@@ -226,7 +229,7 @@ def _ratios(mine: Figure, by_broker: Figure, direct: Figure) -> str:
 
 
 def write_ledger(cluster: Cluster, shape: Shape, *, close: bool) -> LedgerId:
-    """A ledger of such entries; left open, as if its writer had died, unless `close`."""
+    """Write a ledger of such entries. Without `close`, leave it open as after a writer's crash."""
 
     async def main() -> LedgerId:
         async with ledgers_of(cluster) as ledgers:
@@ -244,8 +247,8 @@ def write_ledger(cluster: Cluster, shape: Shape, *, close: bool) -> LedgerId:
 def read_ledger(
     cluster: Cluster, ledger: LedgerId, count: int, *, passes: int, readers: int
 ) -> list[float]:
-    """MB/s of each pass over the first `count` entries, by `readers` side by side, each of its own
-    part."""
+    """Return the MB/s of each pass over the first `count` entries. Each of `readers` parallel
+    readers reads one part."""
 
     async def read(reader: LedgerReader, first: int, last: int) -> int:
         read_bytes = 0
@@ -271,15 +274,18 @@ def read_ledger(
             metadata = await ledgers.metadata(ledger)
             assert metadata is not None
             reader = ledgers.reader(metadata)
-            await reader.read(0, 0, bytes_max=1)  # connects
+            await reader.read(0, 0, bytes_max=1)  # opens the connection
             return [await one(ledgers, reader) for _ in range(passes)]
 
     return run(main())
 
 
 async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
-    """From one bookie. Cold: it was restarted, and its files are not in memory; warm: they are, and
-    more than its read cache holds; cached: what that holds, read again."""
+    """Measure reads from one bookie.
+
+    Cold: the bookie was restarted and its files are not in memory. Warm: the files are in memory
+    and exceed the bookie's read cache. Cached: the entries are in the read cache.
+    """
     wall = await asyncio.to_thread(alone, limits.frame_rates, [256 << 10])
     print(
         f"\nRange reads from one bookie, {READ_BYTES_MAX >> 20} MiB each, medians of {rounds};"
@@ -290,7 +296,7 @@ async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
         ledger = await asyncio.to_thread(alone, write_ledger, known, shape, close=True)
 
         async def passes(first: int, count: int, readers: int, *, of: LedgerId = ledger) -> float:
-            """The median of those from the `first` on."""
+            """Return the median of the passes from number `first` on."""
             rates = await asyncio.to_thread(
                 alone,
                 read_ledger,
@@ -312,19 +318,19 @@ async def compare_reads(cluster: LocalCluster, rounds: int) -> None:
             f"{entry_bytes >> 10:>4} KB entries: cold {statistics.median(cold):,.0f} MB/s, warm"
             f" {await passes(1, count, 1):,.0f} MB/s, two readers {await passes(1, count, 2):,.0f}"
             f" MB/s, cached {await passes(1, CACHED_BYTES // entry_bytes, 1):,.0f} MB/s"
-            " (want >= 500)",
+            " (target: >= 500)",
             flush=True,
         )
 
 
 async def forget(cluster: LocalCluster) -> None:
-    """Restart the first bookie with none of its files in the kernel's cache."""
+    """Restart the first bookie and drop its files from the kernel's cache."""
     process = cluster.of_role("bookie")[0]
     await asyncio.to_thread(process.stop)
     for file in process.directory.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
-                os.fsync(opened.fileno())  # only clean pages are let go
+                os.fsync(opened.fileno())  # the kernel drops only clean pages
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     await cluster.restart("bookie", process.id)
 
@@ -333,7 +339,7 @@ async def forget(cluster: LocalCluster) -> None:
 
 
 def recover(cluster: Cluster, ledger: LedgerId) -> float:
-    """Seconds from the call to the closed ledger, by a process that never saw it before."""
+    """Return the seconds to recover a ledger in a process that has no state of it."""
 
     async def main() -> float:
         async with ledgers_of(cluster) as ledgers:
@@ -353,14 +359,14 @@ async def report_recovery(cluster: LocalCluster, rounds: int) -> None:
         ledger = await asyncio.to_thread(alone, write_ledger, known, shape, close=False)
         seconds.append(await asyncio.to_thread(alone, recover, known, ledger))
     print(
-        f"\nRecovery of a ledger of {RECOVERED_ENTRIES:,} entries of 1 KB whose writer is gone:"
+        f"\nRecovery of a ledger of {RECOVERED_ENTRIES:,} entries of 1 KB after its writer's crash:"
         f" {statistics.median(seconds) * 1e3:.0f} ms",
         flush=True,
     )
 
 
 async def report_restart(cluster: LocalCluster, stored_mb: int) -> None:
-    """Of a bookie that was killed with so much stored."""
+    """Measure the restart of a bookie that was killed with `stored_mb` stored."""
     shape = Shape(65_536, stored_mb * 1_000_000 // 65_536, 64)
     await asyncio.to_thread(alone, write_ledger, Cluster.of(cluster), shape, close=True)
     process = cluster.of_role("bookie")[0]
@@ -370,14 +376,17 @@ async def report_restart(cluster: LocalCluster, stored_mb: int) -> None:
     began_s = time.perf_counter()
     await cluster.restart("bookie", process.id)
     print(
-        f"\nRestart after kill -9 of a bookie with {stored_mb / 1000:g} GB stored, {log_mb:.0f} MB"
-        f" of them in its log: {time.perf_counter() - began_s:.2f} s until it serves",
+        f"\nRestart of a bookie after kill -9 with {stored_mb / 1000:g} GB stored, of which"
+        f" {log_mb:.0f} MB in its log: {time.perf_counter() - began_s:.2f} s until it serves",
         flush=True,
     )
 
 
 def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
-    """Append as fast as `wait_room` lets one. Peak megabytes before and after, and MB/s."""
+    """Append as fast as back-pressure allows.
+
+    Returns the peak megabytes of memory before and after, and the MB/s.
+    """
 
     async def main() -> tuple[float, float, float]:
         async with ledgers_of(cluster) as ledgers:
@@ -396,7 +405,7 @@ def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
 
 
 async def report_memory(cluster: LocalCluster) -> None:
-    """One bookie of three takes 10 s for each sync, and so for each add."""
+    """Measure a writer's memory while one of three bookies needs 10 s for each sync and add."""
     process = cluster.of_role("bookie")[-1]
     known = Cluster.of(cluster)
     await asyncio.to_thread(process.stop)
@@ -405,9 +414,9 @@ async def report_memory(cluster: LocalCluster) -> None:
     await cluster.restart("bookie", process.id)
     limit_mb = known.config.retained_bytes_max / 1e6
     print(
-        f"\nA writer for {SLOW_S:g} s while one bookie takes {SLOW_ADD_S:g} s per add:"
+        f"\nA writer for {SLOW_S:g} s while one bookie needs {SLOW_ADD_S:g} s per add:"
         f" {rate:.0f} MB/s, {after_mb - before_mb:.0f} MB more resident than before"
-        f" (it may keep {limit_mb:.0f} MB in all)",
+        f" (limit of retained entries: {limit_mb:.0f} MB)",
         flush=True,
     )
 
@@ -432,7 +441,9 @@ async def report(*, rounds: int, stored_mb: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stored-mb", type=int, default=2000, help="by the bookie that restarts")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each measurement")
+    parser.add_argument(
+        "--stored-mb", type=int, default=2000, help="MB stored by the bookie that restarts"
+    )
     options = parser.parse_args()
     asyncio.run(report(rounds=options.rounds, stored_mb=options.stored_mb))

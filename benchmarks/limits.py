@@ -1,6 +1,6 @@
-"""The walls of this machine: synced writes of RocksDB, and frames over one gRPC stream.
+"""Measures the limits of the machine: synced writes of RocksDB, frames over one gRPC stream.
 
-No design on these two libraries is faster than what is printed here (python -m benchmarks.limits).
+No design with these two libraries can be faster (python -m benchmarks.limits).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP_BYTES = 256 << 10
 
 
 def synced_writes(entry_bytes: int, group: int) -> tuple[float, float]:
-    """Syncs/s and MB/s when each batch of `group` entries is synced before the next is written."""
+    """Return syncs/s and MB/s if each batch of `group` entries is synced before the next write."""
     folder = tempfile.mkdtemp(prefix="magnetar-limits-")
     try:
         options = Options(raw_mode=True)
@@ -47,7 +47,7 @@ def synced_writes(entry_bytes: int, group: int) -> tuple[float, float]:
 
 
 def drain(port: int) -> None:
-    """A process that takes frames and answers the last one of each measurement, an empty one."""
+    """Receive frames, and answer the empty frame that ends each measurement."""
 
     async def stream(_: Any, context: Any) -> None:
         while (frame := await context.read()) is not aio.EOF:
@@ -58,7 +58,7 @@ def drain(port: int) -> None:
 
 
 async def frames(port: int, frame_bytes: int) -> tuple[float, float]:
-    """Frames/s and MB/s over one stream to another process."""
+    """Return frames/s and MB/s over one stream to another process."""
     async with aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
         call: Any = channel.stream_stream("/Drain/S")(wait_for_ready=True)
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -76,7 +76,7 @@ async def frames(port: int, frame_bytes: int) -> tuple[float, float]:
 
 
 def frame_rates(sizes: list[int]) -> dict[int, tuple[float, float]]:
-    """`frames` of each size."""
+    """Return `frames` for each size."""
 
     async def main() -> dict[int, tuple[float, float]]:
         return {size: await frames(PORT, size) for size in sizes}
@@ -91,10 +91,10 @@ def frame_rates(sizes: list[int]) -> dict[int, tuple[float, float]]:
 
 
 def report() -> None:
-    print("\nWalls of this machine, of one process each")
+    print("\nLimits of this machine, for one process each")
     for entry_bytes, group in [(1024, 1), (1024, GROUP_BYTES // 1024), (65_536, 4)]:
         per_s, mb_per_s = synced_writes(entry_bytes, group)
-        name = f"RocksDB, {group} x {entry_bytes} B a sync"
+        name = f"RocksDB, {group} x {entry_bytes} B per sync"
         print(f"{name:<34} {per_s:>9,.0f} syncs/s {mb_per_s:>8.1f} MB/s", flush=True)
     for frame_bytes, (per_s, mb_per_s) in frame_rates([1024, 65_536, 262_144]).items():
         name = f"gRPC, frames of {frame_bytes} B"

@@ -1,4 +1,4 @@
-"""Loads on a running Magnetar through its own client: publishing, tailing, reading a backlog."""
+"""Loads on a running Magnetar server through its client: publish, tail, read a backlog."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def publish(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
-    """`shape.window` messages in flight through `send_async`, until all are acknowledged."""
+    """Publish by `send_async` with `shape.window` messages in flight until all are stored."""
     body = os.urandom(shape.bytes)
     latencies: list[float] = []
     with magnetar.Client(url) as client:
@@ -26,7 +26,7 @@ def publish(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
             max_pending_messages=shape.window,
             block_if_queue_full=True,
         )
-        producer.send(body)  # the topic is open, its ledger is there
+        producer.send(body)  # opens the topic and creates its ledger
         began_s = time.perf_counter()
         for _ in range(shape.count):
             producer.send_async(body, _refuse_failure)
@@ -35,7 +35,10 @@ def publish(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
 
 
 def publish_one_at_a_time(url: str, topic: str, shape: Shape) -> Figure:
-    """Each message waits for the receipt of the one before; asyncio, so that no thread is woken."""
+    """Publish each message after the receipt of the preceding one.
+
+    It uses the asyncio client, so that the figures do not include the wake-up of a thread.
+    """
 
     async def main() -> Figure:
         body = os.urandom(shape.bytes)
@@ -54,7 +57,7 @@ def publish_one_at_a_time(url: str, topic: str, shape: Shape) -> Figure:
 
 
 def read_backlog(url: str, topic: str, shape: Shape) -> Figure:
-    """Everything that `publish` left in the topic, through a reader from the earliest message."""
+    """Read all messages that `publish` left in the topic, by a reader from the earliest one."""
 
     async def main() -> Figure:
         async with magnetar.asyncio.Client(url) as client:
@@ -69,7 +72,7 @@ def read_backlog(url: str, topic: str, shape: Shape) -> Figure:
 
 
 def tail(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
-    """Consumed and acknowledged by a Shared subscription while it is being published."""
+    """Publish while a consumer of a Shared subscription receives and acknowledges the messages."""
 
     async def main() -> Figure:
         body = os.urandom(shape.bytes)
@@ -91,17 +94,17 @@ def tail(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
 
 
 async def _publish_all(producer: magnetar.asyncio.Producer, body: bytes, shape: Shape) -> None:
-    room = asyncio.Semaphore(shape.window)
+    window = asyncio.Semaphore(shape.window)
 
     def done(result: magnetar.Result, message_id: MessageId | None) -> None:
         _refuse_failure(result, message_id)
-        room.release()
+        window.release()
 
     for _ in range(shape.count):
-        await room.acquire()
+        await window.acquire()
         producer.send_async(body, done)
     await producer.flush()
 
 
 def _refuse_failure(result: magnetar.Result, message_id: MessageId | None) -> None:
-    assert message_id is not None, f"a message was not published: {result}"
+    assert message_id is not None, f"a send failed: {result}"

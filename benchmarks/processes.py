@@ -1,4 +1,4 @@
-"""Measurements in processes of their own, and what processes take."""
+"""Runs measurements in separate processes, and reads the CPU and memory of processes."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ T = TypeVar("T")
 
 
 def alone(measure: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """In a process of its own, so that no client inherits the threads and garbage of another."""
+    """Run `measure` in a new process, so that it does not inherit threads and garbage."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(measure, *args, **kwargs).result()
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """On such a loop, and with such a garbage collector, as servers have."""
+    """Run `main` with the event loop and the garbage collector settings of the servers."""
     settle_gc()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 
 def cpu_s(pid: int) -> float:
-    """Of all its threads, in user and kernel mode, in steps of 10 ms."""
+    """Return the CPU seconds of all threads of a process, in user and kernel mode, in steps of
+    10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def resident_mb(pid: int) -> float:
+    """Return the resident memory of a process in megabytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -47,5 +49,5 @@ def resident_mb(pid: int) -> float:
 
 
 def own_peak_mb() -> float:
-    """The most that this process ever had resident."""
+    """Return the peak of this process's resident memory in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6

@@ -1,13 +1,13 @@
-"""The shape of the data path with nothing on it: what everything else is compared with.
+"""The reference: a minimal data path without features, with which Magnetar is compared.
 
     client ─► broker ─► bookies ─► RocksDB, synced ─► back          (python -m benchmarks.reference)
     client ─► bookies ─► RocksDB, synced ─► back           (the same with --direct: one hop less)
 
-Raw frames over gRPC, coalesced at every hop, encoded once for all bookies, one sync per group.
-There is no checksum, no metadata, no fencing, no recovery and no shutdown manner: what remains is
-what gRPC, RocksDB and Python's loop cost whatever one builds on them. Machines differ, and one
-machine differs from day to day, so Magnetar's figures are stated as ratios to this program in the
-same run.
+Each process sends raw frames over gRPC, gathers pending bytes into one frame, and syncs once per
+group. The broker encodes an entry once for all bookies. The program has no checksums, metadata,
+fencing, recovery or orderly shutdown. Its cost is the cost of gRPC, RocksDB and Python's event
+loop. Machines differ, and one machine differs from day to day. So Magnetar's figures are ratios to
+this program in the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Outbox:
-    """Everything pending goes out as one frame; what gathers meanwhile is the next one."""
+    """Sends all pending parts as one frame; parts that arrive during the write form the next."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
         self._write = write
@@ -73,7 +73,7 @@ class Outbox:
 
 
 def adds(frame: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The (ledger, entry, body) of which a frame is the concatenation."""
+    """Yield (ledger, entry, body) of each add in a frame."""
     at = 0
     while at < len(frame):
         ledger, entry, _, size = HEADER.unpack_from(frame, at)
@@ -97,7 +97,7 @@ def connect(port: int, name: str) -> Any:
 
 
 def bookie(port: int, folder: str) -> None:
-    """One process: stores what comes, syncs once for all that gathered, then acknowledges."""
+    """Run a bookie: store the entries that have gathered, sync once, then acknowledge them."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_enable_blob_files(True)
@@ -149,7 +149,7 @@ def write_group(store: Rdict, group: list[tuple[bytes, bytes, Outbox]]) -> None:
 
 
 def broker(port: int, bookies: list[int], ack_quorum: int) -> None:
-    """One process: sends each entry to every bookie, acknowledges it when enough have it."""
+    """Run a broker: send each entry to every bookie; acknowledge it after `ack_quorum` answers."""
 
     async def main() -> None:
         outboxes: list[Outbox] = []
@@ -192,9 +192,9 @@ def broker(port: int, bookies: list[int], ack_quorum: int) -> None:
 
 
 async def publish(port: int, shape: Shape) -> Figure:
-    """One client: `shape.window` entries in flight until all are acknowledged."""
+    """Publish with `shape.window` entries in flight until all are acknowledged."""
     call = connect(port, "Broker")
-    outbox, room = Outbox(call.write), asyncio.Semaphore(shape.window)
+    outbox, window = Outbox(call.write), asyncio.Semaphore(shape.window)
     body = os.urandom(shape.bytes)
     sent: dict[int, float] = {}
     latencies: list[float] = []
@@ -205,14 +205,14 @@ async def publish(port: int, shape: Shape) -> Figure:
             now_s = time.perf_counter()
             for sequence, _ in ACK.iter_unpack(frame):
                 latencies.append(now_s - sent.pop(sequence))
-                room.release()
+                window.release()
 
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(outbox.run())
         receiving = group.create_task(receipts())
         began_s = time.perf_counter()
         for sequence in range(shape.count):
-            await room.acquire()
+            await window.acquire()
             sent[sequence] = time.perf_counter()
             outbox.put(HEADER.pack(1, sequence, 0, shape.bytes), body)
         await receiving
@@ -223,9 +223,9 @@ async def publish(port: int, shape: Shape) -> Figure:
 
 
 async def publish_direct(ports: list[int], shape: Shape, ack_quorum: int) -> Figure:
-    """As `publish`, by a client that sends to each bookie itself, as a ledger's writer does."""
+    """Publish as `publish`, but send to each bookie directly, as the writer of a ledger does."""
     calls = [connect(port, "Bookie") for port in ports]
-    outboxes, room = [Outbox(call.write) for call in calls], asyncio.Semaphore(shape.window)
+    outboxes, window = [Outbox(call.write) for call in calls], asyncio.Semaphore(shape.window)
     body = os.urandom(shape.bytes)
     sent: dict[int, list[Any]] = {}
     latencies: list[float] = []
@@ -241,7 +241,7 @@ async def publish_direct(ports: list[int], shape: Shape, ack_quorum: int) -> Fig
                 state[0] += 1
                 if state[0] == ack_quorum:
                     latencies.append(now_s - state[1])
-                    room.release()
+                    window.release()
                 if state[0] == len(calls):
                     del sent[entry]
 
@@ -250,13 +250,13 @@ async def publish_direct(ports: list[int], shape: Shape, ack_quorum: int) -> Fig
         receiving = [group.create_task(receive_acks(call)) for call in calls]
         began_s = time.perf_counter()
         for entry in range(shape.count):
-            await room.acquire()
+            await window.acquire()
             sent[entry] = [0, time.perf_counter()]
             header = HEADER.pack(1, entry, entry, shape.bytes)
             for outbox in outboxes:
                 outbox.put(header, body)
         for _ in range(shape.window):
-            await room.acquire()
+            await window.acquire()
         seconds = time.perf_counter() - began_s
         for task in receiving:
             await task
@@ -271,7 +271,7 @@ async def publish_direct(ports: list[int], shape: Shape, ack_quorum: int) -> Fig
 def running(
     folder: str, *, bookies: int, ack_quorum: int, first_port: int, direct: bool = False
 ) -> Iterator[list[int]]:
-    """The processes; yields the broker's port, or with `direct`, and no broker, the bookies'."""
+    """Run the processes. Yields the broker's port; with `direct`, the bookies' ports."""
     context = multiprocessing.get_context("spawn")
     ports = [first_port + 1 + number for number in range(bookies)]
     processes = [context.Process(target=bookie, args=(p, f"{folder}/{p}")) for p in ports]
@@ -291,7 +291,7 @@ def running(
 def measure(
     shapes: list[Shape], *, bookies: int, ack_quorum: int, port: int, direct: bool = False
 ) -> list[Figure]:
-    """Start the reference, publish each shape, stop it."""
+    """Start the reference, publish each shape, and stop the reference."""
     folder = tempfile.mkdtemp(prefix="magnetar-reference-")
     try:
         with running(
@@ -305,7 +305,7 @@ def measure(
 
             async def main() -> list[Figure]:
                 async with asyncio.timeout(START_TIMEOUT_S):
-                    await load(Shape(1024, 200, 64))  # connects, warms up
+                    await load(Shape(1024, 200, 64))  # connects and warms up
                 return [await load(shape) for shape in shapes]
 
             return asyncio.run(main())
@@ -315,10 +315,10 @@ def measure(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bookies", type=int, default=3)
-    parser.add_argument("--ack-quorum", type=int, default=2)
-    parser.add_argument("--port", type=int, default=31800)
-    parser.add_argument("--direct", action="store_true", help="no broker between")
+    parser.add_argument("--bookies", type=int, default=3, help="number of bookies")
+    parser.add_argument("--ack-quorum", type=int, default=2, help="answers before a receipt")
+    parser.add_argument("--port", type=int, default=31800, help="first port of the processes")
+    parser.add_argument("--direct", action="store_true", help="write to the bookies directly")
     options = parser.parse_args()
     for figure in measure(
         [Shape(1024, 1_500, 1), Shape(1024, 40_000, 1_000), Shape(65_536, 2_000, 16)],

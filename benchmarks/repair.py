@@ -1,11 +1,11 @@
-"""How fast lost copies come back while writes go on (python -m benchmarks.repair).
+"""Measures the repair of lost copies, with and without writes (python -m benchmarks.repair).
 
-Four bookies; ledgers of 3/3/2 in 64 KB entries; one bookie is killed, and what was on it is copied
-by one replicator without a limit. Meanwhile a writer appends at a steady rate, and its latencies
-stand beside those of the same writer when nothing is repaired. Half of the ledgers are repaired
-before, with no writer: where everything shares two cores, that is what a replicator can do. The
-reference is what this machine copies from one file to another, synced every 4 MiB: no network, no
-checksums, no second process.
+The cluster has four bookies and ledgers of 3/3/2 with 64 KB entries. The benchmark kills a bookie,
+and one replicator without a rate limit copies its entries. The replicator repairs the first half of
+the ledgers without a writer: this is its speed on two shared cores. During the second half, a
+writer appends at a steady rate. Its latencies are compared with those of the same writer without
+repair. The reference is a copy from file to file on this machine, synced every 4 MiB, without
+network, checksums or a second process.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ LEDGER_MB: Final = 32
 WRITES_PER_S: Final = 160  # 10 MB/s, which three bookies store
 BASELINE_S: Final = 5.0
 SYNC_BYTES: Final = 4 << 20
-PATIENCE_S: Final = 600.0
+REPAIR_TIMEOUT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
+    """The result of one repair."""
+
     seconds: float
     copied_bytes: int
     replicator_cpu_s: float
-    bookies_cpu_s: float  # what else they do meanwhile included
+    bookies_cpu_s: float  # includes their other work during the repair
 
     def against(self, raw_mb_per_s: float) -> str:
         megabytes = self.copied_bytes / 1e6
@@ -61,7 +63,7 @@ class Repaired:
 
 
 def store(cluster: Cluster, ledgers: int) -> list[tuple[LedgerId, tuple[Member, ...]]]:
-    """Closed ledgers, and who is in them."""
+    """Write closed ledgers. Returns each with its members."""
     shape = Shape(ENTRY_BYTES, LEDGER_MB * 1_000_000 // ENTRY_BYTES, 64)
 
     async def main() -> list[tuple[LedgerId, tuple[Member, ...]]]:
@@ -77,7 +79,7 @@ def store(cluster: Cluster, ledgers: int) -> list[tuple[LedgerId, tuple[Member, 
 
 
 def write_steadily(cluster: Cluster, until: str | None) -> Figure:
-    """At WRITES_PER_S, for BASELINE_S or until there is a file named `until`."""
+    """Write at WRITES_PER_S for BASELINE_S, or until the file `until` exists."""
 
     async def main() -> Figure:
         body = os.urandom(ENTRY_BYTES)
@@ -113,7 +115,7 @@ def _goes_on(until: str | None, began_s: float) -> bool:
 
 
 def repair(cluster: Cluster, lost: Member, ledgers: Sequence[LedgerId]) -> Repaired:
-    """Record all as under-replicated, and repair them."""
+    """Record all ledgers as under-replicated, and repair them."""
 
     async def main() -> Repaired:
         metadata = await ZooKeeperStore.connect_url(cluster.metadata_url)
@@ -138,7 +140,7 @@ def repair(cluster: Cluster, lost: Member, ledgers: Sequence[LedgerId]) -> Repai
             began_s, own_s = time.perf_counter(), time.process_time()
             before_s = sum(map(cpu_s, living))
             running = group.create_task(replicator.run())
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(REPAIR_TIMEOUT_S):
                 while replicator.counts.ledgers_repaired < len(ledgers):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             seconds = time.perf_counter() - began_s
@@ -152,7 +154,7 @@ def repair(cluster: Cluster, lost: Member, ledgers: Sequence[LedgerId]) -> Repai
 
 
 def copy_rate_mb_s(folder: Path, megabytes: int) -> float:
-    """Of a file that was just written, into another one."""
+    """Return the MB/s of a copy of a newly written file to another file."""
     source, target = folder / "source", folder / "target"
     source.write_bytes(os.urandom(1_000_000) * megabytes)
     began_s = time.perf_counter()
@@ -192,10 +194,10 @@ async def report(*, stored_mb: int) -> None:
                 disturbed = await asyncio.to_thread(alone, repair, cluster, lost, halves[1])
                 done.touch()
         print(
-            f"\nRepair by one process (>= 100 MB/s wanted); a raw copy with this machine's disk:"
-            f" {raw:.0f} MB/s\n  alone            {undisturbed.against(raw)}"
-            f"\n  beside a writer  {disturbed.against(raw)} (its adds included)"
-            f"\n  writes before    {before}\n  writes meanwhile {writing.result()}",
+            f"\nRepair by one process (target: >= 100 MB/s); raw copy on this machine's disk:"
+            f" {raw:.0f} MB/s\n  without writer   {undisturbed.against(raw)}"
+            f"\n  with a writer    {disturbed.against(raw)} (includes its adds)"
+            f"\n  writes before    {before}\n  writes during it {writing.result()}",
             flush=True,
         )
     finally:
@@ -204,5 +206,5 @@ async def report(*, stored_mb: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stored-mb", type=int, default=400)
+    parser.add_argument("--stored-mb", type=int, default=400, help="MB stored before the repair")
     asyncio.run(report(stored_mb=parser.parse_args().stored_mb))

@@ -1,4 +1,4 @@
-"""A bookie of a local cluster whose disk is slow: each sync takes so many seconds longer.
+"""Runs a bookie of a local cluster with a slow disk: each sync takes SYNC_S seconds longer.
 
 python -m benchmarks.slow_bookie CONFIG SYNC_S
 """
@@ -26,7 +26,7 @@ POLL_S = 0.05
 
 @asynccontextmanager
 async def running(config: Path, *, sync_s: float) -> AsyncIterator[None]:
-    """Run it in a process of its own with the configuration of a bookie that was stopped."""
+    """Run the slow bookie as a process, with the configuration of a stopped bookie."""
     port = tomllib.loads(config.read_text())["http_port"]
     command = [sys.executable, "-m", "benchmarks.slow_bookie", str(config), str(sync_s)]
     with config.with_suffix(".slow.log").open("ab") as log:
@@ -42,7 +42,7 @@ async def running(config: Path, *, sync_s: float) -> AsyncIterator[None]:
 
 
 def slow_down(sync_s: float) -> None:
-    """In this process, whose only purpose it is."""
+    """Delay every sync of this process, which runs only this bookie."""
     sync = RocksStorage.sync
 
     def slow(storage: RocksStorage) -> None:

@@ -1,4 +1,4 @@
-"""`magnetar standalone` as a process: how soon it serves, and what it takes when idle."""
+"""Runs `magnetar standalone` as a process and measures its start-up time and idle cost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Standalone:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     started_s: float  # from the start of the process to its first healthy answer
     pid: int
 
     def idle(self) -> tuple[float, float]:
-        """Resident megabytes, and the share of one core that it takes while nobody uses it."""
+        """Return the resident megabytes, and the share of one core, of the idle server."""
         time.sleep(SETTLE_S)
         before_s, began_s = cpu_s(self.pid), time.perf_counter()
         time.sleep(SETTLE_S)
@@ -36,7 +36,7 @@ class Standalone:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Standalone]:
-    """Start it with its data in `folder`; stopped at the end."""
+    """Run a server for the block, with its data in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     process = standalone(folder)
     try:

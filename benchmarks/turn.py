@@ -1,6 +1,7 @@
 """One turn of benchmarks.versus: every load once, on a cluster of the tree on PYTHONPATH.
 
-Run by path, so that an older tree needs no such file. Prints one line of JSON.
+The program is run by its path, so that an older tree does not need this file. It prints one line of
+JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STEADY_PER_S: Final = 1_000.0
 
 
 def apache_load(name: str, *arguments: Any) -> Any:
-    """A function of apache.py beside this file: the tree under test may not have it."""
+    """Call a function of apache.py beside this file: the tree under test may lack this module."""
     spec = importlib.util.spec_from_file_location("apache", Path(__file__).with_name("apache.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -37,7 +38,7 @@ def apache_load(name: str, *arguments: Any) -> Any:
 
 
 def loads(service_url: str, pulsar_url: str, servers: list[int]) -> dict[str, float]:
-    """name -> figure; a name that ends in "ms" is better when it is lower."""
+    """Return the figures by name. If a name ends in "ms", a lower figure is better."""
     found: dict[str, float] = {}
 
     def note(name: str, figure: Figure, *, latency: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""This tree and an older revision in turns on one machine: `make bench-versus OLD=<revision>`.
+"""Compares this tree with an older revision, in turns: `make bench-versus OLD=<revision>`.
 
-Each turn runs every load of turn.py on a fresh cluster (one ZooKeeper, three bookies at 3/3/2, one
-broker). Prints medians, the ratio new/old of each pair of turns, and the spread of these ratios: a
-difference counts only if all turns agree on its direction.
+Each turn runs every load of turn.py on a new cluster (one ZooKeeper, three bookies at 3/3/2, one
+broker). The program prints medians, the ratio new/old of each pair of turns, and the spread of
+these ratios. A difference counts only if all turns agree on its direction.
 """
 
 from __future__ import annotations

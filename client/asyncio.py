@@ -1,4 +1,4 @@
-"""The asyncio client: the one implementation, which the synchronous one (sync.py) wraps."""
+"""The asyncio client. The synchronous client (sync.py) wraps it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
-from magnetar.client.signature import taking
+from magnetar.client.signature import takes_parameters_of
 from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
@@ -42,62 +42,69 @@ __all__ = ["Client", "Consumer", "Producer", "Reader"]
 
 
 class Client:
-    """Makes producers, consumers and readers, and holds the connections that they share.
+    """A client creates producers, consumers and readers, and holds the connections that they share.
 
-    Belongs to the loop on which it is first used. Connects when something is made. The parameters
-    are those of ClientOptions.
+    The client belongs to the event loop on which it is first used. It connects when the first
+    producer, consumer or reader is created. The parameters are those of ClientOptions.
     """
 
     _failure: PulsarException | None  # None: it is open
     _parts: Parts
 
-    @taking(ClientOptions)
+    @takes_parameters_of(ClientOptions)
     def __init__(self, options: ClientOptions) -> None:
         self._set_up(options, Environment())
 
     @classmethod
-    def in_world(cls, options: ClientOptions, world: Environment) -> Self:
-        """A client with another network, clock and chance: for tests and simulations."""
+    def in_environment(cls, options: ClientOptions, environment: Environment) -> Self:
+        """Create a client with another network, clock and random source, for tests."""
         client = cls.__new__(cls)
-        client._set_up(options, world)
+        client._set_up(options, environment)
         return client
 
-    @taking(ProducerOptions)
+    @takes_parameters_of(ProducerOptions)
     async def create_producer(self, options: ProducerOptions) -> Producer:
-        """A producer on a topic. The parameters are those of ProducerOptions.
+        """Create a producer on a topic. The parameters are those of ProducerOptions.
 
-        Raises ProducerBusy, InvalidTopicName, NotAllowedError, ..., and ConnectError or Timeout
-        when no broker took it within the operation's time.
+        Raises the broker's refusal, for example ProducerBusy, InvalidTopicName or NotAllowedError.
+        Raises ConnectError or Timeout if no broker accepts the producer within
+        `operation_timeout_seconds`.
         """
         publisher = self.publisher(options)
         producer = Producer(publisher, options, self._parts.clock)
         await self.opened(publisher)
         return producer
 
-    @taking(ConsumerOptions)
+    @takes_parameters_of(ConsumerOptions)
     async def subscribe(self, options: ConsumerOptions) -> Consumer:
-        """A consumer of a subscription, which is made unless it exists. The parameters are those of
-        ConsumerOptions.
+        """Create a consumer of a subscription. The broker creates the subscription if it does not
+        exist. The parameters are those of ConsumerOptions.
 
-        Raises ConsumerBusy, InvalidTopicName, NotAllowedError, ..., and ConnectError or Timeout
-        when no broker took it within the operation's time.
+        Raises the broker's refusal, for example ConsumerBusy, InvalidTopicName or NotAllowedError.
+        Raises ConnectError or Timeout if no broker accepts the consumer within
+        `operation_timeout_seconds`.
         """
         if options.message_listener is not None:
-            raise NotAllowedError("message_listener: here, receive in a task of your own")
+            raise NotAllowedError(
+                "message_listener: the asyncio client has no listeners; call receive() in a task"
+            )
         queue = LoopQueue()
         subscriber = self.subscriber(options.topic, subscription_of(options), queue)
         await self.opened(subscriber)
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         return Consumer(subscriber, queue, policy)
 
-    @taking(ReaderOptions)
+    @takes_parameters_of(ReaderOptions)
     async def create_reader(self, options: ReaderOptions) -> Reader:
-        """A reader of a topic from a place in it. The parameters are those of ReaderOptions.
+        """Create a reader of a topic. The parameters are those of ReaderOptions; the reader begins
+        at `start_message_id`.
 
-        Raises as `subscribe`.
+        Raises the same errors as `subscribe`.
         """
         if options.reader_listener is not None:
-            raise NotAllowedError("reader_listener: here, read in a task of your own")
+            raise NotAllowedError(
+                "reader_listener: the asyncio client has no listeners; call read_next() in a task"
+            )
         queue = LoopQueue()
         subscription = reader_subscription(options, self._parts.random)
         subscriber = self.subscriber(options.topic, subscription, queue)
@@ -106,7 +113,10 @@ class Client:
         return Reader(subscriber, queue)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """The names of the topic's partitions; its own name if it has none."""
+        """Return the names of the topic's partitions, or the topic's own name if it has none.
+
+        Raises ConnectError or Timeout if no broker answers within `operation_timeout_seconds`.
+        """
         self._check_open()
         name = _topic_name(topic)
         await self._parts.scope.open()
@@ -115,13 +125,14 @@ class Client:
             async with asyncio.timeout(self._parts.timeout_s):
                 count = await self._parts.lookup.partitions(str(name))
         except TimeoutError:
-            raise Timeout("no answer: partitions", topic=str(name)) from None
+            raise Timeout("no broker answered: partitions", topic=str(name)) from None
         return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
 
     async def close(self) -> None:
-        """Close all producers and consumers as their `close` does, then the connections.
+        """Close all producers, consumers and readers, then the connections.
 
-        Raises the first error of those; everything is closed all the same.
+        If some of them fail to close, the client closes the rest and raises the first error.
+        Closing a closed client does nothing.
         """
         if self._failure is not None:
             return
@@ -133,15 +144,18 @@ class Client:
                     group.create_task(_close(core, errors))
             await self._parts.pool.close()
             await self._parts.scope.close()
-        except asyncio.CancelledError:  # whoever closes waits no longer
+        except asyncio.CancelledError:  # the caller no longer waits for an orderly end
             self.shutdown()
             raise
         if errors:
             raise errors[0]
 
     def shutdown(self) -> None:
-        """End everything at once. What has no receipt is told Interrupted, and acknowledgements
-        that were not answered may be lost."""
+        """End everything at once, without waiting for the brokers.
+
+        Sends that have no receipt fail with Interrupted. Acknowledgements that the broker has not
+        confirmed may be lost.
+        """
         self._shut_down(AlreadyClosed("the client was shut down"))
         self._parts.scope.cancel()
 
@@ -151,38 +165,38 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # For the faces
+    # For the synchronous client
 
     @property
     def parts(self) -> Parts:
         return self._parts
 
     def publisher(self, options: ProducerOptions) -> Publisher:
-        """The core of a producer, not opened yet."""
+        """Create the core of a producer. The caller opens it."""
         self._check_open()
         return Publisher(str(_topic_name(options.topic)), options, self._parts)
 
     def subscriber(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
-        """The core of a consumer or reader, not opened yet."""
+        """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
         return Subscriber(str(_topic_name(topic)), subscription, queue, self._parts)
 
     async def opened(self, core: Publisher | Subscriber) -> None:
-        """Open a core; from then on it is closed with the client."""
+        """Open a core. From then on, closing the client closes the core."""
         await self._parts.scope.open()
-        self._check_open()  # it may have been closed meanwhile
+        self._check_open()  # the client may have been closed during the wait
         await core.open()
 
     # Mechanics
 
-    def _set_up(self, options: ClientOptions, world: Environment) -> None:
-        dialer = world.dialer()
+    def _set_up(self, options: ClientOptions, environment: Environment) -> None:
+        dialer = environment.dialer()
         scope = Scope(on_failure=self._on_failure, at_end=dialer.close)
         pool = Pool(
             scope,
             dialer,
             open_timeout_s=options.connection_timeout_ms / 1000,
-            keepalive_s=world.keepalive_s,
+            keepalive_s=environment.keepalive_s,
         )
         self._failure = None
         timeout_s = float(options.operation_timeout_seconds)
@@ -190,10 +204,10 @@ class Client:
             scope=scope,
             pool=pool,
             lookup=Lookup(options.service_url, pool, timeout_s=timeout_s),
-            clock=world.clock,
-            random=world.random,
+            clock=environment.clock,
+            random=environment.random,
             timeout_s=timeout_s,
-            pending_bytes_max=world.pending_bytes_max,
+            pending_bytes_max=environment.pending_bytes_max,
             ids=itertools.count(1),
             live=set(),
         )

@@ -1,4 +1,4 @@
-"""The edge to the user's own code: what it raises is logged and does not stop the client."""
+"""Calls the user's callbacks. An exception of a callback is logged and does not stop the client."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = get_logger(__name__)
 P = ParamSpec("P")
 
 SendCallback = Callable[["Result", "MessageId | None"], object]
-"""Called as `callback(result, message_id)`; the id is None unless the result is Ok."""
+"""Called as `callback(result, message_id)`. The id is None unless the result is Ok."""
 
 
 def report(
     callback: SendCallback | None, error: PulsarException | None, message_id: MessageId | None
 ) -> None:
-    """Tell a user's callback the outcome of a send."""
+    """Call the user's callback with the outcome of a send."""
     if callback is None:
         return
     try:
@@ -33,7 +33,7 @@ def report(
 
 
 def call(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call what a user gave us to call."""
+    """Call a function of the user."""
     try:
         function(*args, **kwargs)
     except (Exception, SystemExit) as failure:
@@ -41,11 +41,11 @@ def call(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> No
 
 
 def _go_on_after(failure: BaseException, callback: object) -> None:
-    """Exiting ends the program only from its main thread: one of ours would end alone and without
-    a word, and whoever waits for it would wait for ever."""
+    """Log the failure. Raise SystemExit in the main thread only: in a thread of the client it would
+    end that thread silently, and callers that wait for the thread would hang."""
     if isinstance(failure, SystemExit) and current_thread() is main_thread():
         raise failure
     log.error("a callback failed", exc_info=failure, callback=repr(callback))
 
 
-_OK = Result.Ok  # looking it up costs as much as a call
+_OK = Result.Ok  # the attribute lookup on the enum costs as much as a call

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    """Receives the messages of a subscription. Made by `Client.subscribe`."""
+    """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
     def __init__(
         self, subscriber: Subscriber, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
@@ -34,13 +34,21 @@ class Consumer:
         self._policy = policy
 
     async def receive(self, timeout_millis: int | None = None) -> Message:
-        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        """Return the next message; wait until there is one.
+
+        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
+        Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
+        """
         timeout_s = None if timeout_millis is None else timeout_millis / 1000
         return await take(self._subscriber, self._queue, timeout_s)
 
     async def batch_receive(self) -> list[Message]:
-        """As many messages as the policy says, or fewer, even none, when its time is up. Cancelled,
-        it leaves those that it has for the next call."""
+        """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
+
+        The list can be empty if the policy's time limit is reached first. If the call is cancelled,
+        its messages go back to the queue for the next call. Raises AlreadyClosed if the consumer is
+        closed.
+        """
         loop = asyncio.get_running_loop()
         policy = self._policy
         end_at = None if policy.timeout_s is None else loop.time() + policy.timeout_s
@@ -61,59 +69,85 @@ class Consumer:
         return messages
 
     async def acknowledge(self, message: Message | MessageId) -> None:
-        """This message is done. Does not wait: acknowledgements are sent together within 100 ms,
-        again on another connection if need be, and `close` waits until they are durable."""
+        """Acknowledge a message, so that the broker does not deliver it again.
+
+        The call does not wait. The client sends acknowledgements in groups within 100 ms, and sends
+        them again after a reconnection if they were not confirmed. `close` waits until they are
+        durable. Raises AlreadyClosed if the consumer is closed.
+        """
         self._subscriber.check_open()
         self._subscriber.acknowledge(acknowledgeable(message))
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """This message and all before it are done. Raises CumulativeAcknowledgementNotAllowedError
-        on Shared and Key_Shared subscriptions."""
+        """Acknowledge a message and all messages before it.
+
+        Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions, and
+        AlreadyClosed if the consumer is closed.
+        """
         self._subscriber.check_open()
         check_cumulative(self._subscriber.subscription)
         self._subscriber.acknowledge_cumulative(acknowledgeable(message))
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """This message is to come again after `negative_ack_redelivery_delay_ms`."""
+        """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
+
+        Raises AlreadyClosed if the consumer is closed.
+        """
         self._subscriber.check_open()
         self._subscriber.negative_acknowledge(id_of(message))
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Everything that was delivered and not acknowledged is to come again."""
+        """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
         self._subscriber.redeliver_unacknowledged()
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
-        one that was published at that time in milliseconds or later."""
+        """Move the subscription to a message id or to a publish time.
+
+        With a message id, the next message is the one after it, or the message itself with
+        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
+        message is the first that was published at that time or later. Raises Timeout if the broker
+        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        """
         await self._subscriber.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
-        """Of the last message of the topic; (-1, -1) when it is empty."""
+        """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
+
+        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
+        AlreadyClosed.
+        """
         last, _ = await self._subscriber.last_message_id()
         return last
 
     async def unsubscribe(self) -> None:
-        """Delete the subscription, of which this must be the only consumer, and close."""
+        """Delete the subscription and close the consumer.
+
+        Raises the broker's refusal if the subscription has other consumers.
+        """
         await self._subscriber.unsubscribe()
 
     async def close(self) -> None:
-        """End, once the acknowledgements given before are durable. Raises Timeout if they may not
-        be."""
+        """Close the consumer after the acknowledgements given before are durable.
+
+        Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
+        the broker's refusal if it rejected some. The consumer is closed in every case.
+        """
         await self._subscriber.close()
 
     def topic(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
+        """Return the name of the subscription."""
         return self._subscriber.subscription.name
 
     def consumer_name(self) -> str:
-        """The name that was given; "": none was."""
+        """Return the name given in `consumer_name`, or "" if none was given."""
         return self._subscriber.subscription.consumer_name or ""
 
     def is_connected(self) -> bool:
-        """Whether a broker has it at the moment."""
+        """Return whether the consumer is attached to a broker now."""
         return self._subscriber.is_attached
 
     async def __aenter__(self) -> Self:
@@ -124,12 +158,12 @@ class Consumer:
 
 
 class LoopQueue:
-    """A MessageQueue for tasks of one loop."""
+    """A MessageQueue for tasks of one event loop."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._failure: PulsarException | None = None  # None: more may come
+        self._failure: PulsarException | None = None  # None: further messages may arrive
         self.last_taken: MessageId | None = None
         self.generation = 0
 
@@ -159,7 +193,7 @@ class LoopQueue:
         return len(self._messages)
 
     def maybe_take(self) -> Message | None:
-        """The next message, if there is one. Raises what `fail` was given."""
+        """Return the next message, or None if there is none. Raises the error given to `fail`."""
         if self._failure is not None:
             raise self._failure
         if not self._messages:
@@ -169,16 +203,16 @@ class LoopQueue:
         return message
 
     async def wait(self) -> None:
-        """Return when it may be worth trying again."""
+        """Return when `maybe_take` may have a message or an error."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter in self._waiters:
-                self._waiters.remove(waiter)  # or they gather while nothing comes
+                self._waiters.remove(waiter)  # otherwise cancelled waiters would accumulate
             elif not waiter.cancelled():
-                self._wake(1)  # it was this one's turn; it is the next one's now
+                self._wake(1)  # this waiter was woken; pass the wake-up on
             raise
 
     def _wake(self, count: int) -> None:
@@ -190,7 +224,10 @@ class LoopQueue:
 
 
 async def take(subscriber: Subscriber, queue: LoopQueue, timeout_s: float | None) -> Message:
-    """Take a message out of the queue, waiting for it. Raises Timeout, and why there is no more."""
+    """Take a message out of the queue; wait until there is one.
+
+    Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`.
+    """
     message = queue.maybe_take()
     if message is None:
         try:
@@ -206,7 +243,7 @@ async def take(subscriber: Subscriber, queue: LoopQueue, timeout_s: float | None
 
 
 def subscription_of(options: ConsumerOptions) -> Subscription:
-    """What a consumer with these options subscribes to."""
+    """Return the subscription that a consumer with these options asks for."""
     timeout_ms = options.unacked_messages_timeout_ms
     return Subscription(
         name=options.subscription_name,
@@ -228,7 +265,7 @@ def id_of(message: Message | MessageId) -> MessageId:
 
 
 def acknowledgeable(message: Message | MessageId) -> MessageId:
-    """The id to acknowledge. Raises OperationNotSupported for one that does not say enough."""
+    """Return the id to acknowledge. Raises OperationNotSupported if its batch size is missing."""
     message_id = id_of(message)
     if message_id.batch_index() >= max(0, message_id.batch_size()):
         raise OperationNotSupported(
@@ -240,6 +277,6 @@ def acknowledgeable(message: Message | MessageId) -> MessageId:
 def check_cumulative(subscription: Subscription) -> None:
     if subscription.type in (ConsumerType.Shared, ConsumerType.KeyShared):
         raise CumulativeAcknowledgementNotAllowedError(
-            f"not on a subscription of type {subscription.type.name}",
+            f"cumulative acknowledgement is not allowed on type {subscription.type.name}",
             subscription=subscription.name,
         )

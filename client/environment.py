@@ -1,4 +1,4 @@
-"""What the producers and consumers of a client share, and what the client takes from outside."""
+"""What producers and consumers of a client share, and what the client gets from its caller."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Core(Protocol):
-    """What a client ends with itself: the core of a producer, consumer or reader."""
+    """The core of a producer, consumer or reader. A client closes its cores when it is closed."""
 
     async def close(self) -> None: ...
     def shut_down(self, error: PulsarException) -> None: ...
 
 
 def _grpc_dialer() -> Dialer:
-    """Loads grpc."""
+    """Create a dialer over gRPC. The import loads grpc, so it happens here only."""
     from magnetar.client.session.dialer import GrpcDialer
 
     return GrpcDialer()
@@ -39,7 +39,7 @@ def _grpc_dialer() -> Dialer:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The network, the clock and the chance that a client is given."""
+    """The network, the clock and the random source of a client."""
 
     dialer: Callable[[], Dialer] = _grpc_dialer
     clock: Clock = field(default_factory=SystemClock)
@@ -50,17 +50,17 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One client's means."""
+    """The parts of one client that its producers and consumers use."""
 
     scope: Scope
     pool: Pool
     lookup: Lookup
     clock: Clock
     random: random.Random
-    timeout_s: float  # of an operation
-    pending_bytes_max: int  # of a producer
-    ids: Iterator[int]  # of producers and consumers: a new one for each attachment
-    live: set[Core]  # opened and not closed
+    timeout_s: float  # for one operation
+    pending_bytes_max: int  # for one producer
+    ids: Iterator[int]  # producer and consumer ids; each attachment takes a new one
+    live: set[Core]  # cores that are opened and not closed
 
     def attachment(self, what: Attachable, purpose: Purpose) -> Attachment:
         return Attachment(

@@ -1,7 +1,7 @@
-"""What can go wrong for a user of the client: Apache's names, Apache's numbers, and our data.
+"""The errors that the client raises. Names and numbers are those of Apache's client.
 
-Each error says in `definite` whether what failed certainly had no effect. Only a definite failure
-of a send may be repeated without risking a duplicate.
+`definite` is True if the failed operation certainly had no effect. Repeating a send after a
+definite error cannot create a duplicate; after any other error it can.
 """
 
 from enum import IntEnum
@@ -10,11 +10,11 @@ from typing import ClassVar, Final
 from magnetar.protos import pulsar_pb2 as pb
 
 START_ADVICE: Final = "Is a server running? `magnetar standalone --data-dir DIR` starts one"
-"""Ends what the client and the command line say when they reach no broker."""
+"""The last sentence of the error when the client or the command line reaches no broker."""
 
 
 class Result(IntEnum):
-    """What a send's callback is told; the numbers are those of Apache's client."""
+    """The result that a send callback gets. The numbers are those of Apache's client."""
 
     Ok = 0
     UnknownError = 1
@@ -68,10 +68,10 @@ class Result(IntEnum):
 
 
 class PulsarException(Exception):
-    """Every error that the client raises.
+    """The base class of all errors that the client raises.
 
-    `reason` is for people; `topic`, `subscription` and `broker` name what it is about, as far as
-    that is known. `advice` ends the text: what the user can do.
+    `reason` is a text for people. `topic`, `subscription` and `broker` name the objects concerned,
+    as far as they are known. `advice` says what the user can do; it ends the error's text.
     """
 
     result: ClassVar[Result] = Result.UnknownError
@@ -81,7 +81,7 @@ class PulsarException(Exception):
         self,
         reason: str = "",
         *,
-        topic: str | None = None,  # these three, None: it is not about one, or not known which
+        topic: str | None = None,  # for these three, None: not applicable or not known
         subscription: str | None = None,
         broker: str | None = None,
         advice: str = "",
@@ -96,57 +96,57 @@ class PulsarException(Exception):
         super().__init__(f"{text}. {advice}" if advice else text)
 
     def error(self) -> Result:
-        """The number of this error, as in Apache's asyncio client."""
+        """Return the number of this error, as in Apache's asyncio client."""
         return self.result
 
 
-# What the client itself finds
+# Errors that the client finds
 
 
 class InvalidConfiguration(PulsarException, ValueError):
-    """An option with a value that cannot be."""
+    """An option has an invalid value."""
 
     result = Result.InvalidConfiguration
     definite = True
 
 
 class InvalidUrl(PulsarException):
-    """A service URL that cannot be; says what was expected."""
+    """The service URL is invalid. The reason says what the client expects."""
 
     result = Result.InvalidUrl
     definite = True
 
 
 class InvalidTopicName(PulsarException):
-    """A topic name that cannot be; says what was expected."""
+    """The topic name is invalid. The reason says what is expected."""
 
     result = Result.InvalidTopicName
     definite = True
 
 
 class InvalidMessage(PulsarException):
-    """A message that cannot be sent as it is, or a message id that cannot be read."""
+    """The client cannot send a message as it is, or cannot read a serialized message id."""
 
     result = Result.InvalidMessage
     definite = True
 
 
 class NotAllowedError(PulsarException):
-    """Refused for good: by the broker, or because it is not supported here (yet)."""
+    """The broker refuses the operation for good, or this client does not support it yet."""
 
     result = Result.NotAllowedError
     definite = True
 
 
 class OperationNotSupported(PulsarException):
-    """A call that makes no sense on this object, or from this thread."""
+    """The call is not possible on this object or from this thread."""
 
     result = Result.OperationNotSupported
     definite = True
 
 
 class CumulativeAcknowledgementNotAllowedError(PulsarException):
-    """Shared and Key_Shared subscriptions acknowledge one by one."""
+    """Shared and Key_Shared subscriptions do not support cumulative acknowledgement."""
 
     result = Result.CumulativeAcknowledgementNotAllowedError
     definite = True
@@ -160,7 +160,7 @@ class AlreadyClosed(PulsarException):
 
 
 class MessageTooBig(PulsarException):
-    """The message exceeds what the broker takes; it was not sent."""
+    """The message exceeds the broker's limit. The client did not send it."""
 
     result = Result.MessageTooBig
     definite = True
@@ -172,7 +172,7 @@ class MessageTooBig(PulsarException):
 
 
 class ProducerQueueIsFull(PulsarException):
-    """As many messages as `max_pending_messages` allows wait for their receipts; not sent."""
+    """`max_pending_messages` messages wait for their receipts. The client did not send this one."""
 
     result = Result.ProducerQueueIsFull
     definite = True
@@ -183,7 +183,8 @@ class ProducerQueueIsFull(PulsarException):
 
 
 class MemoryBufferIsFull(PulsarException):
-    """The messages that wait for their receipts hold as many bytes as is allowed; not sent."""
+    """The messages that wait for their receipts hold the maximum of bytes. The client did not send
+    this one."""
 
     result = Result.MemoryBufferIsFull
     definite = True
@@ -194,28 +195,28 @@ class MemoryBufferIsFull(PulsarException):
 
 
 class Timeout(PulsarException):
-    """Time ran out. A send that timed out may have been stored all the same."""
+    """The time limit of the operation passed. A send that timed out may have been stored."""
 
     result = Result.Timeout
 
 
 class ConnectError(PulsarException):
-    """No broker could be reached, or the connection broke while an answer was awaited."""
+    """The client reached no broker, or the connection broke before the broker answered."""
 
     result = Result.ConnectError
 
 
 class Interrupted(PulsarException):
-    """The client was shut down before the outcome was known."""
+    """The client was closed before the outcome was known."""
 
     result = Result.Interrupted
 
 
-# What the broker answers
+# Errors that the broker answers
 
 
 class UnknownError(PulsarException):
-    """The broker gave no better reason."""
+    """The broker gave no specific error."""
 
     result = Result.UnknownError
 
@@ -228,14 +229,14 @@ class LookupError(PulsarException):  # noqa: A001 - Apache's name
 
 
 class AuthenticationError(PulsarException):
-    """The broker does not know who this is."""
+    """The broker could not authenticate the client."""
 
     result = Result.AuthenticationError
     definite = True
 
 
 class AuthorizationError(PulsarException):
-    """The broker knows who this is, and it may not."""
+    """The client does not have the permission for this operation."""
 
     result = Result.AuthorizationError
     definite = True
@@ -248,61 +249,61 @@ class BrokerMetadataError(PulsarException):
 
 
 class BrokerPersistenceError(PulsarException):
-    """The broker could not store the message, or does not know whether it did."""
+    """The broker could not store the message, or does not know whether it is stored."""
 
     result = Result.BrokerPersistenceError
 
 
 class ServiceUnitNotReady(PulsarException):
-    """The broker does not serve the topic (yet, any more)."""
+    """The broker does not serve the topic at the moment."""
 
     result = Result.ServiceUnitNotReady
 
 
 class ChecksumError(PulsarException):
-    """The message arrived damaged, and was not stored."""
+    """The message arrived damaged. The broker did not store it."""
 
     result = Result.ChecksumError
     definite = True
 
 
 class ConsumerBusy(PulsarException):
-    """The subscription is held by another consumer, or is of another type."""
+    """Another consumer holds the subscription, or the subscription has another type."""
 
     result = Result.ConsumerBusy
     definite = True
 
 
 class ProducerBusy(PulsarException):
-    """A producer of this name is connected."""
+    """Another producer with the same name is connected."""
 
     result = Result.ProducerBusy
     definite = True
 
 
 class ProducerFenced(PulsarException):
-    """Another producer took exclusive access; this one is finished. What it had under way may or
-    may not have been stored."""
+    """Another producer took exclusive access and ended this one. Its pending messages may have been
+    stored."""
 
     result = Result.ProducerFenced
 
 
 class TopicTerminated(PulsarException):
-    """The topic takes no more messages, ever. What was under way may or may not have been
+    """The topic was terminated and accepts no more messages. Pending messages may have been
     stored."""
 
     result = Result.TopicTerminated
 
 
 class TopicNotFound(PulsarException):
-    """There is no such topic, or no such tenant or namespace."""
+    """The topic, its namespace or its tenant does not exist."""
 
     result = Result.TopicNotFound
     definite = True
 
 
 class SubscriptionNotFound(PulsarException):
-    """There is no such subscription."""
+    """The subscription does not exist."""
 
     result = Result.SubscriptionNotFound
     definite = True
@@ -323,35 +324,35 @@ class ConsumerAssignError(PulsarException):
 
 
 class IncompatibleSchema(PulsarException):
-    """The schema does not fit that of the topic."""
+    """The schema is not compatible with the topic's schema."""
 
     result = Result.IncompatibleSchema
     definite = True
 
 
 class UnsupportedVersionError(PulsarException):
-    """The broker does not speak this version of the protocol."""
+    """The broker does not support this version of the protocol."""
 
     result = Result.UnsupportedVersionError
     definite = True
 
 
 class TooManyLookupRequestException(PulsarException):
-    """The broker is asked too much at a time."""
+    """The broker handles too many requests at the moment."""
 
     result = Result.TooManyLookupRequestException
     definite = True
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    """The topic's backlog is at its limit; producers are to wait."""
+    """The topic's backlog is at its limit, and its policy is to hold producers."""
 
     result = Result.ProducerBlockedQuotaExceededError
     definite = True
 
 
 class ProducerBlockedQuotaExceededException(PulsarException):
-    """The topic's backlog is at its limit; producers are to fail."""
+    """The topic's backlog is at its limit, and its policy is that sends fail."""
 
     result = Result.ProducerBlockedQuotaExceededException
     definite = True
@@ -380,15 +381,15 @@ _BY_SERVER_ERROR: dict[int, type[PulsarException]] = {
     pb.ConsumerAssignError: ConsumerAssignError,
     pb.NotAllowedError: NotAllowedError,
     pb.ProducerFenced: ProducerFenced,
-    # Transactions are none of this client's, so these can only be a confused broker's.
+    # This client has no transactions, so only a faulty broker answers with these.
     pb.TransactionCoordinatorNotFound: UnknownError,
     pb.InvalidTxnStatus: UnknownError,
     pb.TransactionConflict: UnknownError,
     pb.TransactionNotFound: UnknownError,
 }
 
-# These may pass: a topic is unavailable for moments whenever it moves between brokers. A request
-# that meets one is tried again until its time is up; any other error is the answer.
+# Temporary errors: a topic is briefly unavailable whenever it moves between brokers. The client
+# repeats a request after such an error until its time limit; any other error ends the request.
 _RETRIABLE: frozenset[type[PulsarException]] = frozenset(
     {
         ConnectError,
@@ -408,16 +409,16 @@ def from_server_error(
     subscription: str | None = None,
     broker: str | None = None,
 ) -> PulsarException:
-    """The exception for what a broker answered."""
+    """Return the exception for an error that a broker answered."""
     kind = _BY_SERVER_ERROR.get(error, UnknownError)
     return kind(message, topic=topic, subscription=subscription, broker=broker)
 
 
 def is_retriable(error: PulsarException) -> bool:
-    """Whether the same request may succeed later, or at another broker."""
+    """Return whether the same request may succeed later or at another broker."""
     return type(error) in _RETRIABLE
 
 
 def ends_producer(error: PulsarException) -> bool:
-    """Whether a producer that had been created is finished by this error; all others pass."""
+    """Return whether this error ends a producer; after other errors the producer attaches again."""
     return isinstance(error, (ProducerFenced, TopicTerminated))

@@ -1,4 +1,4 @@
-"""Ids and sets of acknowledged messages, as they are on the wire."""
+"""Message ids and sets of acknowledged messages in their wire form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 
 
 def key_of(data: pb.MessageIdData) -> Key:
-    """Ledger and entry, signed as they are meant."""
+    """Return ledger and entry as signed numbers; the wire has them unsigned."""
     return _signed(data.ledgerId), _signed(data.entryId)
 
 
@@ -33,7 +33,10 @@ def message_id_of(data: pb.MessageIdData) -> MessageId:
 
 
 def id_data(key: Key, unacked: int = 0) -> pb.MessageIdData:
-    """An entry; with the bits of its messages that are not acknowledged, unless all are."""
+    """Return the wire form of an entry's id.
+
+    `unacked`: the bits of unacknowledged messages; 0: the whole entry is acknowledged.
+    """
     data = pb.MessageIdData(ledgerId=key[0] & _U64, entryId=key[1] & _U64)
     if unacked:
         data.ack_set.extend(words_of(unacked))
@@ -41,12 +44,12 @@ def id_data(key: Key, unacked: int = 0) -> pb.MessageIdData:
 
 
 def bits_of(ack_set: Sequence[int]) -> int:
-    """Signed 64-bit words, the lowest first, as one number."""
+    """Convert signed 64-bit words, the lowest first, to one number."""
     return int.from_bytes(struct.pack(f"<{len(ack_set)}q", *ack_set), "little")
 
 
 def words_of(bits: int) -> tuple[int, ...]:
-    """The inverse; as many words as the highest bit needs."""
+    """Convert a number to signed 64-bit words, the inverse of `bits_of`."""
     count = -(-bits.bit_length() // 64)
     return struct.unpack(f"<{count}q", bits.to_bytes(count * 8, "little"))
 

@@ -1,4 +1,4 @@
-"""What a consumer receives, and the id by which a message is known."""
+"""A received message, and the id of a message."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
 
 @dataclass(slots=True)
 class Delivery:
-    """One entry as one broker delivered it: what its messages have in common. A value, never
-    changed once made; not frozen for speed."""
+    """What the messages of one delivered entry have in common.
+
+    A value that is never changed after its creation. It is not frozen, for speed.
+    """
 
     topic: str
     producer_name: str
     publish_time_ms: int
     schema_version: bytes  # b"": none
     redelivery_count: int
-    last_index: int | None  # of its last message among the topic's; None: the broker does not say
-    generation: int  # which filling of its consumer's queue it belongs to
+    last_index: int | None  # index of the entry's last message; None: the broker does not send it
+    generation: int  # of the consumer's queue at the time of delivery
 
 
 class Message:
-    """One message as it was received. Accessors as in Apache's client: absent texts are ""."""
+    """A received message. Its methods are those of Apache's client: an absent text is ""."""
 
     __slots__ = ("_delivery", "_message_id", "_received")
 
@@ -44,66 +46,66 @@ class Message:
         self._delivery = delivery
 
     def data(self) -> bytes:
-        """The payload."""
+        """Return the payload."""
         return self._received.payload
 
     def value(self) -> bytes:
-        """The payload; schemas that would decode it are not supported yet."""
+        """Return the payload. Schemas, which would decode it, are not supported yet."""
         return self._received.payload
 
     def message_id(self) -> MessageId:
-        """By what to acknowledge it, and where it is stored."""
+        """Return the id: where the message is stored, and what `acknowledge` accepts."""
         return self._message_id
 
     def properties(self) -> dict[str, str]:
-        """What the producer's application attached."""
+        """Return the properties that the producer's application attached."""
         return dict(self._received.properties)
 
     def partition_key(self) -> str:
-        """The key; base64 when the producer's key was bytes."""
+        """Return the key, in base64 if the producer's key was bytes."""
         return self._received.partition_key or ""
 
     def ordering_key(self) -> str:
-        """The key that goes before `partition_key` when messages are given out by key."""
+        """Return the ordering key. A Key_Shared subscription uses it instead of `partition_key`."""
         return (self._received.ordering_key or b"").decode("utf-8", "surrogateescape")
 
     def publish_timestamp(self) -> int:
-        """When the producer sent it, in milliseconds since 1970."""
+        """Return when the producer sent the message, in milliseconds since 1970."""
         return self._delivery.publish_time_ms
 
     def event_timestamp(self) -> int:
-        """The application's own time in milliseconds; 0 when it gave none."""
+        """Return the application's event time in milliseconds since 1970, or 0 if it gave none."""
         return self._received.event_time_ms
 
     def topic_name(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._delivery.topic
 
     def index(self) -> int | None:
-        """Its number among all messages of the topic, from 0. None: the broker does not say."""
+        """Return the message's number in its topic, from 0; None if the broker does not send it."""
         last = self._delivery.last_index
         behind = self._message_id.batch_size() - 1 - self._message_id.batch_index()
         return last if last is None or self._message_id.batch_index() < 0 else last - behind
 
     def redelivery_count(self) -> int:
-        """How often it was delivered before and not acknowledged (Shared and Key_Shared)."""
+        """Return how often the message was delivered before (Shared and Key_Shared only)."""
         return self._delivery.redelivery_count
 
     def schema_version(self) -> bytes:
-        """The version of the schema that it was written with."""
+        """Return the version of the schema with which the message was written; b"" if none."""
         return self._delivery.schema_version
 
     def producer_name(self) -> str:
-        """Who sent it."""
+        """Return the name of the producer."""
         return self._delivery.producer_name
 
     def has_null_value(self) -> bool:
-        """Whether it was sent with content None: the key's deletion, on compacted topics."""
+        """Return whether the content was None. On a compacted topic this deletes the key."""
         return self._received.null_value
 
     @property
     def delivery(self) -> Delivery:
-        """What it shares with the messages that came with it; the client's own business."""
+        """What the message shares with the others of its entry. Internal to the client."""
         return self._delivery
 
     def __repr__(self) -> str:
@@ -112,9 +114,10 @@ class Message:
 
 @total_ordering
 class MessageId:
-    """Where a message is stored: ledger, entry, and place in its batch (-1: not in a batch).
+    """The place where a message is stored: ledger, entry, and index in its batch.
 
-    Ordered as the topic is. Compares with other ids of the same topic only.
+    The batch index is -1 for a message that is not in a batch. Ids order as the messages in their
+    topic. Only ids of the same topic can be compared.
     """
 
     __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition")
@@ -137,23 +140,30 @@ class MessageId:
         self._batch_size = batch_size  # 0: unknown, or not in a batch
 
     def ledger_id(self) -> int:
+        """Return the number of the ledger."""
         return self._ledger_id
 
     def entry_id(self) -> int:
+        """Return the number of the entry in its ledger."""
         return self._entry_id
 
     def batch_index(self) -> int:
+        """Return the index in the batch, or -1 for a message that is not in a batch."""
         return self._batch_index
 
     def batch_size(self) -> int:
-        """Messages in the batch; 0 when it is not in a batch, or not known. Not in Apache's."""
+        """Return the number of messages in the batch; 0 if there is no batch or it is unknown.
+
+        Apache's client does not have this method.
+        """
         return self._batch_size
 
     def partition(self) -> int:
+        """Return the number of the partition, or -1 if the topic has no partitions."""
         return self._partition
 
     def serialize(self) -> bytes:
-        """Bytes to store; Apache's clients write and read the same."""
+        """Return the id as bytes to store, in the format of Apache's clients."""
         data = pb.MessageIdData(ledgerId=self._ledger_id & _U64, entryId=self._entry_id & _U64)
         if self._partition >= 0:
             data.partition = self._partition
@@ -165,7 +175,7 @@ class MessageId:
 
     @classmethod
     def deserialize(cls, message_id_bytes: bytes) -> Self:
-        """The id that was serialized. Raises InvalidMessage for anything else."""
+        """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes."""
         try:
             data = pb.MessageIdData.FromString(message_id_bytes)
         except DecodeError as error:

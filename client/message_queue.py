@@ -1,4 +1,4 @@
-"""The seam between a consumer's core and the face from which the user takes messages."""
+"""The queue between a consumer's core and the class from which the user takes messages."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
 
 
 class MessageQueue(Protocol):
-    """Where received messages wait for the user. It belongs to the face."""
+    """Received messages that wait for the user."""
 
-    def put(self, messages: Sequence[Message]) -> None: ...
+    def put(self, messages: Sequence[Message]) -> None:
+        """Append messages."""
 
     generation: int
-    """How often it was cleared."""
+    """How often the queue was cleared."""
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """They were taken, and are to be taken again before the others; those that a `clear` would
-        have dropped are."""
+        """Put messages that the user took back at the front; drop those of older generations."""
 
     def clear(self) -> MessageId | None:
-        """Drop what waits; gives the last that was taken since the last time. None: none was."""
+        """Drop all messages. Returns the last message taken since the previous `clear`, or None."""
 
     def fail(self, error: PulsarException) -> None:
-        """No more will come: who waits, and whoever comes later, is told `error`."""
+        """End the queue: every current and later attempt to take a message raises `error`."""
 
     @property
     def last_taken(self) -> MessageId | None:
-        """Since the queue was cleared last. None: none was."""
+        """The last message taken since the previous `clear`; None: none was."""
 
     def __len__(self) -> int: ...
 
 
 def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:
-    """Those that came since the queue was cleared for the last time: others come again."""
+    """Return the messages of this generation; the broker redelivers the others."""
     return [message for message in messages if message.delivery.generation == generation]

@@ -1,11 +1,12 @@
-"""What a user can choose: one frozen value per thing that is created, checked once.
+"""The options of clients, producers, consumers and readers: frozen values, checked at creation.
 
-The fields are the parameters of Apache's Python client, in its order and with its defaults, so
-that calls can be moved over as they are. Two defaults differ: batching is on, with the limits of
-Apache's Java client, and acknowledgements reach into batches, because batching is on. A parameter
-of a feature that does not exist here yet is refused by name rather than ignored. Accepted without
-effect are those that cannot matter: of partitions (every topic is one), of a pool of I/O threads
-(there is one), of statistics that the client does not print.
+The fields are the parameters of Apache's Python client, in its order and with its defaults. So
+calls can be moved over as they are. Two defaults differ. Batching is on, with the limits of
+Apache's Java client. Batch index acknowledgement is on, because batching is on.
+
+The client refuses a parameter of an unsupported feature by name and does not ignore it. The client
+accepts some parameters that have no effect here: those of partitions, of I/O threads (there is
+one) and of client statistics.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from magnetar.client.message import MessageId
 
 
 class CompressionType(IntEnum):
-    """How a producer compresses its entries (a batch as a whole)."""
+    """How a producer compresses its entries. A batch is compressed as a whole."""
 
     NONE = 0
     LZ4 = 1
@@ -39,21 +40,21 @@ class ConsumerType(IntEnum):
 
 
 class InitialPosition(IntEnum):
-    """Where a subscription begins when it is made by subscribing."""
+    """Where a subscription begins when `subscribe` creates it."""
 
     Latest = 0
     Earliest = 1
 
 
 class BatchingType(IntEnum):
-    """Default: messages of all keys share a batch. KeyBased: a batch holds one key."""
+    """Default: messages with different keys share a batch. KeyBased: a batch holds one key."""
 
     Default = 0
     KeyBased = 1
 
 
 class PartitionsRoutingMode(IntEnum):
-    """Which partition a message goes to. Means nothing for a topic without partitions."""
+    """Which partition a message goes to. It has no effect on a topic without partitions."""
 
     UseSinglePartition = 0
     RoundRobinDistribution = 1
@@ -78,7 +79,11 @@ class RegexSubscriptionMode(IntEnum):
 
 
 class ConsumerBatchReceivePolicy:
-    """When `batch_receive` returns: as soon as one limit is reached. A limit below 1 is none."""
+    """When `batch_receive` returns: as soon as one limit is reached.
+
+    The limits are a number of messages, bytes of payload, and milliseconds. A limit below 1 does
+    not apply. Raises InvalidConfiguration if no limit applies.
+    """
 
     def __init__(
         self,
@@ -94,10 +99,10 @@ class ConsumerBatchReceivePolicy:
 
 
 UNACKED_TIMEOUT_MS_MIN: Final = 10_000
-"""Apache's lower limit: below it, messages that are merely being worked on would come again."""
+"""Apache's lower limit. Below it, messages that are still being processed would be redelivered."""
 
 MessageListener = Callable[[Any, Any], object]
-"""Called as `listener(consumer, message)`."""
+"""Called as `listener(consumer, message)`, or `listener(reader, message)` for a reader."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,9 @@ class ClientOptions:
             options=self,
         )
         if self.logger is not None:
-            raise NotAllowedError("logger: configure Python's logging; ours are magnetar.client.*")
+            raise NotAllowedError(
+                "logger: not supported; configure Python's loggers magnetar.client.* instead"
+            )
         _expect_at_least(1, "operation_timeout_seconds", self.operation_timeout_seconds)
         _expect_at_least(1, "connection_timeout_ms", self.connection_timeout_ms)
         _expect_at_least(1, "message_listener_threads", self.message_listener_threads)
@@ -147,9 +154,9 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class ProducerOptions:
-    """How a producer gathers, limits and names what it sends.
+    """The name, the batching and the limits of a producer.
 
-    `send_timeout_millis` 0: a message waits for its receipt for ever.
+    With `send_timeout_millis` 0, a message waits for its receipt without a time limit.
     """
 
     topic: str
@@ -205,14 +212,14 @@ class ProducerOptions:
 
     @property
     def pending_messages_max(self) -> int:
-        """The smaller of the two limits, of which 0 is none."""
+        """The smaller of the two limits on pending messages. A limit of 0 does not apply."""
         limits = (self.max_pending_messages, self.max_pending_messages_across_partitions)
         return min((limit for limit in limits if limit), default=2**31)
 
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """How a consumer subscribes, how far it reads ahead and when it asks again."""
+    """The subscription of a consumer, the size of its queue, and its redelivery delays."""
 
     topic: str
     subscription_name: str
@@ -244,7 +251,7 @@ class ConsumerOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str):
             raise NotAllowedError(
-                "topic: lists and patterns of topics are not supported yet; give one name"
+                "topic: lists and patterns of topics are not supported yet; give one topic name"
             )
         _refuse(
             "schema",
@@ -284,12 +291,13 @@ class ConsumerOptions:
 
     @property
     def queue_messages_max(self) -> int:
+        """The smaller of the two limits on queued messages."""
         return min(self.receiver_queue_size, self.max_total_receiver_queue_size_across_partitions)
 
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """Where a reader begins and how far it reads ahead."""
+    """The topic of a reader, the message where it begins, and the size of its queue."""
 
     topic: str
     start_message_id: MessageId
@@ -319,7 +327,7 @@ class ReaderOptions:
 
 
 def _refuse(*names: str, options: object) -> None:
-    """Refuse parameters of features that do not exist yet, unless left at their defaults."""
+    """Refuse parameters of unsupported features, unless they have their default values."""
     for name in names:
         value = getattr(options, name)
         if value != getattr(type(options), name):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.producing.outgoing import Room, outgoing_message
+from magnetar.client.producing.outgoing import PendingLimit, outgoing_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class Producer:
-    """Publishes messages on a topic. Made by `Client.create_producer`."""
+    """A producer publishes messages on a topic. `Client.create_producer` creates it."""
 
     def __init__(self, publisher: Publisher, options: ProducerOptions, clock: Clock) -> None:
-        publisher.face = self
+        publisher.producer = self
         self._publisher = publisher
         self._clock = clock
         self._blocks = options.block_if_queue_full
-        self._room = Room(
+        self._limit = PendingLimit(
             options.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
-        self._waiting: deque[_Waiting] = deque()  # for room, in the order of their calls
+        self._waiting: deque[_Waiting] = deque()  # sends over the limit, in FIFO order
         self._loop = asyncio.get_running_loop()
         self._let_in_is_due = False
         self._seal_is_due = False
@@ -52,12 +52,21 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> MessageId:
-        """Publish a message and wait until it is stored; gives its id.
+        """Publish a message and wait until it is stored. Returns its id.
 
-        Messages that several tasks send in the same turn of the loop share a batch. Cancelling does
-        not take a message back that has been handed on. Raises Timeout (indefinite), MessageTooBig,
-        AlreadyClosed, ...; with a full queue waits (`block_if_queue_full`) or raises
-        ProducerQueueIsFull or MemoryBufferIsFull.
+        Messages that several tasks send in the same turn of the loop share a batch.
+
+        - `content`: the payload; None deletes the key on a compacted topic.
+        - `sequence_id`: the message's number; None lets the producer count.
+        - `event_timestamp`: the application's time, in milliseconds since 1970.
+        - `deliver_at`: when consumers get the message, in milliseconds since 1970.
+        - `deliver_after`: how long after the call consumers get the message.
+
+        If the limit of pending messages is reached, the call waits with `block_if_queue_full`, else
+        it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt arrives
+        within `send_timeout_millis`; the message may be stored all the same. Raises MessageTooBig,
+        InvalidMessage, and AlreadyClosed if the producer is closed. Cancelling the call does not
+        take back a message that the producer has accepted.
         """
         message, size = outgoing_message(
             content,
@@ -73,11 +82,11 @@ class Producer:
             clock=self._clock,
         )
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
-        if self._take_room(size):
+        if self._maybe_reserve(size):
             self._submit(message, size, outcome)
             return await outcome
         if not self._blocks:
-            raise self._room.refusal()
+            raise self._limit.refusal()
         waiting = _Waiting(message, size, outcome)
         self._waiting.append(waiting)
         try:
@@ -85,7 +94,7 @@ class Producer:
         except asyncio.CancelledError:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-                self.on_burst_end()  # there may be room for the next one, if not for this
+                self.on_burst_end()  # the next message may fit where this one did not
             raise
 
     def send_async(
@@ -102,11 +111,12 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> None:
-        """Publish a message without waiting; `callback(result, message_id)` is called with the
-        outcome. Never waits: with a full queue, or while others wait for room, the outcome is
-        ProducerQueueIsFull or MemoryBufferIsFull at once.
+        """Publish a message without waiting, and call `callback(result, message_id)` later.
 
-        Not in Apache's asyncio client, but in its synchronous one.
+        The parameters are those of `send`. The call never waits. If the limit of pending messages
+        is reached, or other sends wait for it, the result is ProducerQueueIsFull or
+        MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid. Apache's
+        asyncio client does not have this method; its synchronous client does.
         """
         message, size = outgoing_message(
             content,
@@ -121,33 +131,37 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        if self._take_room(size):
+        if self._maybe_reserve(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:
-            report(callback, self._room.refusal(), None)
+            report(callback, self._limit.refusal(), None)
 
     async def flush(self) -> None:
-        """Send what has gathered and wait until all of it is stored. Raises the first error."""
+        """Send all pending messages and wait until they are stored. Raises the first error."""
         await self._publisher.flush()
 
     async def close(self) -> None:
-        """Wait for the receipts of what was sent, and end. Raises Timeout if they do not come."""
+        """Wait for the receipts of all pending messages, and close the producer.
+
+        Raises Timeout if receipts are missing after `operation_timeout_seconds`. The producer is
+        closed in every case.
+        """
         await self._publisher.close()
 
     def topic(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._publisher.topic
 
     def producer_name(self) -> str:
-        """The name that was given, or that the broker chose."""
+        """Return the name given in `producer_name`, or the name that the broker chose."""
         return self._publisher.name
 
     def last_sequence_id(self) -> int:
-        """Of the last message that was stored; -1: none was."""
+        """Return the sequence id of the last stored message, or -1 if none was stored."""
         return self._publisher.last_sequence_id
 
     def is_connected(self) -> bool:
-        """Whether a broker has it at the moment."""
+        """Return whether the producer is attached to a broker now."""
         return self._publisher.is_attached
 
     async def __aenter__(self) -> Self:
@@ -156,28 +170,33 @@ class Producer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # What the publisher calls
+    # Called by the publisher
 
     def on_released(self, messages: int, message_bytes: int) -> None:
-        self._room.give(messages, message_bytes)
+        """Release messages from the limit: their outcome is known. Internal to the client."""
+        self._limit.release(messages, message_bytes)
 
     def on_burst_end(self) -> None:
-        """There may be room for who waits. Not in this very call: the publisher may be in the
-        middle of sending what came before."""
+        """Admit waiting sends in the next turn of the loop. Internal to the client.
+
+        Not in this call: the publisher may be sending earlier messages.
+        """
         if self._waiting and not self._let_in_is_due:
             self._let_in_is_due = True
             self._loop.call_soon(self._let_in)
 
     def _let_in(self) -> None:
         self._let_in_is_due = False
-        while self._waiting and self._room.maybe_take(self._waiting[0].size):
+        while self._waiting and self._limit.maybe_reserve(self._waiting[0].size):
             waiting = self._waiting.popleft()
             self._submit(waiting.message, waiting.size, waiting.outcome)
 
-    def _take_room(self, size: int) -> bool:
-        """Whether there is room and nobody waits for it: a small message must not overtake a
-        large one."""
-        return not self._waiting and self._room.maybe_take(size)
+    def _maybe_reserve(self, size: int) -> bool:
+        """Reserve `size` bytes if the limit allows it and no other send waits.
+
+        A small message must not overtake a large one.
+        """
+        return not self._waiting and self._limit.maybe_reserve(size)
 
     def _submit(
         self, message: OutgoingMessage, size: int, outcome: asyncio.Future[MessageId]
@@ -194,7 +213,7 @@ class Producer:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A message for which there is no room yet."""
+    """A message that waits because the limit is reached."""
 
     message: OutgoingMessage
     size: int
@@ -206,7 +225,7 @@ def _settle(
     error: PulsarException | None,
     message_id: MessageId | None,
 ) -> None:
-    if outcome.done():  # nobody waits any more
+    if outcome.done():  # the call was cancelled
         return
     if error is not None:
         outcome.set_exception(error)

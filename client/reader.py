@@ -1,4 +1,4 @@
-"""The asyncio reader: a consumer without a subscription that outlives it."""
+"""The asyncio reader: a consumer with a temporary subscription."""
 
 from __future__ import annotations
 
@@ -18,35 +18,49 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads a topic from a place that the user chooses. Made by `Client.create_reader`."""
+    """A reader reads a topic from a chosen message. `Client.create_reader` creates it."""
 
     def __init__(self, subscriber: Subscriber, queue: LoopQueue) -> None:
         self._subscriber = subscriber
         self._queue = queue
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
-        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        """Return the next message; wait until there is one.
+
+        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
+        Timeout if no message arrives within that time, and AlreadyClosed if the reader is closed.
+        """
         timeout_s = None if timeout_millis is None else timeout_millis / 1000
         return await take(self._subscriber, self._queue, timeout_s)
 
     async def has_message_available(self) -> bool:
-        """Whether there is a message after the last that was read. Asks the broker if need be."""
+        """Return whether there is a message after the last one that was read.
+
+        The reader asks the broker if its queue is empty. Raises Timeout if the broker does not
+        answer within `operation_timeout_seconds`, and AlreadyClosed.
+        """
         return await self._subscriber.has_message_available()
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
-        one that was published at that time in milliseconds or later."""
+        """Move the reader to a message id or to a publish time.
+
+        With a message id, the next message is the one after it, or the message itself with
+        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
+        message is the first that was published at that time or later. Raises Timeout if the broker
+        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        """
         await self._subscriber.seek(messageid)
 
     async def close(self) -> None:
+        """Close the reader. The broker deletes its subscription."""
         await self._subscriber.close()
 
     def topic(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._subscriber.topic
 
     def is_connected(self) -> bool:
-        """Whether a broker has it at the moment."""
+        """Return whether the reader is attached to a broker now."""
         return self._subscriber.is_attached
 
     async def __aenter__(self) -> Self:
@@ -57,7 +71,7 @@ class Reader:
 
 
 def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscription:
-    """The subscription of a reader: its name is made up, and it ends with the reader."""
+    """Return the subscription of a reader. Its name is random; it ends with the reader."""
     name = f"reader-{random.getrandbits(40):010x}"
     if options.subscription_role_prefix:
         name = f"{options.subscription_role_prefix}-{name}"
@@ -77,14 +91,17 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
 
 
 async def begin_at_latest(subscriber: Subscriber) -> None:
-    """For a reader that begins at `latest`: finds out where that is. Inclusively it is the last
-    message there is."""
+    """Ask the broker for the place of a reader that begins at `latest`.
+
+    With `start_message_id_inclusive`, it is the topic's last message. If the request fails, the
+    reader is closed and the error raised.
+    """
     if subscriber.subscription.start != MessageId.latest:
         return
     try:
         await _find_latest(subscriber)
     except BaseException:
-        subscriber.shut_down(AlreadyClosed("it was not created", topic=subscriber.topic))
+        subscriber.shut_down(AlreadyClosed("the reader was not created", topic=subscriber.topic))
         raise
 
 

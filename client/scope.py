@@ -1,4 +1,4 @@
-"""The tasks of a client: a task group whose life is open() to close() instead of a `with` block."""
+"""The tasks of a client: a task group that lives from open() to close(), not in a `with` block."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """Owns every task that a client starts, and ends them with it.
+    """Owns every task that a client starts, and ends them when the client ends.
 
-    A user may make a client in one task and close it in another, so the group lives in a task of
-    its own. A task that fails (none is expected to: failures of the network end tasks quietly) ends
-    all others; `on_failure` is told, and the loop's exception handler. `at_end` is run last,
-    however it ends, also when the loop ends without anybody having closed the client.
+    A user may create a client in one task and close it in another, so the group has its own task.
+    A task that fails ends all others; then the scope calls `on_failure` and the loop's exception
+    handler. Such a failure is a bug: network failures end a task without an exception. The scope
+    runs `at_end` last in every case, also when the loop ends before the client was closed.
     """
 
     def __init__(
@@ -30,26 +30,26 @@ class Scope:
         self._opened = asyncio.Event()
 
     async def open(self) -> None:
-        """Begin, unless it has begun. Returns also when it has ended meanwhile."""
+        """Begin if the scope has not begun. Returns also if the scope ends during the wait."""
         if self._task is None:
-            # The one task that no group owns: close() and cancel() end it.
+            # No group owns this task: close() and cancel() end it.
             self._task = asyncio.get_running_loop().create_task(self._run(), name="client")
-            # Cancelled before it began, it opens nothing; nobody must wait for that.
+            # If the task is cancelled before it begins, it does not set `_opened` itself.
             self._task.add_done_callback(lambda _: self._opened.set())
         await self._opened.wait()
 
     def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run `coroutine` in a task that ends with the scope, if not before."""
+        """Run `coroutine` in a task. The task ends with the scope at the latest."""
         assert self._group is not None
         return self._group.create_task(coroutine, name=name)
 
     def cancel(self) -> None:
-        """End every task, without waiting."""
+        """Cancel every task without waiting."""
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """End every task and wait for that."""
+        """Cancel every task and wait until they have ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -61,7 +61,7 @@ class Scope:
                 await asyncio.Event().wait()  # until it is cancelled
         except Exception as error:
             self._on_failure(error)
-            context = {"message": "a task of a client failed", "exception": error}
+            context = {"message": "a task of the client failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
         finally:
             await self._at_end()

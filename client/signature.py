@@ -1,4 +1,4 @@
-"""Methods that take the parameters of an options class, written down once: in that class."""
+"""Gives a method the parameters of an options class, so that they are declared once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Options = TypeVar("Options")
 Result = TypeVar("Result")
 
 
-def taking(
+def takes_parameters_of(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, P], Result]]:
-    """Make a method of one options value into one that takes the parameters of `options`."""
+    """Convert a method of one options value to a method with the parameters of `options`."""
 
     def decorate(
         method: Callable[[Owner, Options], Result],

@@ -1,8 +1,8 @@
-"""The synchronous client: a thin face over the asyncio one, whose loop runs in a thread.
+"""The synchronous client: a thin wrapper of the asyncio client, whose loop runs in a thread.
 
-All methods may be called from any thread. `send_async`, `acknowledge` and `receive` cross to the
-loop through thread_bridge.py; every other method runs a coroutine on the loop and waits for it.
-Send callbacks run on the loop's thread and must not wait for the client.
+All methods may be called from any thread. `send`, `send_async`, `acknowledge` and `receive` pass
+items to the loop through thread_bridge.py. Every other method runs a coroutine on the loop and
+waits for it. Send callbacks run on the loop's thread and must not wait for the client.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.producing.outgoing import Room, outgoing_message
+from magnetar.client.producing.outgoing import PendingLimit, outgoing_message
 from magnetar.client.reader import begin_at_latest, reader_subscription
-from magnetar.client.signature import taking
+from magnetar.client.signature import takes_parameters_of
 from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 
 if TYPE_CHECKING:
@@ -55,53 +55,69 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Makes producers, consumers and readers, and holds the connections that they share.
+    """A client creates producers, consumers and readers, and holds the connections that they share.
 
-    Connects when something is made. The parameters are those of ClientOptions.
+    The client connects when the first producer, consumer or reader is created. All methods may be
+    called from any thread. The parameters are those of ClientOptions.
     """
 
     _thread: LoopThread
     _client: AsyncClient
     _closed: bool
 
-    @taking(ClientOptions)
+    @takes_parameters_of(ClientOptions)
     def __init__(self, options: ClientOptions) -> None:
         self._set_up(options, Environment())
 
     @classmethod
-    def in_world(cls, options: ClientOptions, world: Environment) -> Self:
-        """A client with another network, clock and chance: for tests and simulations."""
+    def in_environment(cls, options: ClientOptions, environment: Environment) -> Self:
+        """Create a client with another network, clock and random source, for tests."""
         client = cls.__new__(cls)
-        client._set_up(options, world)
+        client._set_up(options, environment)
         return client
 
-    @taking(ProducerOptions)
+    @takes_parameters_of(ProducerOptions)
     def create_producer(self, options: ProducerOptions) -> Producer:
-        """A producer on a topic. The parameters are those of ProducerOptions; errors as those of
-        the asyncio client."""
+        """Create a producer on a topic. The parameters are those of ProducerOptions.
+
+        Raises the broker's refusal, for example ProducerBusy, InvalidTopicName or NotAllowedError.
+        Raises ConnectError or Timeout if no broker accepts the producer within
+        `operation_timeout_seconds`.
+        """
         return self._thread.call(self._create_producer(options))
 
-    @taking(ConsumerOptions)
+    @takes_parameters_of(ConsumerOptions)
     def subscribe(self, options: ConsumerOptions) -> Consumer:
-        """A consumer of a subscription, which is made unless it exists. The parameters are those of
-        ConsumerOptions; errors as those of the asyncio client."""
+        """Create a consumer of a subscription. The broker creates the subscription if it does not
+        exist. The parameters are those of ConsumerOptions.
+
+        Raises the broker's refusal, for example ConsumerBusy, InvalidTopicName or NotAllowedError.
+        Raises ConnectError or Timeout if no broker accepts the consumer within
+        `operation_timeout_seconds`.
+        """
         return self._thread.call(self._subscribe(options))
 
-    @taking(ReaderOptions)
+    @takes_parameters_of(ReaderOptions)
     def create_reader(self, options: ReaderOptions) -> Reader:
-        """A reader of a topic from a place in it. The parameters are those of ReaderOptions; errors
-        as those of the asyncio client."""
+        """Create a reader of a topic. The parameters are those of ReaderOptions; the reader begins
+        at `start_message_id`.
+
+        Raises the same errors as `subscribe`.
+        """
         return self._thread.call(self._create_reader(options))
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        """The names of the topic's partitions; its own name if it has none."""
+        """Return the names of the topic's partitions, or the topic's own name if it has none.
+
+        Raises ConnectError or Timeout if no broker answers within `operation_timeout_seconds`.
+        """
         return self._thread.call(self._client.get_topic_partitions(topic))
 
     def close(self) -> None:
-        """Close all producers and consumers as their `close` does, then the connections.
+        """Close all producers, consumers and readers, then the connections.
 
-        Raises the first error of those; everything is closed all the same. Closing a closed client
-        does nothing.
+        If some of them fail to close, the client closes the rest and raises the first error.
+        Closing a closed client does nothing.
         """
         if self._closed:
             return
@@ -109,14 +125,17 @@ class Client:
         self._closed = True
         timeout_s = self._client.parts.timeout_s
         try:
-            self._stop_listeners(timeout_s)  # first: what a listener acknowledges is to be durable
+            self._stop_listeners(timeout_s)  # first: their acknowledgements must become durable
             self._thread.call(self._client.close())
         finally:
             self._stop(timeout_s)
 
     def shutdown(self) -> None:
-        """End everything at once. What has no receipt is told Interrupted, and acknowledgements
-        that were not answered may be lost."""
+        """End everything at once, without waiting for the brokers.
+
+        Sends that have no receipt fail with Interrupted. Acknowledgements that the broker has not
+        confirmed may be lost.
+        """
         if not self._closed:
             self._closed = True
             self._thread.call_soon(self._client.shutdown)
@@ -128,14 +147,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _set_up(self, options: ClientOptions, world: Environment) -> None:
+    def _set_up(self, options: ClientOptions, environment: Environment) -> None:
         self._thread = LoopThread("magnetar-client")
         self._closed = False
         self._listener_threads: list[ListenerThread] = []
         self._listener_threads_max = options.message_listener_threads
         self._listeners: list[Listener] = []
         try:
-            self._client = self._thread.call(_made(options, world))
+            self._client = self._thread.call(_made(options, environment))
         except BaseException:
             self._thread.stop()
             raise
@@ -170,7 +189,7 @@ class Client:
     def _listener(
         self, inbox: _Inbox, owner: object, listener: Callable[[Any, Any], object]
     ) -> Listener:
-        """Have `listener(owner, message)` called, always on the same thread."""
+        """Call `listener(owner, message)` for each message, always on the same thread."""
         if len(self._listener_threads) < self._listener_threads_max:
             name = f"magnetar-listener-{len(self._listener_threads)}"
             self._listener_threads.append(ListenerThread(name))
@@ -185,7 +204,7 @@ class Client:
         return made
 
     def _stop_listeners(self, timeout_s: float) -> None:
-        """Let them finish the message that they are at."""
+        """Stop the listeners. Each finishes its current message."""
         for listener in self._listeners:
             listener.pause()
         for thread in self._listener_threads:
@@ -198,7 +217,7 @@ class Client:
 
 
 class Producer:
-    """Publishes messages on a topic. Made by `Client.create_producer`."""
+    """A producer publishes messages on a topic. `Client.create_producer` creates it."""
 
     def __init__(
         self,
@@ -207,18 +226,18 @@ class Producer:
         client: AsyncClient,
         thread: LoopThread,
     ) -> None:
-        publisher.face = self
+        publisher.producer = self
         self._publisher = publisher
         self._thread = thread
         self._clock = client.parts.clock
         self._blocks = options.block_if_queue_full
-        self._room = Room(
+        self._limit = PendingLimit(
             options.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
-        self._room_lock = threading.Lock()
-        self._room_changed = threading.Condition(self._room_lock)
-        self._waiting: deque[object] = deque()  # a ticket of each who waits for room
-        self._crossing = thread.crossing(self._submit)
+        self._limit_lock = threading.Lock()
+        self._limit_changed = threading.Condition(self._limit_lock)
+        self._waiting: deque[object] = deque()  # one ticket for each send over the limit
+        self._bridge = thread.bridge(self._submit)
 
     def send(
         self,
@@ -233,10 +252,20 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> MessageId:
-        """Publish a message and wait until it is stored; gives its id. Closes its batch at once.
+        """Publish a message and wait until it is stored. Returns its id.
 
-        Raises Timeout (indefinite), MessageTooBig, AlreadyClosed, ...; with a full queue waits
-        (`block_if_queue_full`) or raises ProducerQueueIsFull or MemoryBufferIsFull.
+        The producer sends the message's batch at once, without waiting for more messages.
+
+        - `content`: the payload; None deletes the key on a compacted topic.
+        - `sequence_id`: the message's number; None lets the producer count.
+        - `event_timestamp`: the application's time, in milliseconds since 1970.
+        - `deliver_at`: when consumers get the message, in milliseconds since 1970.
+        - `deliver_after`: how long after the call consumers get the message.
+
+        If the limit of pending messages is reached, the call waits with `block_if_queue_full`, else
+        it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt arrives
+        within `send_timeout_millis`; the message may be stored all the same. Raises MessageTooBig,
+        InvalidMessage, and AlreadyClosed if the producer is closed.
         """
         self._thread.check_may_wait()
         message, size = outgoing_message(
@@ -252,7 +281,7 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        error = self._take_room(size)
+        error = self._reserve(size)
         if error is not None:
             raise error
         outcome = Outcome()
@@ -273,9 +302,14 @@ class Producer:
         deliver_at: int | None = None,
         deliver_after: timedelta | None = None,
     ) -> None:
-        """Publish a message; `callback(result, message_id)` is called with the outcome, on the
-        client's own thread. With a full queue waits (`block_if_queue_full`), or the outcome is
-        ProducerQueueIsFull or MemoryBufferIsFull at once."""
+        """Publish a message without waiting, and call `callback(result, message_id)` later.
+
+        The parameters are those of `send`. The client calls the callback on its own thread; the
+        callback must not wait for the client. If the limit of pending messages is reached, the call
+        waits with `block_if_queue_full`. Otherwise the result is ProducerQueueIsFull or
+        MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid, and
+        AlreadyClosed if the client is closed.
+        """
         message, size = outgoing_message(
             content,
             properties,
@@ -289,34 +323,38 @@ class Producer:
             deliver_after,
             clock=self._clock,
         )
-        error = self._take_room(size)
+        error = self._reserve(size)
         if error is None:
             self._hand_over(message, size, partial(report, callback), waits=False)
         else:
             report(callback, error, None)
 
     def flush(self) -> None:
-        """Send what has gathered and wait until all of it is stored. Raises the first error."""
+        """Send all pending messages and wait until they are stored. Raises the first error."""
         self._thread.call(self._publisher.flush())
 
     def close(self) -> None:
-        """Wait for the receipts of what was sent, and end. Raises Timeout if they do not come."""
+        """Wait for the receipts of all pending messages, and close the producer.
+
+        Raises Timeout if receipts are missing after `operation_timeout_seconds`. The producer is
+        closed in every case.
+        """
         self._thread.call(self._publisher.close())
 
     def topic(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._publisher.topic
 
     def producer_name(self) -> str:
-        """The name that was given, or that the broker chose."""
+        """Return the name given in `producer_name`, or the name that the broker chose."""
         return self._publisher.name
 
     def last_sequence_id(self) -> int:
-        """Of the last message that was stored; -1: none was."""
+        """Return the sequence id of the last stored message, or -1 if none was stored."""
         return self._publisher.last_sequence_id
 
     def is_connected(self) -> bool:
-        """Whether a broker has it at the moment."""
+        """Return whether the producer is attached to a broker now."""
         return self._publisher.is_attached
 
     def __enter__(self) -> Self:
@@ -327,30 +365,30 @@ class Producer:
 
     # In the user's thread
 
-    def _take_room(self, size: int) -> PulsarException | None:
-        """Why there is no room. None: it was taken, by who waits in the order of their coming:
-        small messages would leave none for a large one."""
-        with self._room_lock:  # which the condition takes ten times as long for
-            if not self._waiting and self._room.maybe_take(size):
+    def _reserve(self, size: int) -> PulsarException | None:
+        """Reserve `size` bytes, granted in FIFO order so that small messages cannot overtake a
+        large one. Returns None after success, else the error."""
+        with self._limit_lock:  # to take it through the condition costs ten times as much
+            if not self._waiting and self._limit.maybe_reserve(size):
                 return None
             if not self._blocks or self._thread.is_current:
-                return self._room.refusal()
+                return self._limit.refusal()
             ticket = object()
             self._waiting.append(ticket)
             try:
                 wait_for(
-                    self._room_changed,
-                    lambda: self._waiting[0] is ticket and self._room.maybe_take(size),
+                    self._limit_changed,
+                    lambda: self._waiting[0] is ticket and self._limit.maybe_reserve(size),
                 )
             finally:
                 self._waiting.remove(ticket)
-                self._room_changed.notify_all()  # it is the next one's turn
+                self._limit_changed.notify_all()  # the next ticket may fit
         return None
 
     def _hand_over(self, message: OutgoingMessage, size: int, done: Done, *, waits: bool) -> None:
-        """A message that has room. Raises AlreadyClosed, and then others may have it."""
+        """Pass a message on that the limit admitted. On AlreadyClosed, release its reservation."""
         try:
-            self._crossing.put((message, size, done, waits))
+            self._bridge.put((message, size, done, waits))
         except AlreadyClosed:
             self.on_released(1, size)
             self.on_burst_end()
@@ -359,27 +397,29 @@ class Producer:
     # On the loop
 
     def on_released(self, messages: int, message_bytes: int) -> None:
-        with self._room_lock:
-            self._room.give(messages, message_bytes)
+        """Release messages from the limit: their outcome is known. Internal to the client."""
+        with self._limit_lock:
+            self._limit.release(messages, message_bytes)
 
     def on_burst_end(self) -> None:
+        """Wake sends that wait for the limit. Internal to the client."""
         if self._waiting:
-            with self._room_changed:
-                self._room_changed.notify_all()
+            with self._limit_changed:
+                self._limit_changed.notify_all()
 
     def _submit(self, sends: deque[tuple[OutgoingMessage, int, Done, bool]]) -> None:
-        """A burst. Whoever waits for one of them gets its batch closed at once."""
+        """Submit a burst. If a thread waits for one of the messages, send the batches at once."""
         submit = self._publisher.submit
-        somebody_waits = False
+        any_waits = False
         for message, size, done, waits in sends:
             submit(message, size, done)
-            somebody_waits |= waits
-        if somebody_waits:
+            any_waits |= waits
+        if any_waits:
             self._publisher.seal()
 
 
 class Consumer:
-    """Receives the messages of a subscription. Made by `Client.subscribe`."""
+    """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
     def __init__(
         self, inbox: _Inbox, policy: ConsumerBatchReceivePolicy, thread: LoopThread
@@ -391,14 +431,23 @@ class Consumer:
         self.listener: Listener | None = None  # None: the user calls receive()
 
     def receive(self, timeout_millis: int | None = None) -> Message:
-        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        """Return the next message; wait until there is one.
+
+        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
+        Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
+        Raises OperationNotSupported if the consumer has a `message_listener`.
+        """
         if self.listener is not None:
-            raise OperationNotSupported("messages go to the message_listener")
+            raise OperationNotSupported("the consumer has a message_listener: receive() gets none")
         return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
 
     def batch_receive(self) -> list[Message]:
-        """As many messages as the policy says, or fewer, even none, when its time is up.
-        Interrupted (Ctrl-C), it leaves those that it has for the next call."""
+        """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
+
+        The list can be empty if the policy's time limit is reached first. If Ctrl-C interrupts the
+        call, its messages go back to the queue for the next call. Raises AlreadyClosed if the
+        consumer is closed.
+        """
         policy = self._policy
         end_at = None if policy.timeout_s is None else monotonic() + policy.timeout_s
         messages: list[Message] = []
@@ -417,26 +466,36 @@ class Consumer:
         return messages
 
     def acknowledge(self, message: Message | MessageId) -> None:
-        """This message is done. Does not wait: acknowledgements are sent together within 100 ms,
-        again on another connection if need be, and `close` waits until they are durable."""
+        """Acknowledge a message, so that the broker does not deliver it again.
+
+        The call does not wait. The client sends acknowledgements in groups within 100 ms, and sends
+        them again after a reconnection if they were not confirmed. `close` waits until they are
+        durable. Raises AlreadyClosed if the consumer is closed.
+        """
         self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message))
 
     def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """This message and all before it are done. Raises CumulativeAcknowledgementNotAllowedError
-        on Shared and Key_Shared subscriptions."""
+        """Acknowledge a message and all messages before it.
+
+        Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions, and
+        AlreadyClosed if the consumer is closed.
+        """
         check_cumulative(self._subscriber.subscription)
         self._inbox.do(self._subscriber.acknowledge_cumulative, acknowledgeable(message))
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """This message is to come again after `negative_ack_redelivery_delay_ms`."""
+        """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
+
+        Raises AlreadyClosed if the consumer is closed.
+        """
         self._inbox.do(self._subscriber.negative_acknowledge, id_of(message))
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Everything that was delivered and not acknowledged is to come again."""
+        """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
         self._inbox.do(self._subscriber.redeliver_unacknowledged, None)
 
     def pause_message_listener(self) -> None:
-        """Stop calling the listener; what comes meanwhile waits in the queue."""
+        """Stop calling the listener. Messages that arrive wait in the queue."""
         if self.listener is not None:
             self.listener.pause()
 
@@ -446,38 +505,54 @@ class Consumer:
             self.listener.resume()
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
-        one that was published at that time in milliseconds or later."""
+        """Move to a message id or to a publish time.
+
+        With a message id, the next message is the one after it, or the message itself with
+        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
+        message is the first that was published at that time or later. Raises Timeout if the broker
+        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        """
         self._thread.call(self._subscriber.seek(messageid))
 
     def get_last_message_id(self) -> MessageId:
-        """Of the last message of the topic; (-1, -1) when it is empty."""
+        """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
+
+        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
+        AlreadyClosed.
+        """
         last, _ = self._thread.call(self._subscriber.last_message_id())
         return last
 
     def unsubscribe(self) -> None:
-        """Delete the subscription, of which this must be the only consumer, and close."""
+        """Delete the subscription and close the consumer.
+
+        Raises the broker's refusal if the subscription has other consumers.
+        """
         self._thread.call(self._subscriber.unsubscribe())
 
     def close(self) -> None:
-        """End, once the acknowledgements given before are durable. Raises Timeout if they may not
-        be."""
+        """Close the consumer after the acknowledgements given before are durable.
+
+        Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
+        the broker's refusal if it rejected some. The consumer is closed in every case.
+        """
         self.pause_message_listener()
         self._thread.call(self._subscriber.close())
 
     def topic(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
+        """Return the name of the subscription."""
         return self._subscriber.subscription.name
 
     def consumer_name(self) -> str:
-        """The name that was given; "": none was."""
+        """Return the name given in `consumer_name`, or "" if none was given."""
         return self._subscriber.subscription.consumer_name or ""
 
     def is_connected(self) -> bool:
-        """Whether a broker has it at the moment."""
+        """Return whether the consumer is attached to a broker now."""
         return self._subscriber.is_attached
 
     def __enter__(self) -> Self:
@@ -488,7 +563,7 @@ class Consumer:
 
 
 class Reader:
-    """Reads a topic from a place that the user chooses. Made by `Client.create_reader`."""
+    """A reader reads a topic from a chosen message. `Client.create_reader` creates it."""
 
     def __init__(self, inbox: _Inbox, thread: LoopThread) -> None:
         self._inbox = inbox
@@ -496,27 +571,41 @@ class Reader:
         self._thread = thread
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
-        """The next message, as soon as there is one. Raises Timeout, AlreadyClosed."""
+        """Return the next message; wait until there is one.
+
+        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
+        Timeout if no message arrives within that time, and AlreadyClosed if the reader is closed.
+        """
         return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
 
     def has_message_available(self) -> bool:
-        """Whether there is a message after the last that was read. Asks the broker if need be."""
+        """Return whether there is a message after the last one that was read.
+
+        The reader asks the broker if its queue is empty. Raises Timeout if the broker does not
+        answer within `operation_timeout_seconds`, and AlreadyClosed.
+        """
         return self._thread.call(self._subscriber.has_message_available())
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Go on after that message (at it, with `start_message_id_inclusive`), or with the first
-        one that was published at that time in milliseconds or later."""
+        """Move to a message id or to a publish time.
+
+        With a message id, the next message is the one after it, or the message itself with
+        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
+        message is the first that was published at that time or later. Raises Timeout if the broker
+        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        """
         self._thread.call(self._subscriber.seek(messageid))
 
     def close(self) -> None:
+        """Close the reader. The broker deletes its subscription."""
         self._thread.call(self._subscriber.close())
 
     def topic(self) -> str:
-        """The full name of the topic."""
+        """Return the full name of the topic."""
         return self._subscriber.topic
 
     def is_connected(self) -> bool:
-        """Whether a broker has it at the moment."""
+        """Return whether the reader is attached to a broker now."""
         return self._subscriber.is_attached
 
     def __enter__(self) -> Self:
@@ -527,20 +616,25 @@ class Reader:
 
 
 class _Inbox:
-    """What a consumer and a reader have in common here: messages one way, what becomes of them the
-    other. Made on the loop."""
+    """What consumers and readers share: the mailbox of messages and the bridge to the loop.
+
+    It is created on the loop.
+    """
 
     def __init__(
         self, client: AsyncClient, thread: LoopThread, topic: str, subscription: Subscription
     ) -> None:
         self._thread = thread
         self._prefetches = subscription.queue_messages_max > 0
-        self._crossing = thread.crossing(self._carry_out)
+        self._bridge = thread.bridge(self._carry_out)
         self.mailbox = Mailbox(topic, self._on_waiting)
         self.subscriber = client.subscriber(topic, subscription, self.mailbox)
 
     def take(self, timeout_s: float | None) -> Message:
-        """The next message. Raises Timeout, and why there is no more."""
+        """Return the next message; wait until there is one.
+
+        Raises Timeout after `timeout_s` seconds, and the error that ended the consumer.
+        """
         message = self.mailbox.maybe_take()
         if message is None:
             self._thread.check_may_wait()
@@ -549,22 +643,22 @@ class _Inbox:
         return message
 
     def was_taken(self, message: Message) -> None:
-        self._crossing.put((self.subscriber.on_taken, message))
+        self._bridge.put((self.subscriber.on_taken, message))
 
     def put_back(self, messages: list[Message]) -> None:
-        """They were taken and are not wanted now."""
+        """Put messages that were taken back at the front of the queue."""
         self.mailbox.put_back(messages)
         with suppress(AlreadyClosed):
-            self._crossing.put((self.subscriber.on_returned, messages))
+            self._bridge.put((self.subscriber.on_returned, messages))
 
     def do(self, function: Callable[[Any], None], argument: object) -> None:
-        """Have the subscriber do something. Raises AlreadyClosed."""
+        """Call `function(argument)` on the loop. Raises AlreadyClosed if the consumer is closed."""
         self.subscriber.check_open()
-        self._crossing.put((function, argument))
+        self._bridge.put((function, argument))
 
     def _on_waiting(self) -> None:
         if not self._prefetches:
-            self._crossing.put((self.subscriber.on_waiting, None))
+            self._bridge.put((self.subscriber.on_waiting, None))
 
     def _carry_out(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
         if not self.subscriber.is_over:
@@ -572,14 +666,14 @@ class _Inbox:
                 function(argument)
 
 
-async def _made(options: ClientOptions, world: Environment) -> AsyncClient:
-    """Where there is a running loop."""
-    return AsyncClient.in_world(options, world)
+async def _made(options: ClientOptions, environment: Environment) -> AsyncClient:
+    """Create the asyncio client; it needs a running loop."""
+    return AsyncClient.in_environment(options, environment)
 
 
 _OPEN: set[Client] = set()
-"""Clients that were not closed. A program that ends without closing them must not hang or crash in
-their threads, so they are ended first."""
+"""Clients that are not closed. They are shut down at the program's exit, so that the program does
+not hang or crash in their threads."""
 
 
 @atexit.register

@@ -1,8 +1,8 @@
-"""From user threads to the loop and back, with one wake-up per burst.
+"""Passes items between user threads and the event loop, with one wake-up per burst.
 
-Waking a thread costs some 20 microseconds, ten times what a message costs otherwise. So what a user
-thread hands over gathers while the loop is busy, and the loop takes all of it at once; and what the
-loop hands back is put into the user's reach before a waiting thread is woken.
+To wake a thread costs about 20 microseconds, ten times the other cost of a message. So the items of
+a user thread gather while the loop is busy, and the loop takes all of them at once. In the other
+direction, the loop puts messages into the mailbox before it wakes a waiting thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INTERRUPT_SEEN_S: Final = 1.0
-"""How late a Ctrl-C is seen at most. The interpreter handles a signal between two of its steps: one
-that comes just before a thread goes to sleep does not wake it."""
+"""The maximum delay of a Ctrl-C in seconds. The interpreter handles a signal between two of its
+steps. A signal that arrives just before the thread goes to sleep does not wake the thread."""
 
 
 class LoopThread:
@@ -42,7 +42,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
-        self._crossings: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
+        self._bridges: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
         self._calls: set[concurrent.futures.Future[Any]] = set()
         self._ended = False
         started = threading.Event()
@@ -51,9 +51,9 @@ class LoopThread:
         started.wait()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop and wait for what it gives. Raises what it raises.
+        """Run `coroutine` on the loop, wait for it, and return its result or raise its error.
 
-        An interrupt (Ctrl-C) of the waiting thread cancels it.
+        An interrupt (Ctrl-C) of the waiting thread cancels the coroutine.
         """
         try:
             self.check_may_wait()
@@ -62,7 +62,7 @@ class LoopThread:
             raise
         try:
             result = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError:  # the loop has ended since
+        except RuntimeError:  # the loop has ended
             coroutine.close()
             raise AlreadyClosed("the client was closed") from None
         try:
@@ -70,48 +70,49 @@ class LoopThread:
             if self._ended:
                 result.cancel()
             return _result(result)
-        except PulsarException as error:  # the loop's frames tell a user nothing
+        except PulsarException as error:  # drop the loop's frames: they do not help the user
             raise error.with_traceback(None) from None
         except concurrent.futures.CancelledError:
             if self._ended:
                 coroutine.close()  # it may not have begun
-            raise AlreadyClosed("the client was closed meanwhile") from None
+            raise AlreadyClosed("the client was closed during the call") from None
         except BaseException:
             result.cancel()
             raise
         finally:
             self._calls.discard(result)
 
-    def crossing(self, take: Callable[[deque[T]], None]) -> ThreadBridge[T]:
-        """A way onto the loop, which ends with it."""
-        crossing = ThreadBridge(self.loop, take)
-        self._crossings.add(crossing)
-        return crossing
+    def bridge(self, take: Callable[[deque[T]], None]) -> ThreadBridge[T]:
+        """Create a bridge to the loop. The bridge ends with the loop."""
+        bridge = ThreadBridge(self.loop, take)
+        self._bridges.add(bridge)
+        return bridge
 
     @property
     def is_current(self) -> bool:
-        """Whether this is called on the loop's own thread."""
+        """Return whether the caller runs on the loop's thread."""
         return threading.current_thread() is self._thread
 
     def check_may_wait(self) -> None:
-        """Raises OperationNotSupported where waiting would last for ever, AlreadyClosed at the end.
+        """Raise OperationNotSupported if waiting could not end, AlreadyClosed after the loop's end.
 
-        A callback runs on the loop's own thread; after a fork the thread does not exist.
+        Waiting cannot end in a callback, which runs on the loop's thread. Nor can it end after a
+        fork, because the new process does not have the thread.
         """
         if self.is_current:
             raise OperationNotSupported(
-                "a callback must not wait for the client that calls it: use send_async, or hand"
-                " over to a thread of your own"
+                "a callback must not wait for the client that calls it: use send_async, or call"
+                " from another thread"
             )
         if os.getpid() != self._process:
-            raise OperationNotSupported("the process was forked; make a client in the new one")
+            raise OperationNotSupported("the process was forked; create a client in the new one")
         if not self._thread.is_alive():
             raise AlreadyClosed("the client was closed")
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Have `function` called on the loop, unless that is over."""
+        """Call `function` on the loop. No effect after the loop's end."""
         if os.getpid() != self._process:
-            return  # its loop's wake-up pipe is shared with the parent's
+            return  # forked: this process shares the wake-up pipe of the parent's loop
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -133,9 +134,9 @@ class LoopThread:
         asyncio.run(main())
         self._ended = True
         for call in list(self._calls):
-            call.cancel()  # the loop did not get to it
-        for crossing in list(self._crossings):
-            crossing.end()
+            call.cancel()  # the loop ended before it ran the call
+        for bridge in list(self._bridges):
+            bridge.end()
 
 
 def _result(call: concurrent.futures.Future[T]) -> T:
@@ -144,14 +145,14 @@ def _result(call: concurrent.futures.Future[T]) -> T:
             return call.result(INTERRUPT_SEEN_S)
         except TimeoutError:
             if call.done():
-                return call.result()  # the error is its own, or it came just now
+                return call.result()  # the TimeoutError is the call's, or it has just ended
 
 
 class ThreadBridge(Generic[T]):
-    """Items from any thread to one function on the loop, which gets them in order.
+    """Passes items from any thread to one function on the loop, in order.
 
-    Every item that `put` took arrives: those that the loop did not get to see before it ended are
-    handed over by `end`.
+    Every item that `put` accepted reaches the function. `end` passes on the items that remain after
+    the loop's end.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[deque[T]], None]) -> None:
@@ -159,14 +160,14 @@ class ThreadBridge(Generic[T]):
         self._take = take
         self._lock = threading.Lock()
         self._items: deque[T] = deque()
-        self._woken = False  # the loop knows that there are items
+        self._woken = False  # the loop was woken for the items
         self._ended = False
 
     def put(self, item: T) -> None:
-        """Hand over an item; wakes the loop if it has not been woken for those before.
+        """Pass an item on, and wake the loop unless it was woken for earlier items.
 
-        Raises AlreadyClosed when there is no loop any more. An interrupt (Ctrl-C) may come between
-        any two steps: then the item may be handed over or not, and others are not held up.
+        Raises AlreadyClosed after the loop's end. An interrupt (Ctrl-C) may arrive between any two
+        steps. Then the item is passed on or not, and other items are not delayed.
         """
         try:
             with self._lock:
@@ -180,18 +181,18 @@ class ThreadBridge(Generic[T]):
         except AlreadyClosed:
             raise
         except BaseException:
-            self._woken = False  # if the interrupt came before: once too often does no harm
+            self._woken = False  # the interrupt may have come first; a second wake-up is harmless
             self._wake()
             raise
 
     def end(self) -> None:
-        """The loop has ended."""
+        """End the bridge: the loop has ended. Passes the remaining items on."""
         with self._lock:
             self._ended = True
         self._drain()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and end() is about to be called
+        with suppress(RuntimeError):  # the loop has ended; end() follows
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
@@ -211,10 +212,10 @@ class Mailbox:
         self._changed = threading.Condition(threading.Lock())
         self._messages: deque[Message] = deque()
         self._waiting = 0
-        self._failure: PulsarException | None = None  # None: more may come
+        self._failure: PulsarException | None = None  # None: further messages may arrive
         self._last_taken: MessageId | None = None
         self.generation = 0
-        self.on_put: Callable[[], None] | None = None  # a listener's; None: there is none
+        self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none
 
     # On the loop
 
@@ -250,7 +251,10 @@ class Mailbox:
     # In any thread
 
     def take(self, timeout_s: float | None) -> Message:
-        """The next message. Raises Timeout, and why there is no more."""
+        """Return the next message; wait until there is one.
+
+        Raises Timeout after `timeout_s` seconds, and the error given to `fail`.
+        """
         with self._changed:
             if not self._messages:
                 self._wait(timeout_s)
@@ -259,7 +263,7 @@ class Mailbox:
             return message
 
     def maybe_take(self) -> Message | None:
-        """The next message, if there is one."""
+        """Return the next message, or None if there is none."""
         with self._changed:
             if not self._messages:
                 return None
@@ -292,7 +296,7 @@ class Mailbox:
 def wait_for(
     changed: threading.Condition, predicate: Callable[[], object], timeout_s: float | None = None
 ) -> object:
-    """`changed.wait_for`, which a Ctrl-C ends."""
+    """Wait as `changed.wait_for` does, but let a Ctrl-C end the wait."""
     end_at = None if timeout_s is None else monotonic() + timeout_s
     while True:
         left_s = INTERRUPT_SEEN_S if end_at is None else end_at - monotonic()
@@ -302,12 +306,12 @@ def wait_for(
 
 
 class Outcome:
-    """The outcome of one send, for the thread that waits for it."""
+    """The outcome of one send. A thread waits for it."""
 
     __slots__ = ("_arrived", "_error", "_message_id")
 
     def __init__(self) -> None:
-        self._arrived = threading.Lock()  # the lightest thing that one can wait for
+        self._arrived = threading.Lock()  # the cheapest object to wait for
         self._arrived.acquire()
         self._error: PulsarException | None = None
         self._message_id: MessageId | None = None
@@ -317,7 +321,7 @@ class Outcome:
         self._arrived.release()
 
     def wait(self) -> MessageId:
-        """Raises the error, if that is what it is."""
+        """Wait for the outcome. Returns the message's id or raises the error."""
         while not self._arrived.acquire(timeout=INTERRUPT_SEEN_S):
             pass
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""Magnetar: publish-subscribe and queueing on quorum-replicated storage, for Python teams.
+"""Magnetar: publish-subscribe and queueing on replicated storage, for Python.
 
     import magnetar
 
@@ -6,9 +6,9 @@
         producer = client.create_producer("greetings")
         producer.send(b"hello")
 
-The names are those of Apache Pulsar's Python client. __init__.pyi lists them, for type checkers and
-for the loader: a name is imported when it is first used, so that importing one part of Magnetar
-does not import all of it.
+The names are those of Apache Pulsar's Python client. __init__.pyi lists them for type checkers and
+for the loader. The loader imports a name when it is first used, so that importing one part of
+Magnetar does not import all of it.
 """
 
 import lazy_loader

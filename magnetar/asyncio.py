@@ -1,4 +1,4 @@
-"""The asyncio client: `async with magnetar.asyncio.Client("grpc://host:6660") as client: ...`."""
+"""The asyncio client: `async with magnetar.asyncio.Client("grpc://host:6660") as client: ...`"""
 
 from magnetar.client.asyncio import Client, Consumer, Producer, Reader
 

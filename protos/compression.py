@@ -1,8 +1,8 @@
-"""Payload compression as Pulsar's clients do it: one table of codecs, decompression with a bound.
+"""Payload compression as in Pulsar's clients: a table of codecs, and bounded decompression.
 
-A compressed payload is one complete block without a frame of its own; only its size before
-compression travels beside it (`MessageMetadata.uncompressed_size`). That size is the receiver's
-defence: a stated size above the limit is refused unseen, and no codec gives more than was stated.
+A compressed payload is one complete block without a header of ours. The metadata holds its size
+before compression (`MessageMetadata.uncompressed_size`). This size protects the receiver: a size
+above the limit is refused before decompression, and no codec returns more bytes than stated.
 """
 
 import threading
@@ -17,13 +17,13 @@ import zstandard
 
 from magnetar.protos.errors import DecompressionError, UncompressedSizeCorruption
 
-# Pulsar limits a payload after compression, to 5 MiB. Text seldom shrinks more than tenfold, so
-# sixteen times that lets honest messages pass, while a few hostile ones still fit into memory.
+# Pulsar limits the compressed payload to 5 MiB. Text seldom shrinks more than tenfold, so a factor
+# of sixteen admits regular messages. A few hostile messages of this size still fit into memory.
 UNCOMPRESSED_BYTES_MAX: Final = 16 * 5 * 1024 * 1024
 
 
 class Compression(IntEnum):
-    """How a payload is compressed; the numbers are those of the wire."""
+    """How a payload is compressed. The numbers are those of the wire."""
 
     NONE = 0
     LZ4 = 1
@@ -33,7 +33,7 @@ class Compression(IntEnum):
 
 
 def compress(compression: Compression, payload: bytes) -> bytes:
-    """The payload compressed; itself when `compression` is NONE."""
+    """Return the compressed payload, or the payload itself if `compression` is NONE."""
     return _CODECS[compression].compress(payload)
 
 
@@ -44,10 +44,10 @@ def decompress(
     *,
     bytes_max: int = UNCOMPRESSED_BYTES_MAX,
 ) -> bytes:
-    """The `size` bytes that `payload` was before compression; itself when `compression` is NONE.
+    """Return the `size` bytes before compression, or `payload` itself if `compression` is NONE.
 
-    Raises UncompressedSizeCorruption when `size` exceeds `bytes_max` or is not what comes out, and
-    DecompressionError when the codec refuses the bytes.
+    Raises UncompressedSizeCorruption if `size` exceeds `bytes_max` or is not the real size, and
+    DecompressionError if the codec refuses the bytes.
     """
     if compression is Compression.NONE:
         return payload
@@ -64,7 +64,7 @@ def decompress(
 
 class _Codec(NamedTuple):
     compress: Callable[[bytes], bytes]
-    # Stops at the stated size: an error, or a result that is never longer by more than a byte.
+    # Stops at the stated size: it raises an error or returns at most one byte more.
     decompress: Callable[[bytes, int], bytes]
 
 
@@ -77,11 +77,11 @@ _CODEC_ERRORS = (
 
 
 class _ZstdContexts(threading.local):
-    """One pair of contexts a thread: making one costs ten times what compressing 1 KB does."""
+    """One pair of contexts per thread: creating one costs ten times as much as compressing 1 KB."""
 
     def __init__(self) -> None:
-        # Level 3 is what Pulsar's clients use. A window of 64 MiB is more than any of their levels
-        # asks for; without a bound a frame could ask for 2 GiB.
+        # Pulsar's clients use level 3. A window of 64 MiB is more than any of their levels needs;
+        # without a bound, a frame could request 2 GiB.
         self.compressor = zstandard.ZstdCompressor(level=3)
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 26)
 
@@ -101,7 +101,7 @@ def _lz4_decompress(payload: bytes, size: int) -> bytes:
 
 def _zlib_decompress(payload: bytes, size: int) -> bytes:
     stream = zlib.decompressobj()
-    plain = stream.decompress(payload, size + 1)  # one more, so that a longer one is noticed
+    plain = stream.decompress(payload, size + 1)  # one byte more shows that the payload is longer
     if not stream.eof and len(plain) <= size:
         raise zlib.error("the stream is truncated")
     if stream.unused_data:
@@ -110,13 +110,13 @@ def _zlib_decompress(payload: bytes, size: int) -> bytes:
 
 
 def _zstd_decompress(payload: bytes, size: int) -> bytes:
-    # The library trusts a size in the frame's own header, so it must be the stated one.
+    # The library trusts the size in the frame's header, so it must equal the stated size.
     own_size = zstandard.frame_content_size(payload)
     if own_size not in (-1, size):
-        raise UncompressedSizeCorruption(size, f"the frame says {own_size} bytes")
+        raise UncompressedSizeCorruption(size, f"the frame states {own_size} bytes")
     return _ZSTD.decompressor.decompress(
         payload,
-        max_output_size=max(size, 1),  # 0 would mean "as the frame says"
+        max_output_size=max(size, 1),  # 0 would mean the size in the frame
         allow_extra_data=False,
     )
 
@@ -128,7 +128,7 @@ def _snappy_compress(payload: bytes) -> bytes:
 def _snappy_decompress(payload: bytes, size: int) -> bytes:
     own_size = cramjam.snappy.decompress_raw_len(payload)
     if own_size != size:
-        raise UncompressedSizeCorruption(size, f"the block says {own_size} bytes")
+        raise UncompressedSizeCorruption(size, f"the block states {own_size} bytes")
     return bytes(cramjam.snappy.decompress_raw(payload))
 
 

@@ -1,13 +1,13 @@
-"""The stored entry: what a ledger keeps for one message or one batch, and how a broker reads it.
+"""The stored entry: the bytes of a ledger for one message or one batch, and how brokers read them.
 
-    [0x0e02 | u32 size | BrokerEntryMetadata]    put in front by the broker, stripped for delivery
-    [0x0e01 | u32 CRC32C]                        of everything after it; a producer may leave it out
+    [0x0e02 | u32 size | BrokerEntryMetadata]    the broker's prefix, stripped for delivery
+    [0x0e01 | u32 CRC32C]                        of everything after it; optional for a producer
     u32 size | MessageMetadata                   never compressed
     payload                                      one message, a batch or a chunk: message.py
 
-Sizes are big-endian. A broker never rewrites what the producer sent: it parses the metadata once,
-on arrival, keeps the few fields that dispatch needs (EntryView), and passes the bytes through. The
-two byte pairs cannot be taken for a metadata size, which would have to be 234 MB.
+Sizes are big-endian. A broker never rewrites what the producer sent. It parses the metadata once on
+arrival, keeps the few fields that dispatch needs (EntryView), and passes the bytes on. Neither of
+the two magic numbers can be the start of a metadata size: the metadata would have 234 MB.
 """
 
 import struct
@@ -24,19 +24,19 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import Compression
 from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
 
-# What a SEND may carry as payload, after compression: Pulsar's limit, announced at CONNECT.
+# The payload of a SEND after compression: Pulsar's limit, announced at CONNECT.
 MESSAGE_BYTES_MAX: Final = 5 * 1024 * 1024
-# A whole stored entry: a payload, and Pulsar's 10 KiB for everything in front of it.
+# A whole stored entry: a payload, and Pulsar's 10 KiB for everything before it.
 ENTRY_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 10 * 1024
-# What the broker puts in front: magic and size, then twice a tag and a varint of ten bytes at most.
+# The broker's prefix: magic and size, then twice a tag and a varint of at most ten bytes.
 BROKER_METADATA_BYTES_MAX: Final = 6 + 2 * (1 + 10)
-# So this is what a producer may send.
+# A whole entry as a producer sends it.
 ENTRY_SENT_BYTES_MAX: Final = ENTRY_BYTES_MAX - BROKER_METADATA_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Which part of a large message an entry holds."""
+    """The part of a large message that an entry holds."""
 
     uuid: str  # common to all chunks of the message
     index: int
@@ -46,17 +46,18 @@ class Chunk:
 
 @dataclass(slots=True)
 class EntryView:
-    """What a broker knows of an entry without opening its payload.
+    """The metadata of an entry as a broker needs it; the payload stays closed.
 
-    A value, never changed once made; not frozen, because that alone would cost 2 us an entry.
+    A value that is never changed after its creation. It is not frozen: that would cost 2 us per
+    entry.
     """
 
-    # What was parsed, not copied: starts at the checksum, or at the metadata size if there is none.
+    # The parsed bytes, not a copy. They start at the checksum, or without one at the metadata size.
     data: bytes | memoryview
     payload_bytes: int  # as sent
     producer_name: str
     sequence_id: int  # of the first message
-    highest_sequence_id: int  # of the last message; sequence_id when the producer does not say
+    highest_sequence_id: int  # of the last message; sequence_id if the producer does not send it
     publish_time_ms: int
     num_messages: int
     is_batch: bool  # the layout of the payload; a batch may hold one message
@@ -66,18 +67,18 @@ class EntryView:
     ordering_key: bytes | None
     event_time_ms: int  # 0: none
     deliver_at_ms: int | None  # None: at once
-    marker_type: int | None  # None: it holds messages of users
+    marker_type: int | None  # None: the entry holds messages of users
     compression: Compression
     uncompressed_size: int
-    chunk: Chunk | None  # None: it holds whole messages
+    chunk: Chunk | None  # None: the entry holds whole messages
     null_value: bool
 
 
 def parse_entry(data: bytes | memoryview) -> EntryView:
-    """Read an entry as a producer sent it. The view keeps `data`: pass bytes that may live long.
+    """Read an entry as a producer sent it. The view refers to `data`, so `data` must stay valid.
 
-    Raises EntryTooLarge, ChecksumMismatch, and MalformedEntry also for broker entry metadata, which
-    is not a producer's to write.
+    Raises EntryTooLarge, ChecksumMismatch and MalformedEntry. Broker entry metadata in front is
+    malformed too: only a broker writes it.
     """
     if len(data) > ENTRY_SENT_BYTES_MAX:
         raise EntryTooLarge("entry", len(data), ENTRY_SENT_BYTES_MAX)
@@ -90,9 +91,9 @@ def parse_entry(data: bytes | memoryview) -> EntryView:
 
 
 def parse_stored_entry(data: bytes | memoryview) -> EntryView:
-    """Read an entry whose bytes are known to be whole, such as those under a ledger's digest.
+    """Read an entry without computing its checksum; otherwise as `parse_entry`.
 
-    As `parse_entry` without computing the checksum; `data` comes from `strip_broker_metadata`.
+    A ledger's digest already protects the bytes. `data` comes from `strip_broker_metadata`.
     """
     head = _head(data)
     return _plain_view(data, head) or _view(data, head)
@@ -125,24 +126,24 @@ def payload_bytes_of(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BrokerMetadata:
-    """What the broker adds to an entry."""
+    """The metadata that the broker adds to an entry."""
 
     broker_timestamp_ms: int  # the broker's clock when the entry was appended
     index: int  # of the entry's last message among all messages of the topic, from 0
 
 
 def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
-    """The bytes that turn an entry as sent into an entry as stored, when put in front of it."""
+    """Return the prefix that converts an entry as sent to an entry as stored."""
     metadata = _timestamp_field(broker_timestamp_ms) + b"\x10" + varint(index)
     return _PREFIX.pack(_MAGIC_BROKER_METADATA, len(metadata)) + metadata
 
 
 def broker_metadata_prefixes(*, broker_timestamp_ms: int, indexes: Iterable[int]) -> list[bytes]:
-    """Those of entries with these indexes: what they have in common is encoded once."""
+    """Return the prefixes of entries with these indexes. Common parts are encoded once."""
     timestamp = _timestamp_field(broker_timestamp_ms)
     prefixes: list[bytes] = []
     head = high = b""
-    known = -1  # bits of the index above the lowest seven, for which `head` and `high` are
+    known = -1  # the bits above the lowest seven of the index for which `head` and `high` are valid
     for index in indexes:
         if index >> 7 != known:
             known = index >> 7
@@ -155,16 +156,16 @@ def broker_metadata_prefixes(*, broker_timestamp_ms: int, indexes: Iterable[int]
 
 
 def with_broker_metadata(entry: bytes, *, broker_timestamp_ms: int, index: int) -> bytes:
-    """The stored form of an entry."""
+    """Return the stored form of an entry."""
     return broker_metadata_prefix(broker_timestamp_ms=broker_timestamp_ms, index=index) + entry
 
 
 def strip_broker_metadata(
     stored: bytes | memoryview,
 ) -> tuple[BrokerMetadata | None, memoryview]:
-    """The broker's part and the rest, as a view. None: there is no such part, all is the rest.
+    """Return the broker's metadata, and the rest of the entry as a view.
 
-    Raises MalformedEntry.
+    None: the entry has no broker metadata, and the view holds all of it. Raises MalformedEntry.
     """
     view = memoryview(stored)
     magic, size, _ = _head(view)
@@ -178,7 +179,7 @@ def strip_broker_metadata(
     except DecodeError as error:
         raise MalformedEntry(f"the broker entry metadata cannot be parsed: {error}") from None
     if not (parsed.HasField("broker_timestamp") and parsed.HasField("index")):
-        raise MalformedEntry("the broker entry metadata lacks its time or index")
+        raise MalformedEntry("the broker entry metadata lacks the timestamp or the index")
     return BrokerMetadata(parsed.broker_timestamp, parsed.index), view[end:]
 
 
@@ -186,7 +187,7 @@ def strip_broker_metadata(
 
 
 def open_entry(data: bytes | memoryview) -> tuple[pb.MessageMetadata, int]:
-    """The metadata and where the payload begins, after the CRC32C was checked, if there is one.
+    """Return the metadata and the offset of the payload, after a check of the CRC32C if present.
 
     Raises ChecksumMismatch, and MalformedEntry as `parse_entry`.
     """
@@ -196,19 +197,19 @@ def open_entry(data: bytes | memoryview) -> tuple[pb.MessageMetadata, int]:
 
 
 def checked_text(text: str) -> str:
-    """A string of protobuf, which hands out invalid UTF-8 as bytes. Raises MalformedEntry."""
+    """Return `text`. Raises MalformedEntry if it is not UTF-8: protobuf then returns bytes."""
     if type(text) is not str:
         raise MalformedEntry("a string in the metadata is not UTF-8")
     return text
 
 
 def chunk_of(metadata: pb.MessageMetadata) -> Chunk | None:
-    """Which chunk the entry is. None: it is whole. Raises MalformedEntry."""
+    """Return which chunk the entry is. None: it holds whole messages. Raises MalformedEntry."""
     count = metadata.num_chunks_from_msg
     if count in (0, 1):
         return None
     if not 0 <= metadata.chunk_id < count or metadata.HasField("num_messages_in_batch"):
-        raise MalformedEntry(f"chunk {metadata.chunk_id} of {count} is not possible")
+        raise MalformedEntry(f"chunk {metadata.chunk_id} of {count} is invalid")
     return Chunk(
         uuid=checked_text(metadata.uuid),
         index=metadata.chunk_id,
@@ -218,10 +219,10 @@ def chunk_of(metadata: pb.MessageMetadata) -> Chunk | None:
 
 
 def batch_size_of(metadata: pb.MessageMetadata, payload_bytes: int) -> int:
-    """How many messages the batch holds. Raises MalformedEntry.
+    """Return the number of messages in the batch. Raises MalformedEntry.
 
-    A count that cannot fit into the payload is refused, because permits, backlogs and the index of
-    every later message are computed from it.
+    A count that cannot fit into the payload is refused, because the broker computes permits,
+    backlogs and the index of every later message from it.
     """
     count = metadata.num_messages_in_batch
     plain_bytes = metadata.uncompressed_size if metadata.compression else payload_bytes
@@ -231,7 +232,7 @@ def batch_size_of(metadata: pb.MessageMetadata, payload_bytes: int) -> int:
 
 
 def varint(number: int) -> bytes:
-    """A protobuf varint of an unsigned 64-bit number; -1 and other negative ones as 2^64 - n."""
+    """Encode an unsigned 64-bit number as a protobuf varint. A negative n counts as 2^64 + n."""
     number &= 0xFFFFFFFFFFFFFFFF
     if number < 0x80:
         return _ONE_BYTE[number]
@@ -249,13 +250,13 @@ def varint(number: int) -> bytes:
 
 # Mechanics
 
-# In a batch: a u32 and a SingleMessageMetadata, of which the payload size takes two bytes at least.
+# In a batch: a u32 and a SingleMessageMetadata, whose payload size takes at least two bytes.
 BATCHED_MESSAGE_BYTES_MIN: Final = 6
 
 _MAGIC_CHECKSUM = 0x0E01
 _MAGIC_BROKER_METADATA = 0x0E02
 _PREFIX = struct.Struct(">HI")  # magic, checksum or size
-_HEAD = struct.Struct(">HII")  # and the metadata size behind a checksum
+_HEAD = struct.Struct(">HII")  # magic, checksum, metadata size
 CHECKED_HEAD_BYTES: Final = _HEAD.size
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
@@ -267,8 +268,8 @@ _PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends none or eight
 _COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
 
 _Head = tuple[int, int, int]
-# Looking these up costs as much as a field of the metadata does. The stubs of protobuf do not know
-# that parsing takes any buffer.
+# An attribute lookup costs as much as parsing a field of the metadata. The casts are needed because
+# protobuf's type stubs do not say that parsing accepts any buffer.
 _unpack_head = _HEAD.unpack_from
 _crc32c: Callable[[bytes], int] = google_crc32c.value
 _metadata_from: "Callable[[bytes | memoryview], pb.MessageMetadata]" = cast(
@@ -280,7 +281,7 @@ _broker_metadata_from: "Callable[[bytes | memoryview], pb.BrokerEntryMetadata]" 
 
 
 def _head(data: bytes | memoryview) -> _Head:
-    """The first ten bytes. The shortest metadata has six and its size four, so none has fewer."""
+    """Unpack the first ten bytes. Every entry has them: metadata size 4, metadata at least 6."""
     try:
         return _unpack_head(data)
     except struct.error:
@@ -290,11 +291,11 @@ def _head(data: bytes | memoryview) -> _Head:
 def _verify(data: bytes | memoryview, head: _Head) -> None:
     magic, expected, _ = head
     if magic == _MAGIC_CHECKSUM:
-        actual = _crc32c(bytes(data[_PREFIX.size :]))  # it takes nothing but bytes
+        actual = _crc32c(bytes(data[_PREFIX.size :]))  # it accepts only bytes
         if actual != expected:
             raise ChecksumMismatch(expected, actual)
     elif magic == _MAGIC_BROKER_METADATA:
-        raise MalformedEntry("it begins with broker entry metadata, which only a broker writes")
+        raise MalformedEntry("the entry begins with broker entry metadata: only a broker writes it")
 
 
 def _parse_metadata(data: bytes | memoryview, head: _Head) -> tuple[pb.MessageMetadata, int]:
@@ -314,7 +315,7 @@ def _parse_metadata(data: bytes | memoryview, head: _Head) -> tuple[pb.MessageMe
     has = metadata.HasField
     if not (has("producer_name") and has("sequence_id") and has("publish_time")):
         raise MalformedEntry("the metadata lacks the producer's name, sequence id or publish time")
-    # protobuf reads an unknown codec as none at all. The search is cheap and seldom finds anything.
+    # protobuf treats an unknown codec as absent. The search is cheap and seldom finds the tag.
     if _COMPRESSION_TAG in encoded and not has("compression"):
         _refuse_unknown_compression(metadata)
     return metadata, end
@@ -322,7 +323,7 @@ def _parse_metadata(data: bytes | memoryview, head: _Head) -> tuple[pb.MessageMe
 
 def _view(data: bytes | memoryview, head: _Head) -> EntryView:
     metadata, payload_at = _parse_metadata(data, head)
-    has = metadata.HasField  # bound once: a broker's hottest lines
+    has = metadata.HasField  # bound once: these lines run once per entry
     sequence_id = metadata.sequence_id
     is_batch = has("num_messages_in_batch")
     has_key = has("partition_key")
@@ -351,9 +352,10 @@ def _view(data: bytes | memoryview, head: _Head) -> EntryView:
 
 
 def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
-    """The view of a message with nothing but what clients write into each one: see `plain_rest`.
+    """Parse metadata that holds only the fields which clients write into every message.
 
-    Reads it by hand in a third of the time. None: there is more, or something is wrong.
+    It works without protobuf and takes a third of the time; see `plain_rest` for the fields. None:
+    the metadata has other fields or is malformed.
     """
     magic, _, size = head
     end = _HEAD.size + size
@@ -362,7 +364,7 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
     metadata = bytes(data[_HEAD.size : end])
     try:
         at = 2 + metadata[1]
-        # Producer and time repeat from one entry to the next, and are taken from a cache.
+        # Producer name and time repeat from one entry to the next, so a cache holds them.
         producer_name = plain_name(metadata[:at])
         if producer_name is None or metadata[at] != 0x10:
             return None
@@ -406,7 +408,7 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
 
 @lru_cache(maxsize=1024)  # at most 130 bytes each
 def plain_name(field: bytes) -> str | None:
-    """The producer's name, from a field with a size of one byte. None: it is not that."""
+    """Parse the field of the producer's name, with a size of one byte. None: another field."""
     if field[0] != 0x0A or field[1] > 0x7F or len(field) != 2 + field[1]:
         return None
     try:
@@ -417,11 +419,11 @@ def plain_name(field: bytes) -> str | None:
 
 @lru_cache(maxsize=256)  # clocks and sizes of producers differ a little; at most 40 bytes each
 def plain_rest(fields: bytes) -> tuple[int, int] | None:
-    """The publish time and the uncompressed size (0: not said) from the end of plain metadata.
+    """Parse the publish time and the uncompressed size (0: absent) at the end of plain metadata.
 
     The publish time comes first and is below 2^63. Apache's Java client then adds the uncompressed
-    size, also to a message that is not compressed, and the version of its schema. None: the fields
-    are others, or in another order.
+    size, even to an uncompressed message, and the version of its schema. None: other fields, or
+    another order.
     """
     time_ms, at = _plain_number(fields, 0x18, 0, 9)
     size = 0
@@ -434,8 +436,10 @@ def plain_rest(fields: bytes) -> tuple[int, int] | None:
 
 
 def _plain_number(fields: bytes, tag: int, at: int, bytes_max: int) -> tuple[int, int]:
-    """A field of a varint of so many bytes, and where the next field begins. If it is not that, the
-    place is beyond the end."""
+    """Parse a varint field of at most `bytes_max` bytes. Returns its number and the next offset.
+
+    If the field is another one, the offset is beyond the end.
+    """
     number = 0
     if fields[at : at + 1] == bytes([tag]):
         for place, byte in enumerate(fields[at + 1 : at + 1 + bytes_max]):

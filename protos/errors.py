@@ -1,6 +1,6 @@
-"""What can be wrong with bytes and names that arrive.
+"""The errors in received bytes and names.
 
-Every error here is definite: the input was refused while it was read, and nothing was done.
+Every error here is definite: the input was refused during parsing, and it had no effect.
 """
 
 from typing import ClassVar
@@ -16,7 +16,7 @@ class ProtocolError(Exception):
 
 
 class InvalidTopicName(ProtocolError):
-    """A topic name that cannot be; says what was expected."""
+    """A topic name is invalid. The reason says what is expected."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"invalid topic name {_shown(name)}: {reason}")
@@ -25,7 +25,7 @@ class InvalidTopicName(ProtocolError):
 
 
 class InvalidNamespaceName(ProtocolError):
-    """A namespace name that cannot be; says what was expected."""
+    """A namespace name is invalid. The reason says what is expected."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"invalid namespace name {_shown(name)}: {reason}")
@@ -33,15 +33,15 @@ class InvalidNamespaceName(ProtocolError):
         self.reason = reason
 
 
-# Frames: where the next one begins is not known any more, so the connection must be closed.
+# Frames: the start of the next frame is unknown, so the connection must be closed.
 
 
 class FrameError(ProtocolError):
-    """A stream of frames that cannot be followed any further."""
+    """A stream of frames cannot be read any further."""
 
 
 class FrameTooLarge(FrameError):
-    """A frame announces more bytes than are taken; nothing of it was kept."""
+    """A frame announces more bytes than the limit. The receiver kept none of it."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"a frame of {size} bytes exceeds the limit of {limit} bytes")
@@ -50,32 +50,32 @@ class FrameTooLarge(FrameError):
 
 
 class MalformedFrame(FrameError):
-    """The sizes in a frame contradict each other or the bytes that are there."""
+    """The sizes in a frame contradict each other or the received bytes."""
 
 
-# Commands: the frame is whole, so the stream can go on after it.
+# Commands: the frame is whole, so the stream continues after it.
 
 
 class CommandError(ProtocolError):
-    """A whole frame whose command cannot be carried out as it stands."""
+    """A frame is whole, but its command cannot be executed."""
 
 
 class MalformedCommand(CommandError):
-    """A command that is not what its type promises.
+    """A command does not have the content that its type requires.
 
-    `command` is the name of its type, or "unknown" when not even that could be read; `request_id`
-    is present when the command carried one, so that an answer can be addressed.
+    `command` is the name of the type, or "unknown" if the type could not be read. `request_id` is
+    the command's request id, if it has one, so that the broker can answer.
     """
 
     def __init__(self, command: str, reason: str, request_id: int | None = None) -> None:
         super().__init__(f"malformed command {command}: {reason}")
         self.command = command
         self.reason = reason
-        self.request_id = request_id  # None: the command has none, or it could not be read
+        self.request_id = request_id  # None: the command has none, or it was not readable
 
 
 class UnknownCommand(CommandError):
-    """A command whose type this version does not know."""
+    """A command has a type that this version does not know."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"unknown command of type {number}")
@@ -86,11 +86,11 @@ class UnknownCommand(CommandError):
 
 
 class EntryError(ProtocolError):
-    """Bytes of an entry that cannot be read."""
+    """The bytes of an entry cannot be read."""
 
 
 class EntryTooLarge(EntryError):
-    """An entry, or its payload, exceeds what may be published; nothing of it was kept."""
+    """An entry or its payload exceeds the limit. The receiver kept none of it."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"the {what} of {size} bytes exceeds the limit of {limit} bytes")
@@ -100,30 +100,30 @@ class EntryTooLarge(EntryError):
 
 
 class MalformedEntry(EntryError):
-    """An entry whose layout or metadata is broken."""
+    """The layout or the metadata of an entry is invalid."""
 
 
 class ChecksumMismatch(EntryError):
-    """The entry's CRC32C is not that of its bytes: it was damaged on the way."""
+    """The entry's CRC32C does not match its bytes: the entry is damaged."""
 
     def __init__(self, expected: int, actual: int) -> None:
         super().__init__(
-            f"checksum mismatch: the entry says {expected:#010x}, its bytes give {actual:#010x}"
+            f"checksum mismatch: the entry states {expected:#010x}, its bytes have {actual:#010x}"
         )
         self.expected = expected
         self.actual = actual
 
 
 class UncompressedSizeCorruption(EntryError):
-    """The size that a payload is said to have uncompressed is too large or not the real one."""
+    """The stated size of a payload before compression is too large or wrong."""
 
     def __init__(self, stated: int, reason: str) -> None:
-        super().__init__(f"a payload is said to have {stated} bytes uncompressed: {reason}")
+        super().__init__(f"wrong uncompressed size, stated {stated} bytes: {reason}")
         self.stated = stated
 
 
 class DecompressionError(EntryError):
-    """A compressed payload that its codec refuses."""
+    """The codec refuses a compressed payload."""
 
     def __init__(self, codec: str, reason: str) -> None:
         super().__init__(f"cannot decompress {codec}: {reason}")
@@ -131,16 +131,16 @@ class DecompressionError(EntryError):
 
 
 class BatchDeserializeError(EntryError):
-    """A batch whose messages do not fill its payload exactly."""
+    """The messages of a batch do not fill its payload exactly."""
 
 
 class EntryEncrypted(EntryError):
-    """The payload is encrypted, and there is no key to read it with."""
+    """The payload is encrypted, and the client has no key."""
 
     def __init__(self) -> None:
         super().__init__("the payload is encrypted; reading encrypted messages is not supported")
 
 
 def _shown(name: str) -> str:
-    """A name for a message: a hostile one may be megabytes long."""
+    """Shorten a name for an error message: a hostile name may have megabytes."""
     return repr(name) if len(name) <= 200 else f"{name[:200]!r}... ({len(name)} characters)"

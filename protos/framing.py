@@ -1,14 +1,14 @@
-"""Pulsar's framing: commands as bytes, and a stream of bytes as commands.
+"""Pulsar's framing: encodes commands as bytes, and divides a stream of bytes into commands.
 
     simple command    u32 total | u32 size | BaseCommand                total = 4 + size
     payload command   u32 total | u32 size | BaseCommand | entry        total = 4 + size + entry
 
 All sizes are big-endian; the total does not count itself. Only SEND and MESSAGE carry an entry
-(entry.py). Over TCP these frames follow each other; over gRPC one message of the session's stream
-is a concatenation of whole ones. In this module a *frame* is what follows the total.
+(entry.py). Over TCP these frames follow each other. Over gRPC, one message of the session's stream
+is a concatenation of whole frames. In this module, a *frame* is what follows the total.
 
-Two kinds of error: after a FrameError nobody knows where the next frame begins, so the connection
-has to end; after a CommandError the next frame can be read.
+There are two kinds of error. After a FrameError, the start of the next frame is unknown, so the
+connection must end. After a CommandError, the next frame can be read.
 """
 
 import struct
@@ -30,8 +30,8 @@ from magnetar.protos.errors import (
     UnknownCommand,
 )
 
-# The largest command: the acknowledgement bits of a batch of a million messages are 16,384 words,
-# which take at most 11 bytes each; a list of topics may take the room of the entry too.
+# The largest command: the acknowledgement bits of a batch of a million messages are 16,384 words of
+# at most 11 bytes each. A list of topics may also use the bytes reserved for the entry.
 COMMAND_BYTES_MAX: Final = 256 * 1024
 # A whole frame with both its sizes.
 COMMAND_FRAME_BYTES_MAX: Final = 8 + COMMAND_BYTES_MAX + ENTRY_BYTES_MAX
@@ -39,18 +39,18 @@ COMMAND_FRAME_BYTES_MAX: Final = 8 + COMMAND_BYTES_MAX + ENTRY_BYTES_MAX
 
 @dataclass(slots=True)
 class Command:
-    """One command, checked: the type is known, the body there and complete, all text is UTF-8.
+    """One checked command: its type is known, its body is complete, all its text is UTF-8.
 
-    A value, never changed once made; not frozen for speed.
+    A value that is never changed after its creation. It is not frozen, for speed.
     """
 
     type: pb.BaseCommand.Type.ValueType
     body: Message  # the sub-message of that type; match it by its class
-    entry: memoryview | None  # None: neither SEND nor MESSAGE
+    entry: memoryview | None  # None: the command is neither SEND nor MESSAGE
 
 
 def parse_command(frame: memoryview) -> Command:
-    """The command in a frame. Its entry is a view of `frame`.
+    """Parse the command in a frame. Its entry is a view of `frame`.
 
     Raises MalformedCommand, or UnknownCommand for a type of a later version.
     """
@@ -62,13 +62,13 @@ def parse_command(frame: memoryview) -> Command:
         missing = ", ".join(cast("Any", body).FindInitializationErrors())
         raise MalformedCommand(_name(kind), f"missing {missing}", _request_id(body))
     if shape.carries_entry == (end == len(frame)):
-        reason = "the entry is missing" if shape.carries_entry else "it cannot carry an entry"
+        reason = "the entry is missing" if shape.carries_entry else "an entry is not allowed"
         raise MalformedCommand(_name(kind), reason, _request_id(body))
     return Command(kind, body, frame[end:] if shape.carries_entry else None)
 
 
 def encode_command(body: Message) -> bytes:
-    """The whole frame of a simple command, sizes included; the class of `body` gives the type.
+    """Encode the whole frame of a simple command, with sizes. The class of `body` gives the type.
 
     Raises FrameTooLarge.
     """
@@ -79,7 +79,7 @@ def encode_command(body: Message) -> bytes:
 def encode_payload_command(
     body: pb.CommandSend | pb.CommandMessage, parts: Sequence[bytes | memoryview]
 ) -> list[bytes | memoryview]:
-    """The whole frame of a command with an entry, whose parts are passed on uncopied.
+    """Encode the whole frame of a command with an entry. The entry's parts are not copied.
 
     Raises FrameTooLarge.
     """
@@ -88,10 +88,10 @@ def encode_payload_command(
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes, fed in pieces of any size, into frames.
+    """Divides a stream of bytes, fed in pieces of any size, into frames.
 
-    Keeps at most one incomplete frame, so less than COMMAND_FRAME_BYTES_MAX. After an error it must
-    not be fed again.
+    The decoder keeps at most one incomplete frame: fewer than COMMAND_FRAME_BYTES_MAX bytes. After
+    an error, the caller must not feed it again.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class FrameDecoder:
 
     @property
     def pending_bytes(self) -> int:
-        """How much of an incomplete frame has arrived; 0 when the stream may end cleanly."""
+        """The received bytes of an incomplete frame; 0 if the stream ends after a whole frame."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """The frames that `data` completes, as views of it or of a buffer of their own.
+        """Return the frames that `data` completes, as views of `data` or of another buffer.
 
-        Raises FrameTooLarge as soon as a size says so, and MalformedFrame. Frames that `data` held
-        before the bad one are lost with the connection: none of them was answered.
+        Raises FrameTooLarge as soon as it has read the size, and MalformedFrame. Frames before the
+        malformed one in `data` are lost with the connection: none of them was answered.
         """
         if not self._pending:
             view = memoryview(data)
@@ -116,15 +116,15 @@ class FrameDecoder:
         self._pending += data
         view = memoryview(self._pending)
         frames, end = _split(view)
-        if frames:  # they keep the buffer, what follows them gets a new one
+        if frames:  # the frames refer to the buffer, so the rest gets a new one
             self._pending = bytearray(view[end:])
         return frames
 
 
 def split_frames(buffer: bytes | memoryview) -> list[memoryview]:
-    """The frames of which `buffer` is the concatenation, as views of it.
+    """Divide a concatenation of whole frames into views of `buffer`.
 
-    Raises FrameTooLarge and MalformedFrame, also when the last frame is not whole.
+    Raises FrameTooLarge, and MalformedFrame also if the last frame is not whole.
     """
     view = memoryview(buffer)
     frames, end = _split(view)
@@ -134,9 +134,9 @@ def split_frames(buffer: bytes | memoryview) -> list[memoryview]:
 
 
 def first_frame(buffer: memoryview, at: int) -> tuple[memoryview, int]:
-    """The frame whose total is at `at`, as a view, and where the next one begins.
+    """Return the frame whose total is at offset `at`, as a view, and the offset of the next frame.
 
-    Raises FrameTooLarge and MalformedFrame, also when it is not whole.
+    Raises FrameTooLarge, and MalformedFrame also if the frame is not whole.
     """
     if len(buffer) - at >= 4:
         end = at + 4 + _total(buffer, at)
@@ -145,8 +145,8 @@ def first_frame(buffer: memoryview, at: int) -> tuple[memoryview, int]:
     raise MalformedFrame(f"the last frame is truncated after {len(buffer) - at} bytes")
 
 
-# The hot commands, encoded by hand to the bytes that protobuf would write, in half its time.
-# Ids may be negative: -1 is 2^64-1 on the wire.
+# The most frequent commands, encoded without protobuf to the same bytes in half the time. Ids may
+# be negative: -1 is 2^64-1 on the wire.
 
 
 def message_header(
@@ -156,10 +156,10 @@ def message_header(
     entry_id: int,
     partition: int = -1,  # -1: the topic has no partitions
     redelivery_count: int = 0,
-    ack_set: Sequence[int] = (),  # signed 64-bit words; (): no message of it is acknowledged
+    ack_set: Sequence[int] = (),  # signed 64-bit words; (): no message of the entry is acknowledged
     entry_size: int,
 ) -> bytes:
-    """What comes before the entry in the frame of a MESSAGE."""
+    """Encode the part of a MESSAGE frame before the entry."""
     message_id = b"\x08" + varint(ledger_id) + b"\x10" + varint(entry_id)
     if partition >= 0:
         message_id += b"\x18" + varint(partition)
@@ -176,11 +176,11 @@ def send_header(
     producer_id: int,
     sequence_id: int,
     num_messages: int = 1,
-    highest_sequence_id: int = 0,  # 0: not said
+    highest_sequence_id: int = 0,  # 0: absent
     is_chunk: bool = False,
     entry_size: int,
 ) -> bytes:
-    """What comes before the entry in the frame of a SEND."""
+    """Encode the part of a SEND frame before the entry."""
     if num_messages == 1 and 0 <= producer_id < 0x80 and not (highest_sequence_id or is_chunk):
         number = varint(sequence_id)
         size = 7 + len(number)
@@ -207,7 +207,7 @@ _NEXT_TO_PRODUCER = [bytes([8, producer_id, 0x10]) for producer_id in range(0x80
 
 
 def _split(view: memoryview) -> tuple[list[memoryview], int]:
-    """The whole frames at the beginning of `view`, and where they end."""
+    """Return the whole frames at the beginning of `view`, and the offset of their end."""
     frames = []
     size = len(view)
     at = 0
@@ -221,12 +221,12 @@ def _split(view: memoryview) -> tuple[list[memoryview], int]:
 
 
 def _total(view: memoryview, at: int) -> int:
-    """Of the frame at `at`, when it is a possible one."""
+    """Return the total of the frame at `at`. Raises FrameTooLarge, MalformedFrame."""
     total: int = _U32.unpack_from(view, at)[0]
     if total + 4 > COMMAND_FRAME_BYTES_MAX:
         raise FrameTooLarge(total + 4, COMMAND_FRAME_BYTES_MAX)
     if total < 4:
-        raise MalformedFrame(f"a frame of {total} bytes has no room for its command's size")
+        raise MalformedFrame(f"a frame of {total} bytes is too short for its command's size")
     return total
 
 
@@ -244,7 +244,7 @@ def _hot_frame(head: bytes, body: bytes, *, entry_size: int) -> bytes:
 
 # Mechanics of commands
 
-_TextFields = tuple[tuple[str, "_TextFields"], ...]  # a name, and the same for a sub-message
+_TextFields = tuple[tuple[str, "_TextFields"], ...]  # a field, and the fields of its sub-message
 
 
 class _Shape(NamedTuple):
@@ -254,7 +254,7 @@ class _Shape(NamedTuple):
 
 
 def _find_text_fields(message: Descriptor, outer: tuple[str, ...] = ()) -> _TextFields:
-    """The fields that are strings or lead to strings."""
+    """Return the fields that are strings or contain strings."""
     found: list[tuple[str, _TextFields]] = []
     for field in message.fields:
         if field.type == FieldDescriptor.TYPE_STRING:
@@ -280,7 +280,7 @@ _SHAPES: dict[int, _Shape] = {
     )
     for number, name, message in _BODIES
 }
-# What precedes the body's size in a BaseCommand, by the body's name: type and tag.
+# The bytes before the body's size in a BaseCommand, by the body's name: type and tag.
 _BODY_TAGS = {
     message.full_name: b"\x08" + varint(number) + varint(number << 3 | 2)
     for number, _, message in _BODIES
@@ -289,7 +289,7 @@ _BODY_TAGS = {
 _Body = tuple[pb.BaseCommand.Type.ValueType, Message, int]  # type, body, end of the command
 _HOT_HEAD = struct.Struct(">IBBBB")  # size, tag and value of the type, tag and size of the body
 _SINGLE = (bytes, Message)  # a value that is not repeated
-# The stubs of protobuf do not know that parsing takes any buffer.
+# protobuf's type stubs do not say that parsing accepts any buffer, hence the casts.
 _HOT_BODIES: "dict[int, Callable[[memoryview], Message]]" = {
     pb.BaseCommand.SEND: cast("Any", pb.CommandSend.FromString),
     pb.BaseCommand.SEND_RECEIPT: cast("Any", pb.CommandSendReceipt.FromString),
@@ -303,15 +303,16 @@ _base_command_from: "Callable[[memoryview], pb.BaseCommand]" = cast(
 
 
 def _body(frame: memoryview) -> _Body:
-    """The body of any command."""
+    """Parse the body of any command."""
     (size,) = _U32.unpack_from(frame)
     end = 4 + size
     if end > len(frame):
-        raise MalformedCommand("unknown", f"its {size} bytes exceed the frame's {len(frame)}")
+        reason = f"{size} bytes exceed the frame of {len(frame)} bytes"
+        raise MalformedCommand("unknown", reason)
     try:
         command = _base_command_from(frame[4:end])
     except DecodeError as error:
-        raise MalformedCommand("unknown", f"it cannot be parsed: {error}") from None
+        raise MalformedCommand("unknown", f"the command cannot be parsed: {error}") from None
     if not command.HasField("type"):
         raise _typeless(command)
     kind = command.type
@@ -322,14 +323,15 @@ def _body(frame: memoryview) -> _Body:
 
 
 def _hot_body(frame: memoryview) -> _Body | None:
-    """The body of a short hot command that is encoded as every client does: type, body, no more.
+    """Parse the body of a short, frequent command that holds only type and body.
 
-    It spares making the BaseCommand. None: this is not one, or not a good one.
+    All clients encode these commands so. This saves the BaseCommand. None: another or a malformed
+    command.
     """
     if len(frame) < _HOT_HEAD.size:
         return None
     size, type_tag, kind, body_tag, body_size = _HOT_HEAD.unpack_from(frame)
-    # All are single bytes: body_size is below 128 when the rest of the command is as long.
+    # Each of them is a single byte: body_size is below 128 if the command ends with the body.
     if type_tag != 8 or body_tag != kind << 3 | 2 or size != 4 + body_size or body_size > 127:
         return None
     parse = _HOT_BODIES.get(kind)
@@ -348,7 +350,10 @@ def _encode_base(body: Message) -> bytes:
 
 
 def _typeless(command: pb.BaseCommand) -> CommandError:
-    """A type that protobuf does not know is kept among the unknown fields."""
+    """Return the error for a command without a type that protobuf knows.
+
+    protobuf keeps the number of an unknown type among the unknown fields.
+    """
     unknown = UnknownFieldSet(command)
     for index in range(len(unknown)):
         if unknown[index].field_number == pb.BaseCommand.TYPE_FIELD_NUMBER:
@@ -357,7 +362,7 @@ def _typeless(command: pb.BaseCommand) -> CommandError:
 
 
 def _invalid_text(message: Message, fields: _TextFields) -> str | None:
-    """The name of a string that is not UTF-8, which protobuf hands out as bytes. None: all are."""
+    """Return the name of a string that is not UTF-8 (protobuf returns it as bytes), or None."""
     for name, inner in fields:
         value = getattr(message, name)
         if isinstance(value, str):

@@ -1,16 +1,17 @@
-"""Messages as clients make and read them: the payload of an entry.
+"""Encodes and decodes messages: the payload of an entry, as clients write and read it.
 
 An entry (entry.py) holds one of three things:
 
-- One message: the payload is its value, the metadata describes it.
+- One message: the payload is its value, and the metadata describes the message.
 - A batch: `num_messages_in_batch` is present, even if it is 1. The payload is, for each message,
 
       u32 size, big-endian | SingleMessageMetadata | value of payload_size bytes
 
 - A chunk of one large message: `num_chunks_from_msg` is above 1. The payload is a piece of the
-  value after compression, so the pieces are joined before they are decompressed.
+  compressed value, so a reader joins the pieces before it decompresses them.
 
-Compression covers the whole payload and never the metadata; `uncompressed_size` is its size before.
+Compression covers the whole payload and never the metadata. `uncompressed_size` is the size of the
+payload before compression.
 """
 
 import struct
@@ -53,7 +54,7 @@ from magnetar.protos.errors import (
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """One message to publish. A value, never changed once made; not frozen for speed."""
+    """One message to publish. It is not frozen, for speed."""
 
     payload: bytes
     sequence_id: int
@@ -62,12 +63,12 @@ class OutgoingMessage:
     partition_key_b64: bool = False  # partition_key is base64 of bytes
     ordering_key: bytes | None = None
     event_time_ms: int = 0  # 0: none
-    deliver_at_ms: int | None = None  # None: at once; never in a batch
+    deliver_at_ms: int | None = None  # None: at once; a delayed message is never in a batch
     null_value: bool = False
 
     @property
     def is_plain(self) -> bool:
-        """There is nothing but the payload."""
+        """Whether the message has nothing but a payload."""
         return not (
             self.properties
             or self.partition_key is not None
@@ -80,14 +81,15 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class EntryHeader:
-    """What the entries of a producer have in common."""
+    """The metadata that the entries of a producer have in common."""
 
     producer_name: str
     publish_time_ms: int
     compression: Compression = Compression.NONE
     schema_version: bytes | None = None
-    before: bytes = field(init=False, repr=False, compare=False)  # the sequence id of an entry
-    behind: bytes = field(init=False, repr=False, compare=False)  # with nothing else to say
+    # The encoded metadata of a plain entry before and behind its sequence id.
+    before: bytes = field(init=False, repr=False, compare=False)
+    behind: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         plain = pb.MessageMetadata(producer_name=self.producer_name).SerializePartialToString()
@@ -96,15 +98,16 @@ class EntryHeader:
 
     @property
     def is_plain(self) -> bool:
+        """Whether entries have neither compression nor a schema version."""
         return self.compression is Compression.NONE and self.schema_version is None
 
 
 def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]:
-    """The entry for one message on its own: [everything in front, payload].
+    """Encode the entry for one unbatched message: [everything before the payload, payload].
 
     Raises EntryTooLarge.
     """
-    if header.is_plain and message.is_plain:  # a third of what protobuf takes
+    if header.is_plain and message.is_plain:  # takes a third of protobuf's time
         number = varint(message.sequence_id)
         return _checked_entry(header.before + number + header.behind, message.payload)
     metadata = _message_metadata(message, header)
@@ -112,11 +115,11 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
 
 
 def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> list[bytes]:
-    """The entry for a batch of one or more messages: [everything in front, payload].
+    """Encode the entry for a batch of one or more messages: [everything before, payload].
 
-    Key and ordering key stand in the entry's metadata too when all messages share them, so that a
-    broker can dispatch by key without opening the batch. A delayed message does not go into one.
-    Raises EntryTooLarge.
+    If all messages share key and ordering key, the entry's metadata holds them too. So a broker can
+    dispatch by key without opening the batch. A delayed message cannot be in a batch. Raises
+    EntryTooLarge.
     """
     payload = b"".join(_batched(messages))
     first = messages[0]
@@ -132,10 +135,10 @@ def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> li
 def encode_chunks(
     message: OutgoingMessage, header: EntryHeader, *, uuid: str, chunk_bytes_max: int
 ) -> Iterator[list[bytes]]:
-    """The entries for a message that is too large for one, in order.
+    """Encode the entries for a message that is too large for one entry, in order.
 
-    Their metadata is the message's, repeated. A message that fits becomes one ordinary entry.
-    Raises EntryTooLarge, which only the metadata can cause.
+    Each entry repeats the message's metadata. A message that fits becomes one ordinary entry.
+    Raises EntryTooLarge if the metadata is too large.
     """
     assert 0 < chunk_bytes_max <= MESSAGE_BYTES_MAX
     payload = _compressed(message.payload, header)
@@ -157,26 +160,26 @@ def encode_chunks(
 
 @dataclass(slots=True)
 class ReceivedEntry:
-    """An entry as a consumer gets it. A value, never changed once made; not frozen for speed."""
+    """An entry as a consumer receives it. It is never changed; it is not frozen, for speed."""
 
     producer_name: str
     sequence_id: int
     publish_time_ms: int
     num_messages: int
     is_batch: bool
-    chunk: Chunk | None  # None: it holds whole messages
+    chunk: Chunk | None  # None: the entry holds whole messages
     compression: Compression
     uncompressed_size: int
     schema_version: bytes | None
     deliver_at_ms: int | None
     broker: BrokerMetadata | None  # None: the broker did not send it
-    payload: bytes  # as sent, so still compressed
+    payload: bytes  # still compressed
     metadata: pb.MessageMetadata  # for decode_messages
 
 
 @dataclass(slots=True)
 class ReceivedMessage:
-    """One message of an entry. A value, never changed once made; not frozen for speed."""
+    """One message of an entry. It is never changed; it is not frozen, for speed."""
 
     payload: bytes
     properties: Mapping[str, str]
@@ -190,7 +193,7 @@ class ReceivedMessage:
 
 
 def read_entry(data: bytes | memoryview) -> ReceivedEntry:
-    """Check and parse what follows a MESSAGE command; nothing of `data` is kept.
+    """Check and parse the entry of a MESSAGE command. The result does not refer to `data`.
 
     Raises ChecksumMismatch, MalformedEntry, EntryEncrypted.
     """
@@ -224,9 +227,9 @@ def decode_messages(
     *,
     bytes_max: int = UNCOMPRESSED_BYTES_MAX,
 ) -> list[ReceivedMessage]:
-    """The messages of an entry, in order.
+    """Return the messages of an entry, in order.
 
-    For a chunked message pass its last entry and the payloads of all its chunks, joined. Raises
+    For a chunked message, pass its last entry and the joined payloads of all its chunks. Raises
     DecompressionError, UncompressedSizeCorruption, BatchDeserializeError, MalformedEntry.
     """
     assert (payload is None) == (entry.chunk is None)
@@ -249,7 +252,7 @@ _extend_crc32c: Callable[[int, bytes], int] = google_crc32c.extend
 
 
 def _compression_for(header: EntryHeader, payload_bytes: int) -> Compression:
-    """Nothing is sent as it is: Apache's C++ engine cannot read nothing compressed with ZLIB."""
+    """Leave an empty payload uncompressed: Apache's C++ engine cannot read it in ZLIB form."""
     return header.compression if payload_bytes else Compression.NONE
 
 
@@ -316,7 +319,7 @@ def _batched(messages: Sequence[OutgoingMessage]) -> Iterator[bytes]:
 def _single_metadata(message: OutgoingMessage) -> bytes:
     plain = not (message.properties or message.event_time_ms or message.null_value)
     if plain and message.partition_key is None and message.ordering_key is None:
-        # The common case by hand, a third of what protobuf takes: payload_size, sequence_id.
+        # The common case without protobuf, in a third of the time: payload_size, sequence_id.
         return b"\x18" + varint(len(message.payload)) + b"\x40" + varint(message.sequence_id)
     metadata = pb.SingleMessageMetadata(
         payload_size=len(message.payload), sequence_id=message.sequence_id
@@ -349,7 +352,7 @@ _WIRE_COMPRESSIONS = tuple(pb.CompressionType.values())
 def _unbatched(entry: ReceivedEntry, payload: bytes) -> list[ReceivedMessage]:
     messages = []
     parse = pb.SingleMessageMetadata.FromString
-    end = 0  # of the message before
+    end = 0  # of the preceding message
     for index in range(entry.num_messages):
         try:
             (size,) = _U32.unpack_from(payload, end)

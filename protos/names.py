@@ -1,16 +1,16 @@
 """Names of topics and namespaces: `{persistent|non-persistent}://tenant/namespace/topic`.
 
-The rules are Pulsar's:
+Pulsar's rules:
 
-- Tenant and namespace are made of letters and digits of ASCII and `-=:._`.
-- The topic part may hold anything but a slash, and is not blank. Pulsar knows slashes only in names
-  of its first version, `persistent://tenant/cluster/namespace/topic`, which are refused here.
-- Short names stand for persistent topics: `topic` is in the namespace `public/default`,
-  `tenant/namespace/topic` is what it says.
-- A partition is a topic of its own, named `<topic>-partition-<n>`, without leading zeros.
+- Tenant and namespace consist of ASCII letters, ASCII digits and `-=:._`.
+- The topic part may hold any character except a slash, and is not blank. Pulsar has slashes only in
+  names of its first version, `persistent://tenant/cluster/namespace/topic`. Magnetar refuses them.
+- A short name means a persistent topic: `topic` is in the namespace `public/default`;
+  `tenant/namespace/topic` lacks only the domain.
+- A partition is a separate topic, named `<topic>-partition-<n>`, without leading zeros.
 
-Three rules are ours, because a name also becomes part of paths and URLs: no part is `.` or `..`, a
-full name has at most 1,024 bytes, and it can be encoded as UTF-8.
+Magnetar adds three rules, because a name also becomes part of paths and URLs. No part is `.` or
+`..`. A full name has at most 1,024 bytes. A name can be encoded as UTF-8.
 """
 
 import re
@@ -21,7 +21,8 @@ from typing import Final, Self
 
 from magnetar.protos.errors import InvalidNamespaceName, InvalidTopicName
 
-# Percent-encoded, three for one, it stays below 4 KiB, the smallest limit of a path or URL.
+# Percent-encoding triples the length; the result stays below 4 KiB, the smallest limit of a path or
+# URL.
 TOPIC_NAME_BYTES_MAX: Final = 1024
 
 
@@ -34,14 +35,14 @@ class Domain(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class NamespaceName:
-    """A namespace of a tenant, printed as `tenant/namespace`. Make one with `parse`."""
+    """A namespace of a tenant, printed as `tenant/namespace`. Create it with `parse`."""
 
     tenant: str
     namespace: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises InvalidNamespaceName."""
+        """Parse `tenant/namespace`. Raises InvalidNamespaceName."""
         parts = text.split("/")
         if len(parts) != 2:
             raise InvalidNamespaceName(text, "expected tenant/namespace")
@@ -59,9 +60,9 @@ DEFAULT_NAMESPACE: Final = NamespaceName("public", "default")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A topic, or one partition of a partitioned topic; `str` gives the name in full.
+    """A topic, or one partition of a partitioned topic. `str` returns the full name.
 
-    Make one with `parse`.
+    Create it with `parse`.
     """
 
     domain: Domain
@@ -71,7 +72,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The topic that a full or short name means. Raises InvalidTopicName."""
+        """Parse a full or short name. Raises InvalidTopicName."""
         scheme, separator, rest = text.partition("://")
         if separator:
             if scheme not in tuple(Domain):
@@ -93,11 +94,12 @@ class TopicName:
 
     @property
     def namespace_name(self) -> NamespaceName:
+        """The namespace of the topic."""
         return NamespaceName(self.tenant, self.namespace)
 
     @property
     def partition(self) -> int | None:
-        """The number of this partition; None: the name is not that of a partition."""
+        """The number of this partition; None: the topic is not a partition."""
         match = _PARTITION.fullmatch(self.topic)
         if match is None:
             return None
@@ -106,20 +108,20 @@ class TopicName:
 
     @property
     def base(self) -> "TopicName":
-        """The partitioned topic that this partition belongs to; itself if it is not a partition."""
+        """The partitioned topic of this partition, or the topic itself if it is not a partition."""
         if self.partition is None:
             return self
         return replace(self, topic=self.topic[: self.topic.rindex(_PARTITION_SUFFIX)])
 
     def with_partition(self, index: int) -> "TopicName":
-        """Partition `index` of this topic, which must not be a partition itself."""
+        """Return partition `index` of this topic. The topic must not be a partition."""
         assert self.partition is None
         assert 0 <= index <= _PARTITION_MAX
         return replace(self, topic=f"{self.topic}{_PARTITION_SUFFIX}{index}")
 
     @property
     def bundle_hash(self) -> int:
-        """The place of the topic in its namespace's hash space, 0 to 2^32-1."""
+        """The hash that selects the topic's bundle in its namespace, 0 to 2^32-1."""
         return zlib.crc32(str(self).encode())
 
 
@@ -131,7 +133,7 @@ _PARTITION_MAX = 2**31 - 1  # an int32 on the wire
 
 
 def _topic_problem(parts: list[str]) -> str | None:
-    """Why these parts are not tenant, namespace and topic; None: they are."""
+    """Return why these parts are not tenant, namespace and topic. None: they are valid."""
     match parts:
         case [tenant, namespace, topic]:
             problem = _entity_problem("tenant", tenant) or _entity_problem("namespace", namespace)
@@ -150,7 +152,7 @@ def _topic_problem(parts: list[str]) -> str | None:
 
 def _entity_problem(what: str, part: str) -> str | None:
     if _ENTITY.fullmatch(part) is None:
-        return f"the {what} {part!r} must be made of one or more of A-Z a-z 0-9 - = : . _"
+        return f"the {what} {part!r} must consist of one or more of A-Z a-z 0-9 - = : . _"
     return _dots_problem(what, part)
 
 
@@ -168,7 +170,7 @@ def _encoding_problem(name: str) -> str | None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        return "it cannot be encoded as UTF-8"
+        return "the name cannot be encoded as UTF-8"
     if size > TOPIC_NAME_BYTES_MAX:
-        return f"it has {size} bytes in full, the limit is {TOPIC_NAME_BYTES_MAX}"
+        return f"the full name has {size} bytes, the limit is {TOPIC_NAME_BYTES_MAX}"
     return None

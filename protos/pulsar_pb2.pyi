@@ -4,9 +4,9 @@ isort:skip_file
 Pulsar's binary protocol, version 21: the commands between clients and brokers, and the metadata
 of stored entries.
 
-This is our own text. It agrees with Apache Pulsar's protocol in field numbers, types and
-defaults, so that the bytes are the same and an unmodified Pulsar client can talk to Magnetar. The
-package name is ours: names are not on the wire, and a process may hold Apache's module too.
+This text is Magnetar's own. Field numbers, types and defaults are those of Apache Pulsar's
+protocol. So the bytes are the same, and unmodified Pulsar clients can talk to Magnetar. The
+package name differs: names are not on the wire, and a process may also load Apache's module.
 
 Framing (framing.py), everything big-endian:
 
@@ -15,17 +15,16 @@ Framing (framing.py), everything big-endian:
   ENTRY            [0x0e02 u32 size BrokerEntryMetadata]?  [0x0e01 u32 crc32c]?
                    u32 metadata size | MessageMetadata | payload
 
-Rules that hold for every message here:
+Rules for every message:
 
-- A field marked `required` is not checked by protobuf's parser in Python; framing.py checks it.
+- protobuf's parser in Python does not check `required` fields; framing.py checks them.
 - Ids are uint64 on the wire and signed in meaning: 2^64-1 is -1. The position (-1, -1) is
   "earliest", the position (2^63-1, 2^63-1) is "latest".
-- request_id is chosen by the client, unique per connection, and echoed in the answer. A command
-  that the broker sends unasked carries 2^64-1. producer_id and consumer_id are chosen by the
-  client, unique per connection.
+- The client chooses request_id, producer_id and consumer_id, unique per connection. An answer
+  repeats the request_id. A command that the broker sends without a request carries 2^64-1.
 - Times are milliseconds since the Unix epoch unless the name says otherwise.
-- original_principal, original_auth_data and original_auth_method are set by a proxy: the identity
-  of the client behind it.
+- A proxy sets original_principal, original_auth_data and original_auth_method: the identity of
+  the client behind it.
 """
 
 import builtins
@@ -99,8 +98,8 @@ class ProtocolVersion(_ProtocolVersion, metaclass=_ProtocolVersionEnumTypeWrappe
     Enums shared by several commands
     -------------------------------------------------------------------------------------------------
 
-    What a peer understands; each side uses the smaller of the two versions exchanged at CONNECT.
-    Only the steps that matter to a peer of today are described.
+    The version that a peer supports. Each side uses the smaller of the two versions exchanged at
+    CONNECT. A comment names what the version added.
     """
 
 v0: ProtocolVersion.ValueType  # 0
@@ -160,17 +159,17 @@ class _ServerErrorEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     PersistenceError: _ServerError.ValueType  # 2
     """the ledger failed"""
     AuthenticationError: _ServerError.ValueType  # 3
-    """who are you"""
+    """the broker could not authenticate the client"""
     AuthorizationError: _ServerError.ValueType  # 4
-    """you may not"""
+    """the client lacks the permission"""
     ConsumerBusy: _ServerError.ValueType  # 5
-    """the subscription is held by another consumer or is of another type"""
+    """another consumer holds the subscription, or it has another type"""
     ServiceNotReady: _ServerError.ValueType  # 6
-    """the broker does not serve the topic (yet, any more)"""
+    """the broker does not serve the topic at the moment"""
     ProducerBlockedQuotaExceededError: _ServerError.ValueType  # 7
-    """backlog quota: the producer is to wait"""
+    """backlog quota: the producer must wait"""
     ProducerBlockedQuotaExceededException: _ServerError.ValueType  # 8
-    """backlog quota: the producer is to fail"""
+    """backlog quota: the producer must fail"""
     ChecksumError: _ServerError.ValueType  # 9
     """the entry of a SEND arrived damaged"""
     UnsupportedVersionError: _ServerError.ValueType  # 10
@@ -179,9 +178,9 @@ class _ServerErrorEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ConsumerNotFound: _ServerError.ValueType  # 13
     TooManyRequests: _ServerError.ValueType  # 14
     TopicTerminatedError: _ServerError.ValueType  # 15
-    """the topic takes no more messages, ever"""
+    """the topic accepts no more messages"""
     ProducerBusy: _ServerError.ValueType  # 16
-    """a producer of this name is connected"""
+    """another producer of this name is connected"""
     InvalidTopicName: _ServerError.ValueType  # 17
     IncompatibleSchema: _ServerError.ValueType  # 18
     ConsumerAssignError: _ServerError.ValueType  # 19
@@ -189,15 +188,15 @@ class _ServerErrorEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     TransactionCoordinatorNotFound: _ServerError.ValueType  # 20
     InvalidTxnStatus: _ServerError.ValueType  # 21
     NotAllowedError: _ServerError.ValueType  # 22
-    """refused for good: retrying does not help"""
+    """refused for good: a retry fails too"""
     TransactionConflict: _ServerError.ValueType  # 23
     TransactionNotFound: _ServerError.ValueType  # 24
     ProducerFenced: _ServerError.ValueType  # 25
     """another producer took exclusive access"""
 
 class ServerError(_ServerError, metaclass=_ServerErrorEnumTypeWrapper):
-    """Why a request failed. The numbers are Pulsar's; which of them a client retries is the client's
-    matter.
+    """Why a request failed. The numbers are Pulsar's. The client decides after which of them it
+    retries.
     """
 
 UnknownError: ServerError.ValueType  # 0
@@ -206,17 +205,17 @@ MetadataError: ServerError.ValueType  # 1
 PersistenceError: ServerError.ValueType  # 2
 """the ledger failed"""
 AuthenticationError: ServerError.ValueType  # 3
-"""who are you"""
+"""the broker could not authenticate the client"""
 AuthorizationError: ServerError.ValueType  # 4
-"""you may not"""
+"""the client lacks the permission"""
 ConsumerBusy: ServerError.ValueType  # 5
-"""the subscription is held by another consumer or is of another type"""
+"""another consumer holds the subscription, or it has another type"""
 ServiceNotReady: ServerError.ValueType  # 6
-"""the broker does not serve the topic (yet, any more)"""
+"""the broker does not serve the topic at the moment"""
 ProducerBlockedQuotaExceededError: ServerError.ValueType  # 7
-"""backlog quota: the producer is to wait"""
+"""backlog quota: the producer must wait"""
 ProducerBlockedQuotaExceededException: ServerError.ValueType  # 8
-"""backlog quota: the producer is to fail"""
+"""backlog quota: the producer must fail"""
 ChecksumError: ServerError.ValueType  # 9
 """the entry of a SEND arrived damaged"""
 UnsupportedVersionError: ServerError.ValueType  # 10
@@ -225,9 +224,9 @@ SubscriptionNotFound: ServerError.ValueType  # 12
 ConsumerNotFound: ServerError.ValueType  # 13
 TooManyRequests: ServerError.ValueType  # 14
 TopicTerminatedError: ServerError.ValueType  # 15
-"""the topic takes no more messages, ever"""
+"""the topic accepts no more messages"""
 ProducerBusy: ServerError.ValueType  # 16
-"""a producer of this name is connected"""
+"""another producer of this name is connected"""
 InvalidTopicName: ServerError.ValueType  # 17
 IncompatibleSchema: ServerError.ValueType  # 18
 ConsumerAssignError: ServerError.ValueType  # 19
@@ -235,7 +234,7 @@ ConsumerAssignError: ServerError.ValueType  # 19
 TransactionCoordinatorNotFound: ServerError.ValueType  # 20
 InvalidTxnStatus: ServerError.ValueType  # 21
 NotAllowedError: ServerError.ValueType  # 22
-"""refused for good: retrying does not help"""
+"""refused for good: a retry fails too"""
 TransactionConflict: ServerError.ValueType  # 23
 TransactionNotFound: ServerError.ValueType  # 24
 ProducerFenced: ServerError.ValueType  # 25
@@ -278,7 +277,7 @@ class _ProducerAccessModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrap
     Exclusive: _ProducerAccessMode.ValueType  # 1
     """fail if there is another producer"""
     WaitForExclusive: _ProducerAccessMode.ValueType  # 2
-    """wait until there is none"""
+    """wait until there is no other producer"""
     ExclusiveWithFencing: _ProducerAccessMode.ValueType  # 3
     """disconnect all others"""
 
@@ -289,7 +288,7 @@ Shared: ProducerAccessMode.ValueType  # 0
 Exclusive: ProducerAccessMode.ValueType  # 1
 """fail if there is another producer"""
 WaitForExclusive: ProducerAccessMode.ValueType  # 2
-"""wait until there is none"""
+"""wait until there is no other producer"""
 ExclusiveWithFencing: ProducerAccessMode.ValueType  # 3
 """disconnect all others"""
 Global___ProducerAccessMode: typing_extensions.TypeAlias = ProducerAccessMode
@@ -306,7 +305,7 @@ class _KeySharedModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """each consumer names its own ranges"""
 
 class KeySharedMode(_KeySharedMode, metaclass=_KeySharedModeEnumTypeWrapper):
-    """How the hashes of keys are given to the consumers of a Key_Shared subscription."""
+    """How the consumers of a Key_Shared subscription share the hashes of keys."""
 
 AUTO_SPLIT: KeySharedMode.ValueType  # 0
 """the broker divides them"""
@@ -325,7 +324,7 @@ class _AuthMethodEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     AuthMethodAthens: _AuthMethod.ValueType  # 2
 
 class AuthMethod(_AuthMethod, metaclass=_AuthMethodEnumTypeWrapper):
-    """Authentication methods by number; older than auth_method_name and replaced by it."""
+    """Authentication methods by number. auth_method_name replaces them."""
 
 AuthMethodNone: AuthMethod.ValueType  # 0
 AuthMethodYcaV1: AuthMethod.ValueType  # 1
@@ -443,7 +442,7 @@ Global___EncryptionKeys: typing_extensions.TypeAlias = EncryptionKeys
 
 @typing.final
 class Schema(google.protobuf.message.Message):
-    """A schema as producers and consumers bring it and as the broker hands it out."""
+    """A schema, as producers, consumers and brokers send it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -454,7 +453,7 @@ class Schema(google.protobuf.message.Message):
     class _TypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Schema._Type.ValueType], builtins.type):
         DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
         Bytes: Schema._Type.ValueType  # 0
-        """no schema; Pulsar's own name for it is a keyword of Python"""
+        """no schema; Pulsar's name for it is a keyword of Python"""
         String: Schema._Type.ValueType  # 1
         Json: Schema._Type.ValueType  # 2
         Protobuf: Schema._Type.ValueType  # 3
@@ -479,10 +478,10 @@ class Schema(google.protobuf.message.Message):
         External: Schema._Type.ValueType  # 22
 
     class Type(_Type, metaclass=_TypeEnumTypeWrapper):
-        """What schema_data describes."""
+        """The type that schema_data describes."""
 
     Bytes: Schema.Type.ValueType  # 0
-    """no schema; Pulsar's own name for it is a keyword of Python"""
+    """no schema; Pulsar's name for it is a keyword of Python"""
     String: Schema.Type.ValueType  # 1
     Json: Schema.Type.ValueType  # 2
     Protobuf: Schema.Type.ValueType  # 3
@@ -551,9 +550,9 @@ class MessageIdData(google.protobuf.message.Message):
     batch_size: builtins.int
     @property
     def ack_set(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Messages of a batch that are NOT acknowledged: bit i of the little-endian bit string of these
-        words is 1 while message i is outstanding. Trailing zero words are left out; absent means
-        nothing is said.
+        """The messages of a batch that are NOT acknowledged: in the little-endian bit string of these
+        words, bit i is 1 if message i is outstanding. The sender leaves trailing zero words out.
+        Absent: no statement about single messages.
         """
 
     @property
@@ -599,7 +598,7 @@ Global___AuthData: typing_extensions.TypeAlias = AuthData
 
 @typing.final
 class FeatureFlags(google.protobuf.message.Message):
-    """What a peer can do beyond its protocol version."""
+    """The features of a peer beyond its protocol version."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -614,7 +613,7 @@ class FeatureFlags(google.protobuf.message.Message):
     SUPPORTS_TC_METADATA_DISCOVERY_FIELD_NUMBER: builtins.int
     supports_auth_refresh: builtins.bool
     supports_broker_entry_metadata: builtins.bool
-    """wants 0x0e02 in MESSAGE"""
+    """0x0e02 in MESSAGE"""
     supports_partial_producer: builtins.bool
     supports_topic_watchers: builtins.bool
     supports_get_partitioned_metadata_without_auto_creation: builtins.bool
@@ -646,8 +645,8 @@ class MessageMetadata(google.protobuf.message.Message):
     Metadata of entries (entry.py)
     -------------------------------------------------------------------------------------------------
 
-    Written by the producer, once per entry, never compressed or encrypted. In a batch it describes
-    the batch as a whole; what belongs to one message is in its SingleMessageMetadata.
+    The producer writes it once per entry. It is never compressed or encrypted. For a batch, it
+    describes the batch as a whole; SingleMessageMetadata describes each message.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -696,7 +695,7 @@ class MessageMetadata(google.protobuf.message.Message):
     uncompressed_size: builtins.int
     """bytes of the payload before compression"""
     num_messages_in_batch: builtins.int
-    """Its presence, even with 1, says that the payload has the layout of a batch."""
+    """If it is present, even with 1, the payload has the layout of a batch."""
     event_time: builtins.int
     """the application's clock, ms; 0: none"""
     encryption_algo: builtins.str
@@ -708,9 +707,9 @@ class MessageMetadata(google.protobuf.message.Message):
     ordering_key: builtins.bytes
     """Key_Shared prefers it to partition_key"""
     deliver_at_time: builtins.int
-    """not before, ms (delayed delivery)"""
+    """earliest delivery, ms (delayed delivery)"""
     marker_type: builtins.int
-    """Present on entries that the system wrote and consumers never see: 10-13 replicated
+    """Present on entries of the system, which consumers never receive: 10-13 replicated
     subscriptions, 20 transaction committing, 21 committed, 22 aborted.
     """
     txnid_least_bits: builtins.int
@@ -718,7 +717,7 @@ class MessageMetadata(google.protobuf.message.Message):
     highest_sequence_id: builtins.int
     """Sequence id of the last message of a batch. Apache's C++ engine leaves it out."""
     null_value: builtins.bool
-    """no value, as opposed to an empty one (a tombstone)"""
+    """the message has no value, as opposed to an empty one (a tombstone)"""
     uuid: builtins.str
     """common to the chunks of one message"""
     num_chunks_from_msg: builtins.int
@@ -734,7 +733,7 @@ class MessageMetadata(google.protobuf.message.Message):
     def properties(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
     @property
     def replicate_to(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """clusters to replicate to; empty: as the namespace says"""
+        """clusters to replicate to; empty: the namespace's"""
 
     @property
     def encryption_keys(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EncryptionKeys]: ...
@@ -785,7 +784,7 @@ Global___MessageMetadata: typing_extensions.TypeAlias = MessageMetadata
 
 @typing.final
 class SingleMessageMetadata(google.protobuf.message.Message):
-    """Written by the producer in front of each message of a batch."""
+    """The producer writes it before each message of a batch."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -834,7 +833,7 @@ Global___SingleMessageMetadata: typing_extensions.TypeAlias = SingleMessageMetad
 
 @typing.final
 class BrokerEntryMetadata(google.protobuf.message.Message):
-    """Written by the broker in front of what the producer sent. Not covered by the producer's checksum."""
+    """The broker writes it before the producer's entry. The producer's checksum does not cover it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -843,7 +842,7 @@ class BrokerEntryMetadata(google.protobuf.message.Message):
     broker_timestamp: builtins.int
     """the broker's clock when it appended the entry, ms"""
     index: builtins.int
-    """of the entry's LAST message; messages of a topic are numbered from 0"""
+    """the index of the entry's LAST message; indexes begin at 0 in each topic"""
     def __init__(
         self,
         *,
@@ -879,7 +878,7 @@ class CommandConnect(google.protobuf.message.Message):
     PROXY_VERSION_FIELD_NUMBER: builtins.int
     client_version: builtins.str
     auth_method: Global___AuthMethod.ValueType
-    """before auth_method_name existed"""
+    """replaced by auth_method_name"""
     auth_data: builtins.bytes
     protocol_version: builtins.int
     auth_method_name: builtins.str
@@ -923,9 +922,9 @@ class CommandConnected(google.protobuf.message.Message):
     FEATURE_FLAGS_FIELD_NUMBER: builtins.int
     server_version: builtins.str
     protocol_version: builtins.int
-    """the smaller of both"""
+    """the smaller of both versions"""
     max_message_size: builtins.int
-    """bytes of one entry that the broker takes"""
+    """bytes of one entry that are allowed"""
     @property
     def feature_flags(self) -> Global___FeatureFlags: ...
     def __init__(
@@ -943,7 +942,7 @@ Global___CommandConnected: typing_extensions.TypeAlias = CommandConnected
 
 @typing.final
 class CommandAuthChallenge(google.protobuf.message.Message):
-    """broker -> client: prove who you are, or (data "PulsarAuthRefresh") prove it again. Answered by
+    """broker -> client: authenticate, or authenticate again (data "PulsarAuthRefresh"). Answered by
     AUTH_RESPONSE.
     """
 
@@ -995,7 +994,7 @@ Global___CommandAuthResponse: typing_extensions.TypeAlias = CommandAuthResponse
 
 @typing.final
 class CommandPing(google.protobuf.message.Message):
-    """Either direction, when nothing was heard for a while. Answered by PONG."""
+    """Either direction, after a time without commands from the peer. Answered by PONG."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1017,7 +1016,7 @@ Global___CommandPong: typing_extensions.TypeAlias = CommandPong
 
 @typing.final
 class CommandSuccess(google.protobuf.message.Message):
-    """broker -> client: the request succeeded and has no answer of its own kind."""
+    """broker -> client: the request succeeded. For requests without a specific answer."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1067,7 +1066,7 @@ class CommandPartitionedTopicMetadata(google.protobuf.message.Message):
     Lookup
     -------------------------------------------------------------------------------------------------
 
-    client -> broker: how many partitions has the topic?
+    client -> broker: ask for the number of the topic's partitions.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1084,7 +1083,7 @@ class CommandPartitionedTopicMetadata(google.protobuf.message.Message):
     original_auth_data: builtins.str
     original_auth_method: builtins.str
     metadata_auto_creation_enabled: builtins.bool
-    """may the question create the topic?"""
+    """whether this request may create the topic"""
     def __init__(
         self,
         *,
@@ -1146,7 +1145,7 @@ Global___CommandPartitionedTopicMetadataResponse: typing_extensions.TypeAlias = 
 
 @typing.final
 class CommandLookupTopic(google.protobuf.message.Message):
-    """client -> broker: which broker serves the topic?"""
+    """client -> broker: ask which broker serves the topic."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1161,12 +1160,12 @@ class CommandLookupTopic(google.protobuf.message.Message):
     topic: builtins.str
     request_id: builtins.int
     authoritative: builtins.bool
-    """the asker was sent here: answer, do not redirect on a guess"""
+    """another broker redirected the client here: the broker must not redirect on a guess"""
     original_principal: builtins.str
     original_auth_data: builtins.str
     original_auth_method: builtins.str
     advertised_listener_name: builtins.str
-    """empty is the same as absent"""
+    """"" is the same as absent"""
     @property
     def properties(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
     def __init__(
@@ -1199,16 +1198,16 @@ class CommandLookupTopicResponse(google.protobuf.message.Message):
     class _LookupTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[CommandLookupTopicResponse._LookupType.ValueType], builtins.type):
         DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
         Redirect: CommandLookupTopicResponse._LookupType.ValueType  # 0
-        """ask that broker"""
+        """ask the named broker"""
         Connect: CommandLookupTopicResponse._LookupType.ValueType  # 1
-        """that broker serves it"""
+        """the named broker serves the topic"""
         Failed: CommandLookupTopicResponse._LookupType.ValueType  # 2
 
     class LookupType(_LookupType, metaclass=_LookupTypeEnumTypeWrapper): ...
     Redirect: CommandLookupTopicResponse.LookupType.ValueType  # 0
-    """ask that broker"""
+    """ask the named broker"""
     Connect: CommandLookupTopicResponse.LookupType.ValueType  # 1
-    """that broker serves it"""
+    """the named broker serves the topic"""
     Failed: CommandLookupTopicResponse.LookupType.ValueType  # 2
 
     BROKERSERVICEURL_FIELD_NUMBER: builtins.int
@@ -1225,11 +1224,11 @@ class CommandLookupTopicResponse(google.protobuf.message.Message):
     response: Global___CommandLookupTopicResponse.LookupType.ValueType
     request_id: builtins.int
     authoritative: builtins.bool
-    """to be repeated in the next LOOKUP"""
+    """the next LOOKUP repeats it"""
     error: Global___ServerError.ValueType
     message: builtins.str
     proxy_through_service_url: builtins.bool
-    """stay on the address that was dialled"""
+    """keep using the service URL instead of brokerServiceUrl"""
     def __init__(
         self,
         *,
@@ -1249,7 +1248,7 @@ Global___CommandLookupTopicResponse: typing_extensions.TypeAlias = CommandLookup
 
 @typing.final
 class CommandGetTopicsOfNamespace(google.protobuf.message.Message):
-    """client -> broker: which topics has the namespace? Partitions are listed one by one."""
+    """client -> broker: ask for the topics of a namespace. Each partition is listed."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1279,7 +1278,7 @@ class CommandGetTopicsOfNamespace(google.protobuf.message.Message):
     mode: Global___CommandGetTopicsOfNamespace.Mode.ValueType
     topics_pattern: builtins.str
     topics_hash: builtins.str
-    """of the list that the client has"""
+    """of the client's list"""
     @property
     def properties(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
     def __init__(
@@ -1310,11 +1309,11 @@ class CommandGetTopicsOfNamespaceResponse(google.protobuf.message.Message):
     CHANGED_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     filtered: builtins.bool
-    """the pattern was applied"""
+    """whether the broker applied the pattern"""
     topics_hash: builtins.str
     """CRC32C over the sorted names joined with commas, as hexadecimal"""
     changed: builtins.bool
-    """false: topics_hash of the question still holds, the list is empty"""
+    """false: topics_hash of the request is still right, and the list is empty"""
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -1333,7 +1332,7 @@ Global___CommandGetTopicsOfNamespaceResponse: typing_extensions.TypeAlias = Comm
 
 @typing.final
 class CommandWatchTopicList(google.protobuf.message.Message):
-    """client -> broker: tell me when the topics of a namespace change. Answered by
+    """client -> broker: watch the topics of a namespace for changes. Answered by
     WATCH_TOPIC_LIST_SUCCESS.
     """
 
@@ -1443,7 +1442,7 @@ Global___CommandWatchTopicListClose: typing_extensions.TypeAlias = CommandWatchT
 
 @typing.final
 class CommandTopicMigrated(google.protobuf.message.Message):
-    """broker -> client (version 20 and later): the topic moved to another cluster for good."""
+    """broker -> client (version 20 and later): the topic has moved to another cluster."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1510,17 +1509,17 @@ class CommandProducer(google.protobuf.message.Message):
     producer_id: builtins.int
     request_id: builtins.int
     producer_name: builtins.str
-    """absent: the broker chooses a name, unique in the cluster"""
+    """absent: the broker chooses a unique name"""
     encrypted: builtins.bool
     epoch: builtins.int
     """grows with each reconnect of this producer"""
     user_provided_producer_name: builtins.bool
     producer_access_mode: Global___ProducerAccessMode.ValueType
     topic_epoch: builtins.int
-    """of an exclusive producer that comes back"""
+    """of an exclusive producer that reconnects"""
     txn_enabled: builtins.bool
     initial_subscription_name: builtins.str
-    """to be created with the topic (dead letters)"""
+    """created with the topic (dead letters)"""
     @property
     def metadata(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
     @property
@@ -1549,8 +1548,8 @@ Global___CommandProducer: typing_extensions.TypeAlias = CommandProducer
 
 @typing.final
 class CommandProducerSuccess(google.protobuf.message.Message):
-    """broker -> client. Sent twice, with the same request_id, to a producer that had to wait for
-    exclusive access.
+    """broker -> client. A producer that waits for exclusive access gets two answers with the same
+    request_id.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1564,11 +1563,11 @@ class CommandProducerSuccess(google.protobuf.message.Message):
     request_id: builtins.int
     producer_name: builtins.str
     last_sequence_id: builtins.int
-    """last one that is stored; -1: none, or no deduplication"""
+    """sequence id of the last stored message; -1: none, or no deduplication"""
     schema_version: builtins.bytes
     topic_epoch: builtins.int
     producer_ready: builtins.bool
-    """false: waiting, a second answer follows"""
+    """false: a second answer follows"""
     def __init__(
         self,
         *,
@@ -1586,7 +1585,7 @@ Global___CommandProducerSuccess: typing_extensions.TypeAlias = CommandProducerSu
 
 @typing.final
 class CommandSend(google.protobuf.message.Message):
-    """client -> broker, with an ENTRY. Answered by SEND_RECEIPT in the order of sending, or by
+    """client -> broker, with an ENTRY. Answered by SEND_RECEIPT, in the order of the SENDs, or by
     SEND_ERROR.
     """
 
@@ -1633,9 +1632,7 @@ Global___CommandSend: typing_extensions.TypeAlias = CommandSend
 
 @typing.final
 class CommandSendReceipt(google.protobuf.message.Message):
-    """broker -> client: the entry is stored. A duplicate that was stored before gets the position (-1,
-    -1).
-    """
+    """broker -> client: the entry is stored. The receipt of a duplicate has the position (-1, -1)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1690,8 +1687,8 @@ Global___CommandSendError: typing_extensions.TypeAlias = CommandSendError
 
 @typing.final
 class CommandCloseProducer(google.protobuf.message.Message):
-    """Either direction. From the client it is answered by SUCCESS; from the broker (request_id 2^64-1)
-    by nothing, the client looks the topic up again or goes to the assigned address.
+    """Either direction. The broker answers with SUCCESS. The client does not answer (request_id
+    2^64-1); it looks the topic up again or connects to the assigned address.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1723,7 +1720,7 @@ class KeySharedMeta(google.protobuf.message.Message):
     Consumers
     -------------------------------------------------------------------------------------------------
 
-    How Key_Shared consumers share the keys.
+    How the consumers of a Key_Shared subscription share the keys.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1782,7 +1779,7 @@ class CommandSubscribe(google.protobuf.message.Message):
         Earliest: CommandSubscribe._InitialPosition.ValueType  # 1
 
     class InitialPosition(_InitialPosition, metaclass=_InitialPositionEnumTypeWrapper):
-        """Where a new subscription starts."""
+        """Where a new subscription begins."""
 
     Latest: CommandSubscribe.InitialPosition.ValueType  # 0
     Earliest: CommandSubscribe.InitialPosition.ValueType  # 1
@@ -1815,17 +1812,17 @@ class CommandSubscribe(google.protobuf.message.Message):
     priority_level: builtins.int
     """0 is the highest"""
     durable: builtins.bool
-    """false: the subscription ends with its last consumer (readers)"""
+    """false: the broker deletes the subscription after its last consumer (readers)"""
     read_compacted: builtins.bool
     initialPosition: Global___CommandSubscribe.InitialPosition.ValueType
     replicate_subscription_state: builtins.bool
     force_topic_creation: builtins.bool
     start_message_rollback_duration_sec: builtins.int
-    """not durable: start this long ago"""
+    """not durable: begin at messages of this age"""
     consumer_epoch: builtins.int
     @property
     def start_message_id(self) -> Global___MessageIdData:
-        """not durable: where to start"""
+        """not durable: where to begin"""
 
     @property
     def metadata(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
@@ -1865,8 +1862,8 @@ Global___CommandSubscribe: typing_extensions.TypeAlias = CommandSubscribe
 
 @typing.final
 class CommandActiveConsumerChange(google.protobuf.message.Message):
-    """broker -> client (version 12 and later): Exclusive and Failover, who is the one that gets
-    messages.
+    """broker -> client (version 12 and later): whether this consumer of an Exclusive or Failover
+    subscription is the active one, which gets the messages.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1888,7 +1885,7 @@ Global___CommandActiveConsumerChange: typing_extensions.TypeAlias = CommandActiv
 
 @typing.final
 class CommandFlow(google.protobuf.message.Message):
-    """client -> broker: that many more messages may be sent. Not answered."""
+    """client -> broker: grant permits for so many more messages. Not answered."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1957,12 +1954,12 @@ class CommandAck(google.protobuf.message.Message):
         DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
         Individual: CommandAck._AckType.ValueType  # 0
         Cumulative: CommandAck._AckType.ValueType  # 1
-        """this message and all before it"""
+        """the message and all before it"""
 
     class AckType(_AckType, metaclass=_AckTypeEnumTypeWrapper): ...
     Individual: CommandAck.AckType.ValueType  # 0
     Cumulative: CommandAck.AckType.ValueType  # 1
-    """this message and all before it"""
+    """the message and all before it"""
 
     class _ValidationError:
         ValueType = typing.NewType("ValueType", builtins.int)
@@ -1977,7 +1974,7 @@ class CommandAck(google.protobuf.message.Message):
         DecryptionError: CommandAck._ValidationError.ValueType  # 4
 
     class ValidationError(_ValidationError, metaclass=_ValidationErrorEnumTypeWrapper):
-        """Why the message could not be read; it is acknowledged so that it does not come again."""
+        """Why the consumer could not read the message; the broker acknowledges it all the same."""
 
     UncompressedSizeCorruption: CommandAck.ValidationError.ValueType  # 0
     DecompressionError: CommandAck.ValidationError.ValueType  # 1
@@ -1999,7 +1996,7 @@ class CommandAck(google.protobuf.message.Message):
     txnid_least_bits: builtins.int
     txnid_most_bits: builtins.int
     request_id: builtins.int
-    """present: the client waits until the acknowledgement is durable"""
+    """present: the broker answers when the acknowledgement is durable"""
     @property
     def message_id(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MessageIdData]: ...
     @property
@@ -2056,7 +2053,7 @@ Global___CommandAckResponse: typing_extensions.TypeAlias = CommandAckResponse
 
 @typing.final
 class CommandRedeliverUnacknowledgedMessages(google.protobuf.message.Message):
-    """client -> broker: send these again; all that are outstanding if there is none. Not answered."""
+    """client -> broker: redeliver these messages; without ids, all unacknowledged ones. Not answered."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2091,7 +2088,7 @@ class CommandUnsubscribe(google.protobuf.message.Message):
     consumer_id: builtins.int
     request_id: builtins.int
     force: builtins.bool
-    """even if other consumers are connected"""
+    """also while other consumers are connected"""
     def __init__(
         self,
         *,
@@ -2106,8 +2103,8 @@ Global___CommandUnsubscribe: typing_extensions.TypeAlias = CommandUnsubscribe
 
 @typing.final
 class CommandSeek(google.protobuf.message.Message):
-    """client -> broker: move the subscription. Answered by SUCCESS or ERROR, after all its consumers
-    were closed.
+    """client -> broker: move the subscription. The broker closes all its consumers, then answers with
+    SUCCESS or ERROR.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -2119,10 +2116,10 @@ class CommandSeek(google.protobuf.message.Message):
     consumer_id: builtins.int
     request_id: builtins.int
     message_publish_time: builtins.int
-    """or to the first message published at or after, ms"""
+    """to the first message published then or later, ms"""
     @property
     def message_id(self) -> Global___MessageIdData:
-        """to this message (it comes again)"""
+        """to this message, which is delivered again"""
 
     def __init__(
         self,
@@ -2139,8 +2136,8 @@ Global___CommandSeek: typing_extensions.TypeAlias = CommandSeek
 
 @typing.final
 class CommandReachedEndOfTopic(google.protobuf.message.Message):
-    """broker -> client: the topic was terminated and everything was delivered. Apache's C++ engine does
-    not expect it.
+    """broker -> client: the topic was terminated and all messages were delivered. Apache's C++ engine
+    does not expect it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -2208,7 +2205,7 @@ Global___CommandGetLastMessageIdResponse: typing_extensions.TypeAlias = CommandG
 
 @typing.final
 class CommandCloseConsumer(google.protobuf.message.Message):
-    """Either direction, as CLOSE_PRODUCER."""
+    """Either direction, under the rules of CLOSE_PRODUCER."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2385,7 +2382,7 @@ Global___CommandGetSchemaResponse: typing_extensions.TypeAlias = CommandGetSchem
 
 @typing.final
 class CommandGetOrCreateSchema(google.protobuf.message.Message):
-    """client -> broker: register a schema besides the one that the producer came with."""
+    """client -> broker: register a schema in addition to the one in PRODUCER."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2442,10 +2439,10 @@ Global___CommandGetOrCreateSchemaResponse: typing_extensions.TypeAlias = Command
 @typing.final
 class Subscription(google.protobuf.message.Message):
     """-------------------------------------------------------------------------------------------------
-    Transactions. A transaction's id is (most bits: its coordinator, least bits: a counter there).
+    Transactions. The most bits of a transaction's id name its coordinator, the least bits count.
     -------------------------------------------------------------------------------------------------
 
-    A subscription that takes part in a transaction.
+    A subscription in a transaction.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -2467,7 +2464,7 @@ Global___Subscription: typing_extensions.TypeAlias = Subscription
 
 @typing.final
 class CommandTcClientConnectRequest(google.protobuf.message.Message):
-    """client -> coordinator: may I use this coordinator over this connection?"""
+    """client -> coordinator: ask to use this coordinator over this connection."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2525,7 +2522,7 @@ class CommandNewTxn(google.protobuf.message.Message):
     SCALABLE_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     txn_ttl: builtins.int
-    """milliseconds, whatever older names of the field say"""
+    """milliseconds; older names of the field say seconds"""
     tc_id: builtins.int
     scalable: builtins.bool
     def __init__(
@@ -2888,7 +2885,7 @@ class BaseCommand(google.protobuf.message.Message):
     The envelope
     -------------------------------------------------------------------------------------------------
 
-    Every command on the wire: its type and the one field whose number is the type's.
+    Every command on the wire: its type, and the one field whose number equals the type.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

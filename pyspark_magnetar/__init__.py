@@ -1,4 +1,4 @@
-"""Spark imports every module called `pyspark_*`: this one makes the format "magnetar" known."""
+"""Registers the format "magnetar": Spark imports every module named `pyspark_*`."""
 
 from magnetar.spark.source.datasource import MagnetarDataSource as DefaultSource
 

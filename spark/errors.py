@@ -1,7 +1,7 @@
 """The operating errors of this package.
 
-`definite` says of each whether what failed has certainly had no effect. Reading has none, so here
-it says whether trying again is pointless.
+`definite` says whether the failed operation certainly had no effect. Reading has no effect, so here
+`definite` says that another attempt would fail in the same way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class SparkError(Exception):
-    """Something a user of the connector can act on."""
+    """The base class of the connector's errors. Each error tells the user what to change."""
 
     definite: ClassVar[bool] = True
 
 
 class InvalidOption(SparkError):
-    """An option of `spark.read.format("magnetar")` that is unknown, missing or impossible."""
+    """An option of `spark.read.format("magnetar")` is unknown, missing or invalid."""
 
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"option {option!r}: {reason}")
@@ -31,7 +31,7 @@ class InvalidOption(SparkError):
 
 
 class InvalidSchema(SparkError):
-    """A schema given by the user names what a topic does not have."""
+    """The schema given by the user does not match the columns of a topic."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"column {column!r}: {reason}")
@@ -43,10 +43,10 @@ class InvalidSchema(SparkError):
 
 
 class TopicNotFound(SparkError):
-    """Nobody has ever written to this topic or subscribed to it."""
+    """The topic does not exist: no client has published or subscribed to it."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"there is no topic {topic}: nothing was ever published to it")
+        super().__init__(f"topic {topic} does not exist: no client has published to it")
         self.topic = topic
 
     def __reduce__(self) -> tuple[type[TopicNotFound], tuple[str]]:
@@ -54,7 +54,7 @@ class TopicNotFound(SparkError):
 
 
 class ReadRefused(SparkError):
-    """The broker says that what was planned cannot be read: it is gone, or was never there."""
+    """The broker refuses to read planned entries: they were deleted, or never existed."""
 
     def __init__(self, topic: str, ledger: int, entry: int, reason: str) -> None:
         super().__init__(f"{topic}, entry {ledger}:{entry}: {reason}")
@@ -68,21 +68,20 @@ class ReadRefused(SparkError):
 
 
 class UnreadableEntry(ReadRefused):
-    """An entry came whole but cannot be turned into rows: damaged, encrypted, or of a kind that is
-    not supported."""
+    """The connector cannot convert an entry to rows: it is damaged, encrypted or not supported."""
 
 
 class OutOfOrder(ReadRefused):
-    """A broker sent something else than the entry that follows."""
+    """A broker sent another entry than the next one in order."""
 
 
 class ReadStalled(SparkError):
-    """No broker could be reached, or none served the topic, for the whole of `readTimeoutMs`."""
+    """For the time `readTimeoutMs`, no broker was reachable, or no broker served the topic."""
 
     definite = False
 
     def __init__(self, topic: str, waited_s: float, reason: str) -> None:
-        super().__init__(f"{topic}: nothing came for {waited_s:.1f} s; last failure: {reason}")
+        super().__init__(f"{topic}: no data for {waited_s:.1f} s; last failure: {reason}")
         self.topic = topic
         self.waited_s = waited_s
         self.reason = reason
@@ -92,10 +91,10 @@ class ReadStalled(SparkError):
 
 
 class JavaMissing(SparkError):
-    """Spark runs on Java, and there is none."""
+    """Spark needs Java, and no Java was found."""
 
     def __init__(self, home: str = "") -> None:
-        found = f"JAVA_HOME is {home}, and has no bin/java" if home else "no `java` on the PATH"
+        found = f"JAVA_HOME is {home}, without bin/java" if home else "no `java` on the PATH"
         super().__init__(
             f"Spark needs Java 17 or newer: {found}. On Debian and Ubuntu: apt-get install"
             " openjdk-17-jre-headless"
@@ -111,16 +110,16 @@ class SparkMissing(SparkError):
 
 
 class JobFailed(SparkError):
-    """Spark gave a job up. The reason is the first that it names."""
+    """A Spark job failed. The reason is the first one that Spark names."""
 
     definite = False
 
 
 class TargetNotEmpty(SparkError):
-    """An archive is there already, or something else is."""
+    """The target directory is not empty."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is not empty; to replace an archive there, say --overwrite")
+        super().__init__(f"{path} is not empty; --overwrite replaces an archive there")
         self.path = path
 
 
@@ -135,9 +134,9 @@ class TargetBusy(SparkError):
 
 
 class TargetForeign(SparkError):
-    """What is there is not an archive, so it is never replaced."""
+    """The target is not an archive, so the command never replaces it."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is not replaced: {reason}")
+        super().__init__(f"cannot replace {path}: {reason}")
         self.path = path
         self.reason = reason

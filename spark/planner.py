@@ -1,12 +1,13 @@
-"""How a topic is cut into Spark tasks: arithmetic over the ledgers that a broker named.
+"""Divides a topic into Spark tasks, from the list of ledgers that a broker returned.
 
 Rules.
 
 1. The tasks hold every entry of the ledgers exactly once, in the topic's order.
-2. A cut falls between two entries. Ledger boundaries are crossed freely: a task is a list of spans,
-   so that a topic of many small ledgers becomes few tasks (a task costs Spark 20 to 36 ms before
-   its first row).
-3. The same ledgers and limits give the same tasks, whatever the load or the number of executors.
+2. A task begins and ends between two entries. It is a list of spans and may hold several ledgers,
+   so that a topic of many small ledgers becomes few tasks. A task costs Spark 20 to 36 ms before
+   its first row.
+3. The same ledgers and limits give the same tasks. The load and the number of executors do not
+   matter.
 
 Pure.
 """
@@ -19,24 +20,24 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# 100,000 rows of 150 bytes: a tenth of a second of decoding, some times what the task itself costs.
+# 100,000 rows of 150 bytes: 0.1 s of decoding, several times the cost of a task itself.
 TARGET_BYTES_PER_TASK: Final = 16 << 20
-# A driver's Python process does not know how many cores the executors have. More tasks than cores
-# cost little; sixteen keep a small cluster busy, and large ones say what they want.
+# The driver's Python process does not know how many cores the executors have. More tasks than cores
+# cost little. Sixteen tasks keep a small cluster busy; users of a large one set maxPartitions.
 TASKS_MAX: Final = 16
-# An open ledger's bytes are not known. Between an unbatched message (1 KiB) and a full batch
-# (128 KiB); entries of a ledger whose size is known tell more.
+# The size of an open ledger is not known. The guess lies between an unbatched message (1 KiB) and a
+# full batch (128 KiB). If the topic has ledgers of known size, their mean is used instead.
 ENTRY_BYTES_GUESS: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Entries of one ledger, first and last inclusive."""
+    """A range of entries of one ledger, first and last included."""
 
     ledger: int
     first: int
     last: int
-    bytes: int  # of stored entries, an estimate; 0: not known
+    bytes: int  # estimated size of the stored entries; 0: not known
 
     @property
     def entries(self) -> int:
@@ -49,9 +50,9 @@ def plan_tasks(
     target_bytes: int = TARGET_BYTES_PER_TASK,
     tasks_max: int = TASKS_MAX,
 ) -> list[tuple[Span, ...]]:
-    """The tasks for these ledgers: about `target_bytes` each, never more than `tasks_max` of them.
+    """Return the tasks for these ledgers: about `target_bytes` each, at most `tasks_max` tasks.
 
-    [] when there are no ledgers. No task is empty.
+    The list is empty if there are no ledgers. No task is empty.
     """
     assert target_bytes > 0
     assert tasks_max > 0
@@ -66,11 +67,11 @@ def plan_tasks(
     for span in weighed:
         rest: Span | None = span
         while rest is not None:
-            room = total * len(tasks) // count - done
-            if rest.bytes <= room or len(tasks) == count:
+            free = total * len(tasks) // count - done
+            if rest.bytes <= free or len(tasks) == count:
                 head, rest = rest, None
             else:
-                fitting = max(room, 0) * rest.entries // rest.bytes
+                fitting = max(free, 0) * rest.entries // rest.bytes
                 if not fitting and tasks[-1]:
                     tasks.append([])
                     continue
@@ -81,7 +82,7 @@ def plan_tasks(
 
 
 def _entry_bytes(ledgers: Sequence[Span]) -> int:
-    """What an entry of an unknown ledger probably takes: the mean of the known ones."""
+    """Estimate the bytes of an entry in a ledger of unknown size: the mean of known ledgers."""
     known = [span for span in ledgers if span.bytes]
     entries = sum(span.entries for span in known)
     return max(1, sum(span.bytes for span in known) // entries) if known else ENTRY_BYTES_GUESS
@@ -95,7 +96,7 @@ def _weighed(span: Span, entry_bytes: int) -> Span:
 
 
 def _split(span: Span, entries: int) -> tuple[Span, Span | None]:
-    """The first `entries` of a span and the rest, the bytes spread evenly; None: no rest."""
+    """Split a span after `entries` entries, with bytes in proportion. None: there is no rest."""
     if entries == span.entries:
         return span, None
     size = span.bytes * entries // span.entries

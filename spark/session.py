@@ -1,7 +1,7 @@
-"""A Spark session on this machine for our own jobs, with what Spark needs to be told.
+"""Starts a Spark session for Magnetar's own jobs, with the settings that Spark needs.
 
-Python workers take `python3` from the PATH unless told which; Spark asks the host's name for an
-address, which many machines cannot resolve. Both are settled here, once.
+Without them, Python workers run the `python3` of the PATH, and Spark resolves the host's name to an
+address, which fails on many machines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from magnetar.spark.errors import JavaMissing, SparkMissing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Our jobs hold no data in the JVM: rows pass through, aggregates are small.
+# Magnetar's jobs hold no data in the JVM: rows pass through, aggregates are small.
 DRIVER_MEMORY: Final = "1g"
 EXEC_S_MAX: Final = 5.0  # between fork and exec; milliseconds, unless the machine is overloaded
 
 
 def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> SparkSession:
-    """Start Spark, or join the session of this process. Under `spark-submit` its settings win.
+    """Start Spark, or return the session of this process. Settings of `spark-submit` win.
 
-    `settings` are Spark's, with "_" for ".". Raises JavaMissing, SparkMissing.
+    `settings` are Spark's settings, with "_" for ".". Raises JavaMissing, SparkMissing.
     """
     require_java()
     for variable, value in environment_for(master).items():
@@ -40,7 +40,7 @@ def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> Sp
     builder: SparkSession.Builder = SparkSession.builder.appName(name)
     wanted = _QUICK | {key.replace("_", "."): value for key, value in settings.items()}
     if "SPARK_ENV_LOADED" in os.environ:  # under spark-submit
-        SparkContext._ensure_initialized()  # else a SparkConf knows nothing of what Java was told
+        SparkContext._ensure_initialized()  # otherwise SparkConf lacks spark-submit's settings
         told = SparkConf()
         wanted = {key: value for key, value in wanted.items() if not told.contains(key)}
     else:
@@ -53,27 +53,34 @@ def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> Sp
 
 
 def environment_for(master: str) -> dict[str, str]:
-    """What to set unless it is set: which Python the workers are, and an address for Spark, which
-    only this machine could reach: executors elsewhere must find the driver by its own."""
+    """Return the environment variables to set if they are unset.
+
+    They name the workers' Python and, for a local master, the loopback address. With another
+    master, executors on other machines must reach the driver, so Spark chooses the address.
+    """
     python = {"PYSPARK_PYTHON": sys.executable}
     return python | ({"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {})
 
 
 def fork_plainly() -> None:
-    """Call before gRPC is imported in a process that will start Spark.
+    """Turn gRPC's fork support off. Call it before gRPC is imported in a process that starts Spark.
 
-    PySpark forks to start Java. In the fork gRPC looks after its threads, which are not there, and
-    aborts it one time in thirty: "Java gateway process exited". Told not to, it leaves it alone.
+    PySpark forks to start Java. In the fork, gRPC's fork support handles threads that do not exist
+    there. It aborts the fork once in thirty starts: "Java gateway process exited".
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def end_java() -> None:
-    """Kill the Java that this process has started. After Ctrl-C: PySpark lets Java ignore it, and
-    one that was still starting would go on for seconds, and complain when nobody takes it over."""
+    """Kill the Java process that this process has started.
+
+    It is needed after Ctrl-C: PySpark makes Java ignore the signal. A Java process that is still
+    starting would run on for seconds and then print an error.
+    """
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, children.read_text().split()):
-            if b"spark" in _command_of(pid):  # while it is a shell script: .../bin/spark-submit
+            # True also while it is still the script bin/spark-submit.
+            if b"spark" in _command_of(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -94,7 +101,7 @@ def _command_of(child: int) -> bytes:
 
 
 def require_java() -> None:
-    """Raises JavaMissing. With JAVA_HOME set, Spark's scripts look nowhere else."""
+    """Raise JavaMissing if Spark would find no Java. If JAVA_HOME is set, Spark uses it alone."""
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(Path(home, "bin", "java"), os.X_OK):
         raise JavaMissing(home)
@@ -107,6 +114,6 @@ _QUICK = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
-    # A task of few rows costs 21 ms instead of 36.
+    # With a Unix socket, a task of few rows costs 21 ms instead of 36.
     "spark.python.unix.domain.socket.enabled": "true",
 }

@@ -1,4 +1,4 @@
-"""Sends a consumer's acknowledgements and takes their answers: the shell around acks.py."""
+"""Sends a consumer's acknowledgements and handles the answers: the shell around acks.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ log = get_logger(__name__)
 
 
 class Acknowledger:
-    """Every group carries a request id, so that the broker answers when it is durable."""
+    """Sends groups of acknowledgements.
+
+    Every group carries a request id, so that the broker answers when the group is durable.
+    """
 
     def __init__(self, topic: str, tracker: AckTracker) -> None:
         self._topic = topic
@@ -30,35 +33,37 @@ class Acknowledger:
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None  # None: not attached
         self._consumer_id = 0
-        self._settled: asyncio.Future[None] | None = None  # None: nobody waits
+        self._settled: asyncio.Future[None] | None = None  # None: settle() is not waiting
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: PulsarException | None = None  # of a group that is therefore not durable
-        self._held = False  # a seek is under way: they may be void, or hit what comes anew
+        self._refusal: PulsarException | None = None  # None: the broker has refused no group
+        # A seek is in progress. If it succeeds, pending acknowledgements are void; sent after it,
+        # they would acknowledge redelivered messages.
+        self._held = False
 
     def acknowledge(self, key: Key, batch_index: int, batch_size: int) -> bool:
-        """One message. Whether its whole entry is acknowledged now."""
+        """Acknowledge one message. Returns whether its whole entry is acknowledged now."""
         complete = self._tracker.acknowledge(key, batch_index, batch_size, self._loop.time())
         self._after_ack()
         return complete
 
     def acknowledge_cumulative(self, key: Key, batch_index: int, batch_size: int) -> None:
-        """A message and all before it."""
+        """Acknowledge a message and all messages before it."""
         now = self._loop.time()
         self._tracker.acknowledge_cumulative(key, batch_index, batch_size, now)
         self._after_ack()
 
     def acknowledged(self, key: Key, batch_size: int) -> int:
-        """As AckTracker."""
+        """Return the same as `AckTracker.acknowledged`."""
         return self._tracker.acknowledged(key, batch_size)
 
     def send(self) -> None:
-        """Send what is pending without waiting for more."""
+        """Send the pending acknowledgements now, without waiting for more."""
         self._send(hurry=True)
 
     async def settle(self) -> None:
-        """Return when all acknowledgements are durable, through a change of broker if need be.
+        """Return when all acknowledgements are durable; a change of broker does not end the wait.
 
-        Raises the broker's refusal if it refused some of them for good: those are not.
+        Raises the broker's refusal if it refused some for good: the refused ones are not durable.
         """
         self._send(hurry=True)
         while not self._tracker.settled:
@@ -77,24 +82,26 @@ class Acknowledger:
         self._tracker.on_disconnected(self._loop.time())
 
     def on_seek(self) -> None:
-        """The subscription is to be moved. What is pending goes out before that, as far as the
-        broker takes it; the rest, and what is acknowledged meanwhile, waits for the outcome."""
+        """Prepare for a seek. Send the pending acknowledgements up to the limit in flight.
+
+        The rest, and acknowledgements given during the seek, wait for the outcome of the seek.
+        """
         self._send(hurry=True)
         self._held = True
 
     def on_seek_end(self, *, moved: bool) -> None:
-        """What was acknowledged so far is void if it was `moved`, and goes on its way if not."""
+        """Send the waiting acknowledgements, or drop them if the seek `moved` the subscription."""
         self._held = False
         if moved:
             self._void()
         self._go_on()
 
     def on_unsubscribed(self) -> None:
-        """There is nothing left to acknowledge."""
+        """Drop all acknowledgements: the subscription was deleted."""
         self._void()
 
     def close(self, error: PulsarException) -> None:
-        """What is not durable by now may be lost."""
+        """End. Acknowledgements that are not durable yet may be lost."""
         self._connection = None
         if self._settled is not None and not self._settled.done():
             self._settled.set_exception(error)
@@ -119,19 +126,19 @@ class Acknowledger:
 
     def _on_answer(self, number: int, result: Body | PulsarException) -> None:
         if self._connection is None:
-            return  # detached, and the tracker knows: it will ask again
+            return  # detached: the tracker sends the group again on the next connection
         if not isinstance(result, PulsarException):
             self._tracker.on_answered(number)
         elif is_retriable(result):
             self._tracker.on_failed(number, self._loop.time())
         else:
-            log.error("acknowledgements were refused", topic=self._topic, error=str(result))
+            log.error("the broker refused acknowledgements", topic=self._topic, error=str(result))
             self._refusal = result
             self._tracker.on_answered(number)
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have whoever waits look again, and send what is due."""
+        """Wake `settle` so that it checks again, and send what is due."""
         if self._settled is not None and not self._settled.done():
             self._send(hurry=True)
             self._settled.set_result(None)
@@ -139,7 +146,7 @@ class Acknowledger:
             self._arm()
 
     def _arm(self) -> None:
-        """Have `_on_timer` called when it is time to send."""
+        """Schedule `_on_timer` for the next group."""
         send_at = self._tracker.timer_at()
         if send_at is not None and self._connection is not None and not self._held:
             self._timer = self._loop.call_at(send_at, self._on_timer)

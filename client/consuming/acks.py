@@ -1,10 +1,11 @@
 """Groups acknowledgements, and keeps each until the broker has answered that it is durable.
 
-A consumer acknowledges messages; a broker takes entries, each wholly or, as a set of bits, partly.
-Acknowledgements gather for up to ACK_DELAY_S or ACK_IDS_MAX ids and go out as groups. A group that
-was not answered when the connection broke goes out again on the next one, so what the user
-acknowledged is not lost with a broker; and until then a message that comes again although it was
-acknowledged is recognised (`acknowledged`) and need not be shown to the user again.
+A consumer acknowledges messages. The broker accepts acknowledgements of entries: of a whole entry,
+or of a part of it as a set of bits. The tracker gathers acknowledgements for up to ACK_DELAY_S or
+ACK_IDS_MAX ids, then the client sends them as groups. If the connection breaks before a group is
+answered, the client sends the group again on the next connection. Thus the failure of a broker
+loses no acknowledgement. Until the answer, the broker may redeliver a message that the user has
+acknowledged. `acknowledged` recognises such a message, and the client does not show it again.
 """
 
 from __future__ import annotations
@@ -19,33 +20,35 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
 
 ACK_DELAY_S: Final = 0.1
-"""Apache's grouping time. A crash of the client loses what was acknowledged within it."""
+"""Seconds; Apache's grouping time. A crash of the client loses the acknowledgements of this time.
+"""
 
 ACK_IDS_MAX: Final = 1000
-"""Ids in a group, and how many gathered ids are sent without waiting. At some 12 bytes an id a
-command is 12 KB, far below what a frame may hold, unless every id carries a set of 1,000 bits:
-then it is 170 KB, still below the 256 KiB of a command."""
+"""Ids in a group. At this many gathered ids, the client sends a group without waiting. At about 12
+bytes an id, a command is 12 KB. If every id carries a set of 1,000 bits, a command is 170 KB. Both
+are below the limit of 256 KiB for a command."""
 
 ACK_GROUPS_IN_FLIGHT_MAX: Final = 8
-"""At this many unanswered groups further ids gather. A broker that answers in 5 ms takes 1.6
-million ids a second; one that does not answer is not flooded."""
+"""Unanswered groups. At this limit, further ids wait. A broker that answers in 5 ms accepts 1.6
+million ids a second; a broker that does not answer is not flooded."""
 
 PARTIAL_BATCHES_MAX: Final = 100_000
-"""Batches of which only a part is acknowledged, some 300 bytes each. Beyond it the oldest is
-forgotten: its acknowledged messages may come again."""
+"""Batches of which only a part is acknowledged, about 300 bytes each. Beyond this limit, the client
+forgets the oldest: its acknowledged messages may be redelivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckGroup:
-    """What one ACK command says. An id is a key and the bits of what is not acknowledged (0: the
-    whole entry is)."""
+    """The content of one ACK command."""
 
     number: int
-    is_cumulative: bool  # then there is one id
-    ids: Mapping[Key, int]
+    is_cumulative: bool  # a cumulative group has one id
+    ids: Mapping[
+        Key, int
+    ]  # the bits of unacknowledged messages; 0: the whole entry is acknowledged
 
     def covers(self, key: Key) -> bool:
-        """Whether it acknowledges the whole entry `key`."""
+        """Return whether the group acknowledges the whole entry `key`."""
         if not self.is_cumulative:
             return self.ids.get(key) == 0
         ((position, unacked),) = self.ids.items()
@@ -55,27 +58,31 @@ class AckGroup:
 class AckTracker:
     """A machine: acknowledgements and answers in, groups out.
 
-    1. A group holds no message that the user did not acknowledge.
-    2. Every acknowledgement of a whole entry is pending, in flight, or was answered.
+    1. A group acknowledges no message that the user did not acknowledge.
+    2. Every acknowledgement of a whole entry is pending, in flight, or answered.
     3. No key is pending before the pending cumulative position.
-    4. A partly acknowledged batch is neither empty nor whole, and there are not too many.
+    4. A partly acknowledged batch has at least one acknowledged and one unacknowledged message.
+    5. There are at most PARTIAL_BATCHES_MAX partly acknowledged batches.
     """
 
     def __init__(self, *, batch_indexes: bool) -> None:
-        """`batch_indexes`: whether parts of batches are sent, or only what is complete."""
+        """`batch_indexes`: True sends parts of batches, False sends complete batches only."""
         self._batch_indexes = batch_indexes
         self._pending: dict[Key, int] = {}
         self._partial: dict[Key, int] = {}
-        # Everything before this key is acknowledged and that is pending; of the key itself what
-        # `_pending` says, or these bits are not. None: nothing cumulative is pending.
+        # The pending cumulative position: a key, and the unacknowledged bits of its entry. If the
+        # key is in `_pending`, the bits there count. None: nothing cumulative is pending.
         self._below: tuple[Key, int] | None = None
         self._in_flight: dict[int, AckGroup] = {}
         self._oldest_at: float | None = None  # None: nothing is pending
-        self._not_before = 0.0  # after a refusal that may pass
+        self._not_before = 0.0  # loop time; later than now after a retriable refusal
         self._number = 0
 
     def acknowledge(self, key: Key, batch_index: int, batch_size: int, now: float) -> bool:
-        """Message `batch_index` (-1: not in a batch) is done. Whether its whole entry now is."""
+        """Acknowledge message `batch_index` of an entry (-1: the entry is not a batch).
+
+        Returns whether the whole entry is acknowledged now.
+        """
         if batch_index < 0:
             self._partial.pop(key, None)
             unacked = 0
@@ -93,7 +100,7 @@ class AckTracker:
     def acknowledge_cumulative(
         self, key: Key, batch_index: int, batch_size: int, now: float
     ) -> None:
-        """This message and all before it are done."""
+        """Acknowledge this message and all messages before it."""
         everything = (1 << batch_size) - 1 if batch_index >= 0 else 0
         unacked = everything & ~((1 << batch_index + 1) - 1) if everything else 0
         if key in self._partial:
@@ -109,7 +116,7 @@ class AckTracker:
         self._touch(now)
 
     def take(self, now: float, *, hurry: bool = False) -> list[AckGroup]:
-        """The groups to send now: all that is pending if it is time, or at once in a `hurry`."""
+        """Return the groups to send now. `hurry`: do not wait for the grouping time."""
         groups: list[AckGroup] = []
         due_at = self.timer_at()
         if due_at is None or now < (self._not_before if hurry else due_at):
@@ -121,11 +128,11 @@ class AckTracker:
         return groups
 
     def on_answered(self, number: int) -> None:
-        """The group is durable; or it was refused for good, and there is no use in repeating it."""
+        """Forget a group that is durable, or that the broker refused for good."""
         self._in_flight.pop(number, None)
 
     def on_failed(self, number: int, now: float) -> None:
-        """The group failed for a reason that may pass."""
+        """Make a group pending again after a retriable failure."""
         group = self._in_flight.pop(number, None)
         if group is not None:
             self._put_back(group)
@@ -133,7 +140,7 @@ class AckTracker:
             self._not_before = now + ACK_DELAY_S
 
     def on_disconnected(self, now: float) -> None:
-        """The answers to all groups in flight are lost: they are pending again."""
+        """Make all groups in flight pending again: their answers are lost."""
         groups, self._in_flight = self._in_flight, {}
         self._not_before = 0.0
         for group in groups.values():
@@ -142,7 +149,7 @@ class AckTracker:
             self._touch(now)
 
     def on_seek(self) -> None:
-        """What was acknowledged before is void: the subscription was put elsewhere."""
+        """Drop all acknowledgements: a seek moved the subscription."""
         self._pending.clear()
         self._partial.clear()
         self._in_flight.clear()
@@ -150,8 +157,10 @@ class AckTracker:
         self._oldest_at = None
 
     def acknowledged(self, key: Key, batch_size: int) -> int:
-        """The bits of the messages of this entry that are done (1: not a batch) and of which the
-        broker may not know it yet; 0: none."""
+        """Return the bits of the acknowledged messages of an entry that the broker may redeliver.
+
+        An entry that is not a batch has one message, bit 0. 0: no message.
+        """
         everything = (1 << batch_size) - 1
         unacked = self._partial.get(key, self._pending.get(key))
         if unacked is not None:
@@ -159,7 +168,7 @@ class AckTracker:
         return everything if self._is_done(key) else 0
 
     def timer_at(self) -> float | None:
-        """When `take` has something to give. None: not before something else happens."""
+        """Return when `take` has a group to give. None: not before the next event."""
         if self._oldest_at is None or len(self._in_flight) >= ACK_GROUPS_IN_FLIGHT_MAX:
             return None
         delay_s = 0.0 if self.is_full else ACK_DELAY_S
@@ -167,12 +176,12 @@ class AckTracker:
 
     @property
     def is_full(self) -> bool:
-        """Whether a whole group has gathered."""
+        """Return whether enough ids for a full group are pending."""
         return len(self._pending) >= ACK_IDS_MAX
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was acknowledged so far is durable."""
+        """Return whether all acknowledgements so far are durable."""
         return self._oldest_at is None and not self._in_flight
 
     def check(self) -> None:
@@ -192,20 +201,20 @@ class AckTracker:
             self._partial.pop(key, None)
 
     def _raise_below(self, key: Key, unacked: int) -> None:
-        """Move the pending cumulative position forward, never back."""
+        """Move the pending cumulative position forward; never move it back."""
         if self._below is None or key > self._below[0]:
             self._below = key, unacked
             for known in [known for known in self._pending if known < key]:
                 del self._pending[known]
 
     def _is_done(self, key: Key) -> bool:
-        """Whether the whole entry is acknowledged and the broker may not know it yet."""
+        """Return whether the whole entry is acknowledged but the broker has not confirmed it."""
         if self._pending.get(key) == 0 or self._is_covered(key):
             return True
         return any(group.covers(key) for group in self._in_flight.values())
 
     def _is_covered(self, key: Key) -> bool:
-        """Whether the pending cumulative position acknowledges the whole entry `key`."""
+        """Return whether the pending cumulative position acknowledges the whole entry `key`."""
         return self._below is not None and key < self._below[0]
 
     def _next_group(self) -> AckGroup:
@@ -232,7 +241,7 @@ class AckTracker:
                 self._pending[key] = unacked & newer
 
     def _touch(self, now: float) -> None:
-        """Something became pending at `now`, if it did."""
+        """Note the time if something is pending and nothing was before."""
         if not self._pending and self._below is None:
             self._oldest_at = None
         elif self._oldest_at is None:

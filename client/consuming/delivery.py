@@ -1,4 +1,4 @@
-"""The messages of a delivered entry, and what the broker counts for it."""
+"""The messages of a delivered entry, and the permits that the broker counts for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def messages_of(
     key: Key, received: list[ReceivedMessage], wanted: int, delivery: Delivery
 ) -> list[Message]:
-    """Those messages of an entry whose bits are set."""
+    """Return the messages of an entry whose bits in `wanted` are set."""
     ledger, entry = key
     size = len(received)
     if size == 1:
@@ -43,8 +43,11 @@ def messages_of(
 
 
 def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:
-    """How many permits the broker counts for an entry that cannot be read here: it goes by the
-    metadata alone. Counting fewer would leave the consumer waiting for what is never sent."""
+    """Return how many permits the broker counts for an entry that the client cannot read.
+
+    The broker counts by the metadata alone. If the client counted fewer, it would grant too few
+    permits, and the broker would stop sending.
+    """
     try:
         size = parse_stored_entry(strip_broker_metadata(entry)[1]).num_messages
     except EntryError:
@@ -53,7 +56,7 @@ def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:
 
 
 def validation_error(error: EntryError) -> pb.CommandAck.ValidationError.ValueType:
-    """How a broker is told what is wrong with an entry."""
+    """Return the wire value for an error in an entry."""
     match error:
         case ChecksumMismatch():
             return pb.CommandAck.ChecksumMismatch

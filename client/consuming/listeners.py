@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from magnetar.client.thread_bridge import Mailbox
 
 BURST_MESSAGES_MAX: Final = 100
-"""Messages that one listener gets before another one's turn comes on the same thread."""
+"""Messages that one listener gets before the next listener of the same thread has its turn."""
 
 
 class Listener:
@@ -34,7 +34,7 @@ class Listener:
         self.wake()
 
     def wake(self) -> None:
-        """There may be messages."""
+        """Schedule a burst: there may be messages."""
         with self._lock:
             if self._scheduled or self._paused:
                 return
@@ -51,11 +51,14 @@ class Listener:
         self.wake()
 
     def run_burst(self) -> None:
-        """On the thread: call for some messages, and come again if there are more."""
+        """Call the user's function for at most BURST_MESSAGES_MAX messages, on the listener thread.
+
+        If there may be more messages, schedule the next burst.
+        """
         with self._lock:
             self._scheduled = False
         for _ in range(BURST_MESSAGES_MAX):
-            with self._lock:  # after a pause nothing is taken any more
+            with self._lock:  # take no message after a pause
                 if self._paused:
                     return
                 message = self._mailbox.maybe_take()
@@ -67,7 +70,7 @@ class Listener:
 
 
 class ListenerThread:
-    """One thread for any number of listeners, in turn."""
+    """One thread that serves any number of listeners in turn."""
 
     def __init__(self, name: str) -> None:
         self._due: queue.SimpleQueue[Listener | None] = queue.SimpleQueue()
@@ -78,7 +81,7 @@ class ListenerThread:
         self._due.put(listener)
 
     def stop(self, timeout_s: float) -> None:
-        """End after what is being delivered. Waits for that, unless called by a listener."""
+        """End after the scheduled bursts. Waits at most `timeout_s`; a listener does not wait."""
         self._due.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)

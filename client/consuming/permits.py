@@ -1,8 +1,8 @@
-"""How much more a broker may send to a consumer.
+"""Counts the permits of a consumer: how many more messages the broker may send.
 
-A consumer grants permits, one for each message; the broker sends as many and no more (but for the
-rest of a batch). Granted anew when half of the queue is used up, so that a busy consumer costs one
-command for every 500 messages and never runs dry.
+A consumer grants one permit for each message. The broker sends no more messages than that, except
+for the rest of a batch. The consumer grants permits again when half of its queue is used up. Thus a
+busy consumer sends one command for every 500 messages, and its queue does not run empty.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from __future__ import annotations
 from typing import Final
 
 QUEUE_BYTES_MAX: Final = 64 << 20
-"""Bytes of messages that wait in one consumer's queue. Permits count messages, so this is held by
-granting fewer of them, judged by the size of the messages seen so far. The first grant is blind: it
-is the whole queue, at worst 1,000 messages of 5 MiB."""
+"""Bytes of messages that wait in one consumer's queue. Permits count messages, so the consumer
+grants fewer permits if recent messages were large. The first grant cannot know their size: it is
+the whole queue, at worst 1,000 messages of 5 MiB."""
 
 
 RECENT_MESSAGES: Final = 1000
-"""About so many messages are taken into account for their usual size, later ones more."""
+"""Messages whose mean size decides the number of permits, approximately; later ones weigh more."""
 
 
 class Permits:
-    """A machine: deliveries and what the user takes in, grants out.
+    """A machine: deliveries and taken messages in, grants out.
 
-    1. Granted and queued messages together do not exceed the queue, but for the rest of a batch and
-       what was returned.
-    2. When the queue is empty and nothing is granted, a grant is due (with a queue of 0: when
-       somebody waits).
+    1. Granted and queued messages together do not exceed the queue size, except for the rest of a
+       batch and returned messages.
+    2. When the queue is empty and nothing is granted, a grant is due. With a queue size of 0, the
+       grant is due when the user waits for a message.
     """
 
     def __init__(self, queue_messages_max: int) -> None:
         self._messages_max = queue_messages_max
-        self._window = queue_messages_max  # fewer if the messages seen so far are large
-        self._granted = 0  # negative: the broker sent the rest of a batch beyond it
+        self._window = queue_messages_max  # smaller if recent messages were large
+        self._granted = 0  # negative: the broker sent the rest of a batch beyond the permits
         self._queued = 0
         self._queued_bytes = 0
-        self._returned = 0  # of the queued ones, at most
+        self._returned = 0  # upper bound of the queued messages that the user returned
         self._seen = 0
         self._seen_bytes = 0
 
     def on_attached(self) -> None:
-        """A new connection: permits and queue of the old one are gone."""
+        """Begin on a new connection: the permits and the queue of the old one are gone."""
         self._granted = self._queued = self._queued_bytes = self._returned = 0
 
     def on_delivered(self, used: int, queued: int, queued_bytes: int) -> None:
-        """The broker used up permits; of those messages `queued` wait for the user."""
+        """Count a delivery: the broker `used` permits, and `queued` messages wait for the user."""
         assert 0 <= queued <= used
         self._granted -= used
         self._queued += queued
@@ -58,7 +58,7 @@ class Permits:
             self._window = min(self._messages_max, max(1, by_bytes))
 
     def on_taken(self, message_bytes: int) -> bool:
-        """The user took a message out of the queue. Whether `grant` has something to give."""
+        """Count a message that the user took. Returns whether `grant` has permits to give."""
         self._queued -= 1
         self._queued_bytes -= message_bytes
         if self._returned:
@@ -66,28 +66,30 @@ class Permits:
         return self._window - self._queued - self._granted >= max(1, self._window >> 1)
 
     def on_returned(self, message_bytes: int) -> None:
-        """The user gave a message back, to take it again before the others. Its permit may have
-        been granted anew: then the queue is that much fuller for a while."""
+        """Count a message that the user put back at the front of the queue.
+
+        Its permit may have been granted again already: then the queue exceeds its size by one.
+        """
         self._queued += 1
         self._queued_bytes += message_bytes
         self._returned += 1
 
     def on_dropped(self) -> None:
-        """The queue was emptied; what is granted stays granted."""
+        """Count the queue as empty. Granted permits stay granted."""
         self._queued = self._queued_bytes = self._returned = 0
 
     def grant(self, *, waiting: bool) -> int:
-        """Permits to grant now; 0 if it is not time. `waiting`: the user waits for a message."""
+        """Return the permits to grant now, or 0. `waiting`: the user waits for a message."""
         window = self._window
         if self._messages_max == 0:
             if not waiting:
                 return 0
             window = 1
-        room = window - self._queued - self._granted
-        if self._queued_bytes >= QUEUE_BYTES_MAX or room < max(1, window // 2):
+        free = window - self._queued - self._granted
+        if self._queued_bytes >= QUEUE_BYTES_MAX or free < max(1, window // 2):
             return 0
-        self._granted += room
-        return room
+        self._granted += free
+        return free
 
     def check(self) -> None:
         assert self._queued >= 0

@@ -1,7 +1,7 @@
-"""Entries to ask for again after a fixed delay: negative acknowledgements, and unacknowledged ones.
+"""Entries to redeliver after a fixed delay: negatively acknowledged and unacknowledged ones.
 
-Because the delay is the same for all, the order in which entries are added is the order in which
-they are due, and a dictionary is all it takes.
+The delay is the same for all entries. Thus entries are due in the order in which they were added,
+and a dictionary is enough.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
 
 REDELIVERY_TICK_S: Final = 0.1
-"""Entries due within half of this are asked for with the first: it does not matter to delays of
-seconds and minutes, and nacks of a thousand messages one by one are a few commands."""
+"""Seconds. Entries due within half of this time are requested together with the first. Delays are
+seconds or minutes, so the difference does not matter. A thousand single negative acknowledgements
+need only a few commands."""
 
 REDELIVERIES_MAX: Final = 1_000_000
-"""Entries that wait, some 200 bytes each. At this many the oldest are due at once."""
+"""Entries that wait, about 200 bytes each. Beyond this limit, the oldest are due at once."""
 
 REDELIVERY_IDS_MAX: Final = 10_000
-"""Entries that one command asks for. At up to 24 bytes each they fit into the 256 KiB of one."""
+"""Entries in one command. At up to 24 bytes each, they fit into a command's limit of 256 KiB."""
 
 
 class Redeliveries:
     """A machine: entries in, due entries out.
 
-    1. Every entry that was added is still waiting, was discarded, or was given as due.
+    1. Every entry that was added is still waiting, was discarded, or was returned as due.
     2. Entries wait in the order of their times.
     """
 
@@ -34,7 +35,7 @@ class Redeliveries:
         self._due_at: dict[Key, float] = {}
 
     def add(self, key: Key, now: float) -> None:
-        """Ask for `key` again after the delay; adding it once more starts the delay anew."""
+        """Request `key` again after the delay. A second call for a key restarts its delay."""
         self._due_at.pop(key, None)
         self._due_at[key] = now + self._delay_s
 
@@ -42,7 +43,7 @@ class Redeliveries:
         self._due_at.pop(key, None)
 
     def discard_through(self, key: Key) -> None:
-        """Discard `key` and all before it."""
+        """Discard `key` and all keys before it."""
         for known in [known for known in self._due_at if known <= key]:
             del self._due_at[known]
 
@@ -50,7 +51,7 @@ class Redeliveries:
         self._due_at.clear()
 
     def due(self, now: float) -> list[Key]:
-        """The entries whose time has come; they wait no longer."""
+        """Return and remove the entries that are due."""
         keys: list[Key] = []
         too_many = len(self._due_at) - REDELIVERIES_MAX
         for key, due_at in self._due_at.items():
@@ -62,7 +63,7 @@ class Redeliveries:
         return keys
 
     def timer_at(self) -> float | None:
-        """When `due` has something to give. None: nothing waits."""
+        """Return when the first entry is due. None: no entry waits."""
         if not self._due_at:
             return None
         due_at = next(iter(self._due_at.values()))

@@ -1,7 +1,7 @@
-"""From which message on a user wants to see messages.
+"""The first message that a user wants to receive.
 
-A broker positions a subscription at an entry. Where in its batch to begin, and whether the message
-itself is wanted, only the client knows, so it skips what comes too early.
+A broker positions a subscription at an entry. Only the client knows where in the batch to begin,
+and whether the start message is included. So the client skips the messages before the start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A message, and whether it is wanted itself."""
+    """A message id, and whether that message is included."""
 
     message_id: MessageId
     inclusive: bool
@@ -28,19 +28,20 @@ class Start:
 
     @property
     def is_sentinel(self) -> bool:
-        """Whether it is an end of the topic and no message; then nothing is skipped."""
+        """Return whether the id is `earliest` or `latest`; then the client skips nothing."""
         return self.message_id in (MessageId.earliest, MessageId.latest)
 
     def is_before(self, last: MessageId) -> bool:
-        """Whether `last`, a message of the topic, is wanted. Not for the end of the topic."""
+        """Return whether `last`, the topic's last message, is wanted. Not valid for `latest`."""
         if self.message_id.batch_index() < 0:
             last = MessageId(-1, last.ledger_id(), last.entry_id())
         return last > self.message_id or (self.inclusive and last == self.message_id)
 
     def skipped(self, key: Key, batch_size: int) -> int:
-        """The bits of the messages of this entry (1: not a batch) that come too early.
+        """Return the bits of the messages of an entry that lie before the start.
 
-        An id without a place in the batch means the whole entry.
+        `batch_size` is 1 for an entry that is not a batch. A start id without a batch index means
+        the whole entry.
         """
         if self.is_sentinel or key > self.key:
             return 0

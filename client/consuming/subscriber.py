@@ -1,9 +1,9 @@
-"""What a consumer or reader is inside: deliveries in, acknowledgements and permits out, through
-every change of broker.
+"""The core of a consumer or reader: it handles deliveries, and sends acknowledgements and permits.
 
-Both faces (consumer.py, sync.py) use this one. It is called on the loop only; messages leave it
-through a queue that belongs to the face, because users of the synchronous one take them in threads
-of their own.
+It stays usable through every change of broker. The asyncio and the synchronous classes
+(consumer.py, reader.py, sync.py) wrap it. Its methods are called on the event loop only. Messages
+leave through a MessageQueue that belongs to the wrapper, because users of the synchronous client
+take messages in their own threads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Answer = TypeVar("Answer", bound="Body")
 
 
 class Subscriber:
-    """One consumer's core; made attached by `open`."""
+    """The core of one consumer or reader. `open` attaches it to a broker."""
 
     def __init__(
         self, topic: str, subscription: Subscription, queue: MessageQueue, parts: Parts
@@ -63,7 +63,7 @@ class Subscriber:
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._attachment = parts.attachment(self, Purpose.CONSUME)
-        self._task: asyncio.Task[None] | None = None  # None: not begun
+        self._task: asyncio.Task[None] | None = None  # None: not opened
         self._connection: Connection | None = None  # None: not attached
         self._consumer_id = 0
         self._permits = Permits(subscription.queue_messages_max)
@@ -71,28 +71,28 @@ class Subscriber:
         self._nacks = Redeliveries(subscription.nack_delay_s)
         timeout_s = subscription.unacked_timeout_s
         self._unacked = None if timeout_s is None else Redeliveries(timeout_s)
-        self._start: Start | None = None  # where to begin; None: wherever the broker does
+        self._start: Start | None = None  # None: the broker knows where to begin
         if subscription.start is not None:
             self._start = Start(subscription.start, subscription.inclusive)
-        self._generation = 0  # of the queue: what was taken of an older one does not count
-        self._epoch = 0  # of redeliveries of everything: what was sent before one is stale
-        self._seek_turn = asyncio.Lock()  # held: a seek is under way, its outcome unknown
-        self._seeking = False  # the broker was told, and has not closed the consumer for it yet
-        self._waiting = False  # somebody waits for a message
-        self._burst: list[Message] = []  # of the frame that is being read
-        self._failure: PulsarException | None = None  # None: it goes on
+        self._generation = 0  # of the queue; messages of an older generation do not count
+        self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
+        self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
+        self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
+        self._waiting = False  # the user waits for a message
+        self._burst: list[Message] = []  # messages of the frame that is being read
+        self._failure: PulsarException | None = None  # None: neither closed nor failed
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Attach for the first time. Raises why that failed; then it is over."""
+        """Attach for the first time. If that fails, close the consumer and raise the reason."""
         name = f"consumer of {self.topic}, {self.subscription.name}"
         self._parts.live.add(self)
         self._task = self._parts.scope.start(self._attachment.run(), name)
         try:
             await self._attachment.wait_first()
         except BaseException:
-            self.shut_down(AlreadyClosed("it was not created", topic=self.topic))
+            self.shut_down(AlreadyClosed("the consumer was not created", topic=self.topic))
             raise
 
     @property
@@ -101,18 +101,18 @@ class Subscriber:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that is asked of it can have an effect any more."""
+        """Return whether the consumer is closed and detached: no call has an effect any more."""
         return self._failure is not None and self._connection is None
 
     def check_open(self) -> None:
-        """Raises AlreadyClosed, or why it ended."""
+        """Raise AlreadyClosed if the consumer is closed, or the error that ended it."""
         if self._failure is not None:
             raise self._failure
 
-    # The user takes and acknowledges
+    # Messages taken and acknowledged by the user
 
     def on_taken(self, message: Message) -> None:
-        """The user took a message out of the queue."""
+        """Count a message that the user took out of the queue."""
         if message.delivery.generation != self._generation:
             return
         if self._permits.on_taken(len(message.data())):
@@ -124,19 +124,19 @@ class Subscriber:
             self._arm()
 
     def on_returned(self, messages: Sequence[Message]) -> None:
-        """They were taken and are in the queue again."""
+        """Count messages that the user took and put back into the queue."""
         for message in of_generation(self._generation, messages):
             self._permits.on_returned(len(message.data()))
             if self._unacked is not None:
                 self._unacked.discard(_key_of(message.message_id()))
 
     def on_waiting(self, _: object = None) -> None:
-        """The user waits for a message and there is none. Matters to a queue of 0 only."""
+        """Note that the user waits for a message. This matters only with a queue size of 0."""
         self._waiting = True
         self._grant()
 
     def acknowledge(self, message_id: MessageId) -> None:
-        """Never to be delivered again to this subscription. Takes effect within ACK_DELAY_S."""
+        """Acknowledge a message. The client sends the acknowledgement within ACK_DELAY_S."""
         key = _key_of(message_id)
         if self._acks.acknowledge(key, message_id.batch_index(), message_id.batch_size()):
             self._nacks.discard(key)
@@ -144,7 +144,7 @@ class Subscriber:
                 self._unacked.discard(key)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """This message and all before it. Takes effect within ACK_DELAY_S."""
+        """Acknowledge a message and all before it. The client sends this within ACK_DELAY_S."""
         key = _key_of(message_id)
         index, size = message_id.batch_index(), message_id.batch_size()
         self._acks.acknowledge_cumulative(key, index, size)
@@ -154,7 +154,7 @@ class Subscriber:
             self._unacked.discard_through(done)
 
     def negative_acknowledge(self, message_id: MessageId) -> None:
-        """Ask for it again after the delay, with the rest of its batch."""
+        """Request a message, with the rest of its batch, again after the delay."""
         key = _key_of(message_id)
         self._nacks.add(key, self._loop.time())
         if self._unacked is not None:
@@ -162,11 +162,11 @@ class Subscriber:
         self._arm()
 
     def redeliver_unacknowledged(self, _: object = None) -> None:
-        """Ask for everything again that was delivered and not acknowledged."""
+        """Ask the broker to redeliver all unacknowledged messages of this consumer."""
         self._acks.send()
         self._forget_redeliveries()
         if self._connection is None:
-            return  # it comes again anyway
+            return  # the next broker redelivers everything anyway
         self._epoch += 1
         self._clear_queue()
         self._permits.on_dropped()
@@ -180,11 +180,11 @@ class Subscriber:
     # Requests
 
     async def seek(self, target: MessageId | int) -> None:
-        """Put the subscription at a message, or at a publish time in milliseconds.
+        """Move the subscription to a message id, or to a publish time in milliseconds since 1970.
 
-        The broker closes the consumer, before it answers or after; it is attached anew and begins
-        at the new place. What came from the old one is dropped. If it fails, a reader is where it
-        was; where a subscription is, its broker knows.
+        The broker closes the consumer before or after it answers. The consumer attaches again and
+        begins at the new place; messages from the old place are dropped. If the seek fails, a
+        reader stays at its place. The broker decides where a durable subscription continues.
         """
         command = pb.CommandSeek()
         if isinstance(target, MessageId):
@@ -198,7 +198,7 @@ class Subscriber:
             taken, place = self._queue.last_taken, self._start
             if taken is not None and not self.subscription.is_durable:
                 place = Start(taken, inclusive=False)
-            told: set[int] = set()  # our consumer ids of which it was asked
+            told: set[int] = set()  # consumer ids with which the seek was sent
             moved = False
 
             def begin() -> None:
@@ -213,37 +213,44 @@ class Subscriber:
                 self._acks.on_seek_end(moved=moved)
                 if told and not moved:
                     self._stay(place, was_detached=not self._seeking or len(told) > 1)
-            if self._seeking:  # not closed yet, so what still comes is not wanted
+            if self._seeking:  # not closed yet: drop what the broker still sends
                 self.on_closed_by_broker(None)
         if start is None and not self.subscription.is_durable:
             await self.pin_start()
 
     def _stay(self, place: Start | None, *, was_detached: bool) -> None:
-        """A seek came to nothing, or nobody knows. `was_detached`: since it began."""
+        """Return to the old place after a seek that failed or whose outcome is unknown.
+
+        `was_detached`: the consumer was detached after the seek began.
+        """
         self._seeking = False
         if was_detached and self.subscription.is_durable:
-            self._start = None  # the subscription knows where it is
-        elif was_detached and self._connection is not None:  # attached where it was to go
+            self._start = None  # the broker knows where the subscription is
+        elif was_detached and self._connection is not None:  # attached at the target of the seek
             _let_go(self._connection, self._consumer_id)
             self._clear_queue()
-            self._start = place  # and not what was taken there
-            self.on_disconnected(ConnectError("a seek failed; it goes back", topic=self.topic))
+            self._start = place  # overwrites the place of messages taken at the target
+            self.on_disconnected(
+                ConnectError("the seek failed; the reader returns to its place", topic=self.topic)
+            )
         else:
             self._start = place
 
     async def pin_start(self) -> None:
-        """A reader's place that only its broker knows, because it is the end of the topic or a
-        time, is asked for: the next broker would take another one for it."""
+        """Ask the broker for the place of a reader that began at a time or at the topic's end.
+
+        Without this, the next broker would choose another place for the same time or end.
+        """
         _, done = await self.last_message_id()
         if self._queue.last_taken is None:
             self._start = Start(MessageId(-1, *_key_of(done)), inclusive=False)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
-        """The last message of the topic, and the position up to which all is acknowledged."""
+        """Return the id of the topic's last message, and the mark-delete position."""
         answer = await self._request(
             pb.CommandGetLastMessageId(),
             pb.CommandGetLastMessageIdResponse,
-            about="the last message id",
+            about="last message id",
         )
         return (
             message_id_of(answer.last_message_id),
@@ -251,7 +258,7 @@ class Subscriber:
         )
 
     async def has_message_available(self) -> bool:
-        """Whether there is a message after the last that was taken."""
+        """Return whether there is a message after the last one that the user took."""
         if len(self._queue):
             return True
         taken = self._queue.last_taken
@@ -264,22 +271,23 @@ class Subscriber:
         return place.is_before(last)
 
     async def unsubscribe(self) -> None:
-        """Delete the subscription; then it is over."""
+        """Delete the subscription and close the consumer."""
         command = pb.CommandUnsubscribe()
         await self._request(command, pb.CommandSuccess, about="unsubscribe", again=False)
         self._acks.on_unsubscribed()
-        error = AlreadyClosed("unsubscribed", topic=self.topic)
+        error = AlreadyClosed("the consumer was unsubscribed", topic=self.topic)
         self._detach(error)
         self.shut_down(error)
 
     async def close(self) -> None:
-        """End, once every acknowledgement given before is durable.
+        """Close the consumer after every acknowledgement given before is durable.
 
-        Raises Timeout when that cannot be had within an operation's time, and the broker's refusal
-        when it took some of them for invalid; those may come again. The consumer is closed anyway.
+        Raises Timeout if the broker does not confirm them within the operation's time. Raises the
+        broker's refusal if it rejected some; their messages may be redelivered. The consumer is
+        closed in every case.
         """
         if self._failure is not None:
-            await self._over.wait()  # somebody else is closing it
+            await self._over.wait()  # another task is closing the consumer
             return
         self._failure = AlreadyClosed("the consumer was closed", topic=self.topic)
         self._queue.fail(self._failure)
@@ -288,7 +296,7 @@ class Subscriber:
                 refusal = await self._settle()
                 await self._say_goodbye()
         except TimeoutError:
-            reason = "acknowledgements are not known to be durable"
+            reason = "the broker did not confirm all acknowledgements"
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
         finally:
             self.shut_down(self._failure)
@@ -296,7 +304,7 @@ class Subscriber:
             raise refusal
 
     async def _settle(self) -> PulsarException | None:
-        """Wait for the acknowledgements. None: all of them are durable."""
+        """Wait for the acknowledgements. Returns None if all are durable, else the refusal."""
         if self.subscription.is_durable:
             try:
                 await self._acks.settle()
@@ -305,14 +313,14 @@ class Subscriber:
         return None
 
     def shut_down(self, error: PulsarException) -> None:
-        """End at once; acknowledgements that were not answered may be lost."""
+        """Close at once. Acknowledgements that the broker has not confirmed may be lost."""
         self._parts.live.discard(self)
         self._failure = self._failure or error
         self._attachment.close(error)
         if self._task is not None:
             self._task.cancel()
         self._queue.fail(self._failure)
-        if self._connection is not None:  # or it would keep what it was given
+        if self._connection is not None:  # so that the broker redelivers the messages to others
             _let_go(self._connection, self._consumer_id)
         self._detach(error)
         self._acks.close(error)
@@ -328,7 +336,7 @@ class Subscriber:
         try:
             await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
             connection.check_holds(consumer_id)
-        except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
+        except asyncio.CancelledError:  # the broker may still create the consumer
             _let_go(connection, consumer_id)
             raise
         except PulsarException:
@@ -336,16 +344,17 @@ class Subscriber:
             raise
         if self._start is not start and not self.subscription.is_durable:
             _let_go(connection, consumer_id)
-            raise ConnectError("a seek failed meanwhile; it goes back", topic=self.topic)
+            reason = "the seek failed while the reader attached; the reader returns to its place"
+            raise ConnectError(reason, topic=self.topic)
         self._connection, self._consumer_id = connection, consumer_id
         self._permits.on_attached()
-        # First, so that the broker does not deliver what was acknowledged: its answer could
-        # overtake the delivery, which then would not be recognised.
+        # Before the permits, so that the broker does not deliver acknowledged messages. Otherwise
+        # its answer could overtake such a delivery, and the client would not recognise it.
         self._acks.on_attached(connection, consumer_id)
         self._grant()
 
     def is_final(self, _: PulsarException) -> bool:
-        return False  # whatever it is may pass
+        return False  # every error may be temporary
 
     def on_failed(self, error: PulsarException) -> None:
         self._failure = self._failure or error
@@ -359,13 +368,11 @@ class Subscriber:
         try:
             received = read_entry(entry)
             if received.chunk is not None:
-                self._leave(
-                    key, "a message in chunks was skipped: chunking is not supported yet", 1
-                )
+                self._leave(key, "chunked message skipped: chunking is not supported yet", 1)
                 return
             messages = decode_messages(received)
         except EntryEncrypted:
-            event = "an encrypted entry was skipped: encryption is not supported yet"
+            event = "encrypted entry skipped: encryption is not supported yet"
             self._leave(key, event, permits_of(entry, command.ack_set))
             return
         except EntryError as error:
@@ -407,28 +414,28 @@ class Subscriber:
     # Deliveries
 
     def _wanted(self, key: Key, received: ReceivedEntry, ack_set: Sequence[int]) -> tuple[int, int]:
-        """Bits of the messages that the broker means to deliver, and of those to show the user."""
+        """Return the bits of the messages that the broker delivers, and of those for the user."""
         size = received.num_messages
         sent = (1 << size) - 1
         if ack_set:
             sent &= bits_of(ack_set)
         wanted = sent & ~self._acks.acknowledged(key, size)
         start = self._start
-        if start is None or self._seek_turn.locked():  # then nobody knows which place this is
+        if start is None or self._seek_turn.locked():  # during a seek the place is unknown
             return sent, wanted
         if not self.subscription.is_durable:
             return sent, wanted & ~start.skipped(key, size)
         if key != start.key:
-            self._start = None  # past it, or somebody else sought to elsewhere
+            self._start = None  # past the start, or another consumer moved the subscription
             return sent, wanted
         skipped = start.skipped(key, size) & wanted
         for index in range(size):
-            if skipped >> index & 1:  # sought to after it, so it is done and must not come again
+            if skipped >> index & 1:  # before the start: acknowledge it, it must not come again
                 self._acks.acknowledge(key, index if received.is_batch else -1, size)
         return sent, wanted & ~skipped
 
     def _refuse_corrupt(self, key: Key, error: EntryError, permits: int) -> None:
-        """Tell the broker, which takes it for acknowledged: it would come back no better."""
+        """Report a corrupt entry to the broker, which acknowledges it: a redelivery cannot help."""
         self.corrupt_entries += 1
         log.error("corrupt entry", topic=self.topic, ledger=key[0], entry=key[1], error=str(error))
         self._permits.on_delivered(permits, 0, 0)
@@ -443,7 +450,7 @@ class Subscriber:
             )
 
     def _leave(self, key: Key, event: str, permits: int) -> None:
-        """Leave it unacknowledged, for a consumer that can put it together or has the key."""
+        """Leave an entry unacknowledged, for a consumer that can assemble or decrypt it."""
         log.error(event, topic=self.topic, ledger=key[0], entry=key[1])
         self._permits.on_delivered(permits, 0, 0)
 
@@ -455,10 +462,10 @@ class Subscriber:
                     pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=permits)
                 )
 
-    # Asking again
+    # Redelivery
 
     def _arm(self) -> None:
-        """Have `_on_timer` called when the first redelivery is due."""
+        """Schedule `_on_timer` for the first redelivery that is due."""
         times = [self._nacks.timer_at()]
         if self._unacked is not None:
             times.append(self._unacked.timer_at())
@@ -492,7 +499,7 @@ class Subscriber:
             self._unacked.clear()
 
     def _forget_through(self, message_id: MessageId) -> None:
-        """A reader is done with what it has read; lets the broker forget it too."""
+        """Acknowledge what a reader has read, so that the broker can forget it."""
         index, size = message_id.batch_index(), message_id.batch_size()
         if index in (-1, size - 1):
             self._acks.acknowledge_cumulative(_key_of(message_id), index, size)
@@ -515,10 +522,10 @@ class Subscriber:
         self._connection = None
         self._clear_queue()
         if self.subscription.is_durable and not self._seeking:
-            self._start = None  # the subscription knows where it is
+            self._start = None  # the broker knows where the subscription is
         self._seeking = False
         self._acks.on_detached()
-        self._forget_redeliveries()  # what was not acknowledged comes again now
+        self._forget_redeliveries()  # the next broker redelivers all unacknowledged messages
 
     def _clear_queue(self) -> None:
         self._burst.clear()
@@ -536,8 +543,11 @@ class Subscriber:
         again: bool = True,
         begin: Callable[[], None] = lambda: None,
     ) -> Answer:
-        """Ask the broker about this consumer, once it is attached, and `again` if that fails for a
-        reason that may pass. `begin` is called right before each time."""
+        """Send a request for this consumer when it is attached, and wait for the answer.
+
+        `again`: repeat the request after a retriable error. `begin` is called right before each
+        attempt.
+        """
         try:
             async with asyncio.timeout(self._parts.timeout_s):
                 while True:
@@ -551,7 +561,7 @@ class Subscriber:
                             raise
                     await asyncio.sleep(RETRY_DELAY_S_FIRST)
         except TimeoutError:
-            raise Timeout(f"no answer: {about}", topic=self.topic) from None
+            raise Timeout(f"the broker did not answer: {about}", topic=self.topic) from None
 
     async def _wait_attached(self) -> Connection:
         while True:
@@ -564,13 +574,13 @@ class Subscriber:
         if self._connection is None:
             return
         command = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
-        with suppress(PulsarException):  # the broker does not have it, or is gone
+        with suppress(PulsarException):  # the broker does not know the consumer, or is gone
             await self._connection.request(command, pb.CommandSuccess)
         self._detach(AlreadyClosed("the consumer was closed", topic=self.topic))
 
 
 def _let_go(connection: Connection, consumer_id: int) -> None:
-    """Close a consumer without waiting for it."""
+    """Close a consumer at the broker without waiting for the answer."""
     connection.remove_consumer(consumer_id)
     connection.ask(pb.CommandCloseConsumer(consumer_id=consumer_id), lambda _: None)
 

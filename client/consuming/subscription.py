@@ -1,4 +1,4 @@
-"""What a consumer or reader subscribes to."""
+"""The subscription that a consumer or reader asks for."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to subscribe to, and how to behave."""
+    """The subscription that a consumer or reader asks for, and the consumer's own limits."""
 
     name: str
     type: ConsumerType
     consumer_name: str | None
     properties: Mapping[str, str]
     initial_position: InitialPosition
-    start: MessageId | None  # None: the subscription is durable and knows where it is
-    inclusive: bool  # whether the message at `start`, or one that is sought, is wanted itself
+    start: MessageId | None  # None: the subscription is durable; the broker knows its place
+    inclusive: bool  # whether the message at `start`, or at the target of a seek, is included
     queue_messages_max: int
     batch_indexes: bool
     nack_delay_s: float
-    unacked_timeout_s: float | None  # None: unacknowledged messages are not asked for again
+    unacked_timeout_s: float | None  # None: unacknowledged messages are not requested again
 
     @property
     def is_durable(self) -> bool:
@@ -36,12 +36,15 @@ class Subscription:
 
     @property
     def is_ordered(self) -> bool:
-        """One consumer at a time gets everything in order, so asking again means starting over."""
+        """Return whether one consumer at a time gets all messages in order.
+
+        Then a redelivery starts over at the first unacknowledged message.
+        """
         return self.type in (ConsumerType.Exclusive, ConsumerType.Failover)
 
 
 def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubscribe:
-    """What every attachment of it says."""
+    """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch."""
     properties = subscription.properties
     return pb.CommandSubscribe(
         topic=topic,

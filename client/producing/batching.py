@@ -1,8 +1,9 @@
 """Gathers messages into batches.
 
-A batch is one entry: one receipt, one place in the ledger, one compression. It is sealed when it is
-full (by messages or bytes), when its first message has waited long enough, or when somebody waits
-for a message in it. Key-based batching keeps one batch open for each key, and seals all together.
+A batch is one entry: it has one receipt, one place in the ledger, and is compressed as a whole.
+There are three reasons to seal a batch. It is full (by messages or bytes), its first message has
+waited for the batching delay, or a caller waits for the receipt of one of its messages. Key-based
+batching keeps one batch open for each key, and seals all of them together.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from magnetar.protos.message import OutgoingMessage
 
 Done = Callable[[PulsarException | None, MessageId | None], None]
-"""How one message's outcome is told: exactly one of the two is None."""
+"""Called with the outcome of one message: an error or an id; the other is None."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Messages that become one entry, in order, and what to call for each."""
+    """Messages that become one entry, in order, and the function to call for each."""
 
     messages: list[OutgoingMessage] = field(default_factory=list)
     dones: list[Done] = field(default_factory=list)
@@ -35,7 +36,7 @@ class BatchBuilder:
 
     1. Every message is in exactly one batch, open or sealed.
     2. The open batches together are within both limits, unless one message alone exceeds the bytes.
-    3. Sealed batches come in the order of their first messages; a batch keeps the order of its own.
+    3. Sealed batches come in the order of their first messages. A batch keeps its messages' order.
     4. With `by_key` all messages of a batch have the same key.
     """
 
@@ -51,12 +52,12 @@ class BatchBuilder:
         self._open: dict[str | bytes | None, Batch] = {}
         self._messages = 0
         self._bytes = 0
-        self._since: float | None = None  # when the oldest open message came; None: nothing open
+        self._since: float | None = None  # when the oldest open message was added; None: no batch
 
     def add(
         self, message: OutgoingMessage, message_bytes: int, done: Done, now: float
     ) -> list[Batch]:
-        """Take a message in; gives the batches that are sealed by that."""
+        """Add a message. Returns the batches that this seals."""
         sealed: list[Batch] = []
         if self._bytes + message_bytes > self._bytes_max and self._since is not None:
             sealed = self.seal()
@@ -76,7 +77,7 @@ class BatchBuilder:
         return sealed
 
     def seal(self) -> list[Batch]:
-        """Close all open batches."""
+        """Close and return all open batches."""
         batches = list(self._open.values())
         self._open = {}
         self._messages = self._bytes = 0
@@ -84,7 +85,7 @@ class BatchBuilder:
         return batches
 
     def timer_at(self) -> float | None:
-        """When the open batches are to be sealed. None: there are none."""
+        """Return when to seal the open batches. None: there are none."""
         return None if self._since is None else self._since + self._delay_s
 
     def check(self) -> None:

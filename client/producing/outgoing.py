@@ -1,4 +1,4 @@
-"""What a user gives to `send`, as a message; and how much of it may wait for receipts."""
+"""Converts the arguments of `send` to a message, and limits the messages that wait for receipts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 UNASSIGNED: Final = -1
-"""The sequence id of a message whose producer has yet to choose it."""
+"""The sequence id of a message whose sequence id the producer has not chosen yet."""
 
 MESSAGE_OVERHEAD_BYTES: Final = 16
-"""What a message takes in a batch beside its payload, keys and properties, rounded up."""
+"""The bytes of a message in a batch besides payload, keys and properties, rounded up."""
 
 PENDING_BYTES_MAX: Final = 64 << 20
-"""Bytes of one producer that may wait for their receipts, whatever the number of messages: 1,000 of
-5 MiB would be 5 GB. Apache's Java client has the same figure for a whole client."""
+"""Bytes of one producer that may wait for their receipts, independent of the number of messages:
+1,000 messages of 5 MiB would be 5 GB. Apache's Java client has this limit for a whole client."""
 
 _U63_MAX = 2**63 - 1
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -48,8 +48,10 @@ def outgoing_message(
     *,
     clock: Clock,
 ) -> tuple[OutgoingMessage, int]:
-    """The message that the arguments of `send` describe, and how much it counts against limits in
-    bytes. Raises InvalidMessage, NotAllowedError."""
+    """Return the message for the arguments of `send`, and its size for limits in bytes.
+
+    Raises InvalidMessage, and NotAllowedError for arguments of replication.
+    """
     payload = b"" if content is None else content
     if type(payload) is not bytes:
         raise InvalidMessage(f"content must be bytes or None, not {type(content).__name__}")
@@ -84,10 +86,11 @@ def outgoing_message(
     return message, size
 
 
-class Room:
-    """A machine: how many messages and bytes wait for their receipts, and whether more may.
+class PendingLimit:
+    """A machine: limits the messages and bytes that wait for their receipts.
 
-    1. Taken and not given back are within both limits, but for one message larger than the bytes.
+    1. Reserved messages and bytes are within both limits, except for a single message that is
+       larger than the limit of bytes.
     """
 
     def __init__(self, messages_max: int, bytes_max: int, *, topic: str) -> None:
@@ -97,8 +100,8 @@ class Room:
         self._messages = 0
         self._bytes = 0
 
-    def maybe_take(self, size: int) -> bool:
-        """Take room for a message of `size` bytes, if there is."""
+    def maybe_reserve(self, size: int) -> bool:
+        """Reserve a place for a message of `size` bytes. Returns False if a limit is reached."""
         if self._messages >= self._messages_max or (
             self._bytes + size > self._bytes_max and self._messages
         ):
@@ -107,15 +110,15 @@ class Room:
         self._bytes += size
         return True
 
-    def give(self, messages: int, size: int) -> None:
-        """Their outcome is known."""
+    def release(self, messages: int, size: int) -> None:
+        """Release messages whose outcome is known."""
         self._messages -= messages
         self._bytes -= size
         assert self._messages >= 0
         assert self._bytes >= 0
 
     def refusal(self) -> PulsarException:
-        """Why there was no room."""
+        """Return the error that names the limit which is reached."""
         if self._messages >= self._messages_max:
             return ProducerQueueIsFull(self._messages_max, topic=self._topic)
         return MemoryBufferIsFull(self._bytes_max, topic=self._topic)
@@ -127,7 +130,7 @@ class Room:
 
 
 def _encoded(name: str, text: str) -> bytes:
-    """As it will travel, and count."""
+    """Return the text in UTF-8, its form on the wire. Raises InvalidMessage."""
     if not isinstance(text, str):
         raise InvalidMessage(f"{name} must be str, not {text!r}")
     try:

@@ -1,11 +1,12 @@
-"""What a producer has sent, or will when it is attached again, and has no receipt for.
+"""The entries of a producer that have no receipt yet.
 
-A broker answers the entries of a producer in the order in which they were sent, so receipts always
-are for the head of the queue. When the connection is lost, everything that is left goes out again
-in the same order on the next one.
+A broker answers the entries of a producer in the order in which the producer sent them. Thus each
+receipt is for the head of the queue. When the connection is lost, the producer sends all remaining
+entries again, in the same order, on the next connection.
 
-An entry whose time has run out is reported at once, but if it was sent it keeps its place in the
-queue, emptied: its receipt may still come, and has to be told from that of the next one.
+When the time limit of an entry passes, the producer reports the entry at once. If the entry was
+sent, it keeps its place in the queue without its content: its receipt may still arrive, and must
+not be taken for the receipt of the next entry.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PendingEntry:
-    """One entry on its way. Never changed, but for `parts` and `dones` once it is reported."""
+    """One entry without a receipt. It is never changed, except that a report empties it."""
 
     sequence_id: int  # of its first message
-    highest_sequence_id: int  # of its last
+    highest_sequence_id: int  # of its last message
     is_batch: bool
-    parts: list[bytes]  # the encoded entry; empty once it is reported
-    dones: list[Done]  # one for each message; empty once it is reported
+    parts: list[bytes]  # the encoded entry; empty after the report
+    dones: list[Done]  # one for each message; empty after the report
     messages: int
     message_bytes: int
-    due_at: float | None  # None: it may take for ever
+    due_at: float | None  # None: no time limit
 
 
 class ReceiptOutOfOrder(Exception):
-    """The broker answered something that is not the head of the queue."""
+    """The broker's receipt is not for the head of the queue."""
 
     definite = False
 
     def __init__(self, sequence_id: int, expected: int | None) -> None:
-        super().__init__(f"a receipt for {sequence_id} where {expected} was to be answered")
+        super().__init__(f"receipt for sequence id {sequence_id}, expected {expected}")
         self.sequence_id = sequence_id
-        self.expected = expected  # None: nothing was
+        self.expected = expected  # None: no entry waits for a receipt
 
 
 class PendingEntries:
     """A machine: a queue of entries, answered in order.
 
-    1. An entry that was appended is in the queue, or was given by `on_receipt`, `expire` or
-       `abandon`, exactly once.
+    1. An appended entry is in the queue, or was returned exactly once by `on_receipt`, `expire` or
+       `abandon`.
     2. While detached there are no emptied entries.
     3. Entries are due in the order of the queue.
     """
@@ -58,18 +59,18 @@ class PendingEntries:
         self._entries: deque[PendingEntry] = deque()
         self._attached = False
         self._emptied = 0
-        self.emptied_bytes = 0  # of their messages
-        self.appended = 0  # entries, ever
-        self.reported = 0  # of them
+        self.emptied_bytes = 0  # message bytes of the emptied entries
+        self.appended = 0  # entries since the start
+        self.reported = 0  # entries since the start whose outcome is known
 
     @property
     def attached(self) -> bool:
-        """Whether an entry that is appended now has to be sent now."""
+        """Whether the producer is attached: an entry must be sent when it is appended."""
         return self._attached
 
     @property
     def emptied(self) -> int:
-        """Entries that timed out and whose receipts are still to come."""
+        """Entries that timed out and whose receipts the broker still owes."""
         return self._emptied
 
     def append(self, entry: PendingEntry) -> None:
@@ -77,22 +78,23 @@ class PendingEntries:
         self.appended += 1
 
     def on_attached(self) -> list[PendingEntry]:
-        """What to send, in order."""
+        """Return the entries to send, in order."""
         assert not self._attached
         self._attached = True
         return list(self._entries)
 
     def on_detached(self) -> None:
-        """Receipts for what was sent will not come any more."""
+        """Forget the emptied entries: their receipts can no longer arrive."""
         self._attached = False
         if self._emptied:
             self._entries = deque(entry for entry in self._entries if entry.dones)
             self._emptied = self.emptied_bytes = 0
 
     def on_receipt(self, sequence_id: int) -> PendingEntry | None:
-        """The entry that is answered, which leaves the queue. None: it was reported already.
+        """Remove and return the entry that this receipt is for. None: it was reported already.
 
-        Raises ReceiptOutOfOrder: the two sides disagree, and must begin anew.
+        Raises ReceiptOutOfOrder if the broker disagrees about the order: the producer must then
+        attach again.
         """
         expected = self._entries[0].sequence_id if self._entries else None
         if expected != sequence_id or not self._attached:
@@ -105,8 +107,10 @@ class PendingEntries:
         return entry
 
     def on_receipts(self, sequence_ids: Sequence[int]) -> list[PendingEntry | None]:
-        """As `on_receipt` for one after the other. The list is shorter where the two sides
-        disagree: `on_receipt` says about what."""
+        """Handle several receipts in order, as `on_receipt` does.
+
+        The list ends before the first receipt that is out of order; `on_receipt` raises for it.
+        """
         answered: list[PendingEntry | None] = []
         entries = self._entries
         for sequence_id in sequence_ids:
@@ -122,7 +126,7 @@ class PendingEntries:
         return answered
 
     def expire(self, now: float) -> list[PendingEntry]:
-        """The entries whose time has run out, to be reported."""
+        """Return the entries whose time limit passed; the caller reports them."""
         expired: list[PendingEntry] = []
         for entry in self._entries:
             if not entry.dones:
@@ -139,14 +143,14 @@ class PendingEntries:
         return expired
 
     def abandon(self) -> list[PendingEntry]:
-        """All entries, to be reported: nothing will be sent any more."""
+        """Remove and return all entries; the caller reports them. Nothing is sent any more."""
         left = [self._report(entry) for entry in self._entries if entry.dones]
         self._entries.clear()
         self._emptied = self.emptied_bytes = 0
         return left
 
     def timer_at(self) -> float | None:
-        """When `expire` has something to give. None: never, as it stands."""
+        """Return when the next entry expires. None: no entry has a time limit."""
         return next((entry.due_at for entry in self._entries if entry.dones), None)
 
     def check(self) -> None:
@@ -160,12 +164,12 @@ class PendingEntries:
         assert due == sorted(due)
 
     def _forget(self, entry: PendingEntry) -> None:
-        """The receipt of an emptied entry has come."""
+        """Count off an emptied entry whose receipt arrived."""
         self._emptied -= 1
         self.emptied_bytes -= entry.message_bytes
 
     def _report(self, entry: PendingEntry) -> PendingEntry:
-        """A copy to report; the original stays behind, emptied."""
+        """Return a copy to report, and empty the original, which stays in the queue."""
         self.reported += 1
         copy = replace(entry)
         entry.parts, entry.dones = [], []

@@ -1,8 +1,9 @@
-"""What a producer is inside: messages in, receipts out, through every change of broker.
+"""The core of a producer: it sends messages and handles receipts.
 
-Messages gather in batches (batching.py), become entries, wait in order for their receipts
-(pending.py) and are sent again, in the same order, whenever the producer is attached anew. Both
-faces (producer.py, sync.py) use this one; it is called on the loop only.
+It stays usable through every change of broker. Messages gather in batches (batching.py), become
+entries, and wait in order for their receipts (pending.py). After every reconnection, the publisher
+sends the pending entries again in the same order. The asyncio and the synchronous producer
+(producer.py, sync.py) wrap it. Its methods are called on the event loop only.
 """
 
 from __future__ import annotations
@@ -45,34 +46,34 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 EMPTIED_ENTRIES_MAX: Final = 1000
-"""Entries that timed out while the broker still owes their receipts. At this many the producer is
-attached anew: a broker that answers nothing for so long is not going to."""
+"""Entries that timed out and whose receipts the broker still owes. Beyond this limit, the producer
+attaches again: a broker that has not answered so many entries will not answer them later."""
 
 
-class PublisherFace(Protocol):
-    """Who bounds what is submitted."""
+class OwningProducer(Protocol):
+    """The producer that wraps a publisher and limits the pending messages."""
 
     def on_released(self, messages: int, message_bytes: int) -> None:
-        """The outcome of so many messages is about to be told."""
+        """The publisher is about to report the outcome of so many messages."""
 
     def on_burst_end(self) -> None:
-        """No more of them for now."""
+        """The publisher has reported all outcomes that are known now."""
 
 
 class Publisher:
-    """One producer's core; made attached by `open`."""
+    """The core of one producer. `open` attaches it to a broker."""
 
     def __init__(self, topic: str, options: ProducerOptions, parts: Parts) -> None:
         self.topic = topic
-        self.name = options.producer_name or ""  # "": the broker will choose it
-        self.face: PublisherFace  # set once, by the face
+        self.name = options.producer_name or ""  # "": the broker will choose the name
+        self.producer: OwningProducer  # set once by the producer that wraps this object
         self._options = options
         self.pending_bytes_max = parts.pending_bytes_max
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._now_ms = parts.clock.now_ms
         self._attachment = parts.attachment(self, Purpose.PUBLISH)
-        self._task: asyncio.Task[None] | None = None  # None: not begun
+        self._task: asyncio.Task[None] | None = None  # None: not opened
         self._builder = _builder(options)
         self._pending = PendingEntries()
         self._timeout_s = options.send_timeout_millis / 1000 or None
@@ -85,29 +86,32 @@ class Publisher:
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._message_bytes_max = MESSAGE_BYTES_MAX
-        self._failure: PulsarException | None = None  # None: it takes messages
+        self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
         self._flushes: list[_Flush] = []
-        self._told = 0  # entries whose outcome was told, in their order
-        self._refused: PulsarException | None = None  # first since a flush that made no entry
+        self._told = 0  # entries whose outcome was reported, in their order
+        # The first error since the last flush of a message that did not become an entry.
+        self._refused: PulsarException | None = None
         self._batch_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Attach for the first time. Raises why that failed; then it is over."""
+        """Attach for the first time. If that fails, close the producer and raise the reason."""
         self._parts.live.add(self)
         self._task = self._parts.scope.start(self._attachment.run(), f"producer of {self.topic}")
         try:
             await self._attachment.wait_first()
         except BaseException:
-            self.shut_down(AlreadyClosed("it was not created", topic=self.topic))
+            self.shut_down(AlreadyClosed("the producer was not created", topic=self.topic))
             raise
 
-    # Messages in
+    # Messages
 
     def submit(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
-        """Take on a message for which there is room. `done` is called once; from in here only when
-        the message fails at once."""
+        """Accept a message that the limits allow, and call `done` once with its outcome.
+
+        `done` is called before `submit` returns only if the message fails at once.
+        """
         if self._failure is not None:
             self._refuse([done], message_bytes, self._failure)
             return
@@ -127,14 +131,17 @@ class Publisher:
             self._arm_batch_timer()
 
     def seal(self) -> None:
-        """Send what has gathered without waiting for more."""
+        """Send the open batches now, without waiting for more messages."""
         if self._builder is not None:
             for batch in self._builder.seal():
                 self._send(batch.messages, batch.dones, batch.message_bytes)
 
     async def flush(self) -> None:
-        """Return when everything submitted so far is stored. Raises the first error among what has
-        no outcome yet, and what was refused since the last flush."""
+        """Return when every message submitted so far is stored.
+
+        Raises the first error of the messages whose outcome was unknown when the call began, or of
+        messages refused since the last flush.
+        """
         self.seal()
         refused, self._refused = self._refused, None
         if self._pending.reported < self._pending.appended:
@@ -145,13 +152,13 @@ class Publisher:
             raise refused
 
     async def close(self) -> None:
-        """Take no more, wait for what is under way, and say goodbye to the broker.
+        """Accept no more messages, wait for the pending receipts, and close the producer.
 
-        Raises Timeout when receipts are still missing after an operation's time; what they were for
-        is told Interrupted, because it may have been stored.
+        Raises Timeout if receipts are missing after the operation's time limit. The messages
+        without a receipt then fail with Interrupted, because they may have been stored.
         """
         if self._failure is not None:
-            await self._over.wait()  # somebody else is closing it
+            await self._over.wait()  # another task is closing the producer
             return
         self.seal()
         self._failure = AlreadyClosed("the producer was closed", topic=self.topic)
@@ -160,16 +167,17 @@ class Publisher:
                 try:
                     await self.flush()
                 except PulsarException as error:
-                    # Whoever sent them was told already.
+                    # The senders of these messages already got this error.
                     log.info("messages failed before close", topic=self.topic, error=str(error))
                 await self._say_goodbye()
         except TimeoutError:
-            raise Timeout("receipts are missing", topic=self.topic) from None
+            reason = f"receipts are missing after {self._parts.timeout_s:g} s"
+            raise Timeout(reason, topic=self.topic) from None
         finally:
             self.shut_down(self._failure)
 
     def shut_down(self, error: PulsarException) -> None:
-        """End at once, here and at the broker. What has no receipt is told Interrupted."""
+        """Close the producer at once. Messages without a receipt fail with Interrupted."""
         self._parts.live.discard(self)
         self._failure = self._failure or error
         self._attachment.close(error)
@@ -178,7 +186,7 @@ class Publisher:
         if self._connection is not None:
             self._let_go(self._connection, self._producer_id)
         self._detach(error)
-        reason = f"the receipt did not come in time: {error.reason}"
+        reason = f"no receipt arrived before the end: {error.reason}"
         self._abandon(Interrupted(reason, topic=self.topic))
         self._over.set()
 
@@ -188,7 +196,7 @@ class Publisher:
 
     @property
     def last_sequence_id(self) -> int:
-        """Of the last message that was stored; -1: none was."""
+        """The sequence id of the last stored message; -1: none was stored."""
         return self._last_sequence_id
 
     # The attachment
@@ -201,7 +209,7 @@ class Publisher:
                 self._create_command(producer_id), pb.CommandProducerSuccess
             )
             connection.check_holds(producer_id)
-        except asyncio.CancelledError:  # closed, or out of time: it may be made all the same
+        except asyncio.CancelledError:  # the broker may still create the producer
             self._let_go(connection, producer_id)
             raise
         except PulsarException:
@@ -282,12 +290,12 @@ class Publisher:
 
     def on_frame_end(self) -> None:
         self._settle_flushes()
-        self.face.on_burst_end()
+        self.producer.on_burst_end()
 
     # Sending
 
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
-        """Make an entry of messages, put it in the queue, and on its way if there is one."""
+        """Encode messages as one entry, append it to the queue, and send it if attached."""
         try:
             parts = self._encode(messages)
         except MessageTooBig as error:
@@ -310,7 +318,7 @@ class Publisher:
             self._arm_send_timer()
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[bytes]:
-        """The entry; a message on its own is not a batch, which saves the parsing of one."""
+        """Encode an entry. A single message is not a batch, which saves parsing a batch."""
         now_ms = self._now_ms()
         if self._header.publish_time_ms != now_ms:
             self._header = EntryHeader(self.name, now_ms, self._compression)
@@ -342,7 +350,7 @@ class Publisher:
             self._batch_timer = self._loop.call_at(seal_at, self._on_batch_timer)
 
     def _on_batch_timer(self) -> None:
-        """The batch that the timer was for may have been sealed since, and another begun."""
+        """Seal the open batch if it is due. The timer may have been set for an earlier batch."""
         self._batch_timer = None
         assert self._builder is not None
         seal_at = self._builder.timer_at()
@@ -363,17 +371,17 @@ class Publisher:
         for entry in self._pending.expire(self._loop.time()):
             self._report(entry, self._no_receipt())
         self._settle_flushes()
-        self.face.on_burst_end()
+        self.producer.on_burst_end()
         self._bound_emptied()
         self._arm_send_timer()
 
     def _no_receipt(self) -> Timeout:
-        """As far as can be told from here: whose fault it is."""
+        """Return the error of an expired entry, with the last known cause."""
         text = f"no receipt within {self._timeout_s:g} s"
         trouble = self._attachment.trouble
         last = "" if trouble is None else f"; last: {trouble.reason or type(trouble).__name__}"
         if self._connection is None:
-            return Timeout(f"{text}: no broker takes it{last}", topic=self.topic)
+            return Timeout(f"{text}: no broker accepts the producer{last}", topic=self.topic)
         broker = self._connection.broker
         return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
 
@@ -386,15 +394,16 @@ class Publisher:
             return
         unread = self._connection.unsent_bytes
         if min(unread, self._pending.emptied_bytes) >= self.pending_bytes_max:
-            self._connection.give_up(f"the broker does not read: {unread} bytes wait for it")
+            self._connection.give_up(f"the broker does not read: {unread} bytes are unsent")
         elif self._pending.emptied > EMPTIED_ENTRIES_MAX:
-            self._recycle(Timeout("the broker owes too many receipts", topic=self.topic))
+            reason = f"the broker owes more than {EMPTIED_ENTRIES_MAX} receipts"
+            self._recycle(Timeout(reason, topic=self.topic))
 
     def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
-        """They do not become an entry."""
+        """Fail messages that do not become an entry."""
         self._refused = self._refused or error
         self._tell(dones, message_bytes, error)
-        self.face.on_burst_end()
+        self.producer.on_burst_end()
 
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:
         for flush in self._flushes:
@@ -409,17 +418,17 @@ class Publisher:
             done(error, None)
 
     def _release(self, messages: int, message_bytes: int) -> None:
-        self.face.on_released(messages, message_bytes)
+        self.producer.on_released(messages, message_bytes)
 
     def _abandon(self, error: PulsarException) -> None:
-        """Report everything that is left."""
+        """Fail all remaining messages."""
         if self._builder is not None:
             for batch in self._builder.seal():
                 self._tell(batch.dones, batch.message_bytes, error)
         for entry in self._pending.abandon():
             self._report(entry, error)
         self._settle_flushes()
-        self.face.on_burst_end()
+        self.producer.on_burst_end()
         for timer in (self._batch_timer, self._send_timer):
             if timer is not None:
                 timer.cancel()
@@ -427,7 +436,7 @@ class Publisher:
     def _settle_flushes(self) -> None:
         while self._flushes and self._flushes[0].target <= self._pending.reported:
             flush = self._flushes.pop(0)
-            if flush.done.done():  # nobody waits any more
+            if flush.done.done():  # the call of flush() was cancelled
                 continue
             if flush.error is None:
                 flush.done.set_result(None)
@@ -457,7 +466,7 @@ class Publisher:
             self._next_sequence_id = answer.last_sequence_id + 1
 
     def _recycle(self, error: PulsarException) -> None:
-        """Let go of a producer that the broker still has, and attach anew."""
+        """Close the producer at the broker, and attach again."""
         if self._connection is not None:
             self._let_go(self._connection, self._producer_id)
         self._detach(error)
@@ -471,8 +480,11 @@ class Publisher:
         self._pending.on_detached()
 
     def _let_go(self, connection: Connection, producer_id: int) -> None:
-        """Close a producer without waiting for it. Until that is done the broker answers that the
-        name is taken, which passes."""
+        """Close a producer at the broker without waiting for the answer.
+
+        Until the broker has closed it, the broker answers ProducerBusy to a new attachment. The
+        attachment repeats the attempt.
+        """
         connection.remove_producer(producer_id)
         connection.ask(pb.CommandCloseProducer(producer_id=producer_id), lambda _: None)
 
@@ -480,18 +492,18 @@ class Publisher:
         if self._connection is None:
             return
         command = pb.CommandCloseProducer(producer_id=self._producer_id)
-        with suppress(PulsarException):  # the broker does not have it, or is gone
+        with suppress(PulsarException):  # the broker does not know the producer, or is gone
             await self._connection.request(command, pb.CommandSuccess)
         self._detach(AlreadyClosed("the producer was closed", topic=self.topic))
 
 
 @dataclass(slots=True)
 class _Flush:
-    """Somebody waits until so many entries are reported."""
+    """A call of flush(), which waits until `target` entries are reported."""
 
     target: int
     done: asyncio.Future[None]
-    error: PulsarException | None = None  # None: all were stored so far
+    error: PulsarException | None = None  # None: all entries so far were stored
 
 
 def _builder(options: ProducerOptions) -> BatchBuilder | None:

@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from magnetar.client.session.pool import Pool, Purpose
 
 WARN_AFTER_S: Final = 0.8
-"""A broker in the same region answers within 0.1 s, also while it opens a topic."""
+"""A broker in the same region answers within 0.1 s, even while it opens a topic."""
 
 log = get_logger(__name__)
 
 
 class Attachable(Protocol):
-    """What is attached: a producer's or a consumer's core."""
+    """The core of a producer or consumer."""
 
     topic: str
 
     async def attach(self, connection: Connection) -> None:
-        """Register with the broker. Raises what it answers; then nothing is registered."""
+        """Register with the broker. Raises the broker's refusal; then nothing is registered."""
 
     def is_final(self, error: PulsarException) -> bool:
-        """Whether, after it was attached once, this error ends it for good."""
+        """Return whether this error ends the core for good after the first attachment."""
 
     def on_failed(self, error: PulsarException) -> None:
-        """It will not be attached any more."""
+        """End: the attachment failed for good."""
 
 
 class Attachment:
-    """`run` is its life, in a task of its own."""
+    """The attachment of one producer or consumer. `run` keeps it up in its own task."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class Attachment:
         self._pool = pool
         self._delay = delay
         self._timeout_s = timeout_s
-        self._lost: asyncio.Future[PulsarException]  # of this attachment, or the one being made
-        self._next_broker: str | None = None  # None: nobody said where to go; look up
+        self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
+        self._next_broker: str | None = None  # named by the last broker; None: look the owner up
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = loop.create_future()
         self._first.add_done_callback(lambda first: first.cancelled() or first.exception())
         self._lost = loop.create_future()
-        self._attached = asyncio.Event()  # or failed, or closed
-        self._failure: PulsarException | None = None  # None: it goes on
-        self.trouble: PulsarException | None = None  # what failed last, until its owner clears it
+        self._attached = asyncio.Event()  # set also when it failed or was closed
+        self._failure: PulsarException | None = None  # None: neither failed nor closed
+        self.trouble: PulsarException | None = None  # the last failure, until the core clears it
 
     async def wait_first(self) -> None:
-        """Return when it is attached for the first time. Raises why that failed."""
+        """Return when the first attachment is made. Raises the reason if it fails."""
         await asyncio.shield(self._first)
 
     async def wait_attached(self) -> None:
-        """Return when it is attached. Raises why it never will be again."""
+        """Return when attached. Raises the error that ended the attachment for good."""
         await self._attached.wait()
         if self._failure is not None:
             raise self._failure
@@ -92,7 +92,10 @@ class Attachment:
         return self._attached.is_set() and self._failure is None
 
     def lost(self, error: PulsarException, next_broker: str | None = None) -> None:
-        """The broker let go of it, or the connection broke."""
+        """Note that the broker closed the producer or consumer, or that the connection broke.
+
+        `next_broker`: the URL of the broker to use next; None: look the owner up.
+        """
         if not self._lost.done():
             self._next_broker = next_broker
             self._lost.set_result(error)
@@ -109,7 +112,7 @@ class Attachment:
             warning.cancel()
 
     def _warn(self) -> None:
-        """The first attachment takes long: say what is being tried."""
+        """Log a warning that names the brokers: the first attachment takes long."""
         if not self._first.done():
             self._lookup.warn_unreachable(self.trouble, self._timeout_s)
 
@@ -138,14 +141,14 @@ class Attachment:
             await asyncio.sleep(delay_s)
 
     def close(self, error: PulsarException) -> None:
-        """It is being closed: whoever waits for it is told `error`. The caller cancels `run`."""
+        """Close: calls that wait for the attachment raise `error`. The caller cancels `run`."""
         self._failure = error
         if not self._first.done():
             self._first.set_exception(error)
         self._attached.set()
 
     async def _attempt(self, give_up_at: float) -> PulsarException | None:
-        """Find the owner and attach. None: it worked."""
+        """Find the owner and attach. Returns the error, or None after success."""
         loop = asyncio.get_running_loop()
         self._lost = loop.create_future()
         end_at = give_up_at if not self._first.done() else loop.time() + self._timeout_s
@@ -155,7 +158,8 @@ class Attachment:
         except PulsarException as error:
             return error
         except TimeoutError:
-            return Timeout(f"no answer within {self._timeout_s} s", topic=self._what.topic)
+            reason = f"the broker did not answer within {self._timeout_s:g} s"
+            return Timeout(reason, topic=self._what.topic)
         return None
 
     async def _owner(self) -> Connection:
@@ -167,7 +171,7 @@ class Attachment:
         return await self._pool.connection(broker, self._purpose)
 
     def _on_attached(self) -> None:
-        if not self._lost.done():  # done: it was lost in the turn in which it was attached
+        if not self._lost.done():  # done: lost in the same turn of the loop
             self._attached.set()
         if not self._first.done():
             self._first.set_result(None)
@@ -183,7 +187,7 @@ class Attachment:
 
 
 def _out_of_time(error: PulsarException, timeout_s: float, topic: str) -> PulsarException:
-    """What to say when time is up and this was the last that happened."""
+    """Return the error of a first attachment whose time limit passed; `error` came last."""
     reason = f"gave up after {timeout_s:g} s; last: {error.reason or error}"
     if isinstance(error, ConnectError):
         return ConnectError(reason, topic=topic, advice=START_ADVICE)

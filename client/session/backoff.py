@@ -1,8 +1,9 @@
-"""When to try to reach the owner of a topic again: delays that double, with jitter.
+"""The delays before a producer or consumer attaches again: they double, with jitter.
 
-The cap is low on purpose. A topic whose broker died is served again within about three seconds, and
-a client must notice within one more. A thousand producers on one dead broker ask a thousand times a
-second then, spread by the jitter; a lookup costs a broker some 50 microseconds.
+The maximum is low on purpose. Another broker serves a dead broker's topics within about three
+seconds, and a client must notice within one second more. A thousand producers of a dead broker then
+send a thousand lookups a second, spread by the jitter. A lookup costs a broker about 50
+microseconds.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_S_FIRST: Final = 0.05
 RETRY_DELAY_S_MAX: Final = 1.0
-# An attachment that held for this long was a success: the next failure begins at the first delay.
-# One that breaks sooner counts as one more failure, or a broker that accepts and drops would be
-# asked without pause.
+# An attachment that lasted this long was a success: after it, the delays begin at the first again.
+# A shorter attachment counts as a failure. Otherwise the client would ask a broker that accepts and
+# drops sessions without pause.
 HELD_S: Final = 1.0
 
 
 class ReconnectDelay:
-    """A machine: told of successes and failures, it says when to try next.
+    """A machine: successes and failures in, delays out.
 
-    1. 0 < delay <= RETRY_DELAY_S_MAX, at least half of what it would be without jitter.
-    2. Without a success that held, delays' upper bounds do not shrink.
+    1. 0 < delay <= RETRY_DELAY_S_MAX, and delay is at least half of the delay without jitter.
+    2. Without an attachment that lasted HELD_S, the upper bound of the delay does not decrease.
     """
 
     def __init__(self, random: random.Random) -> None:
@@ -36,7 +37,7 @@ class ReconnectDelay:
         self._attached_at = now
 
     def on_failed(self, now: float) -> float:
-        """An attempt failed, or what was attached is lost. Returns the seconds to wait."""
+        """Note a failed attempt or a lost attachment. Returns the seconds to wait."""
         if self._attached_at is not None and now - self._attached_at >= HELD_S:
             self._bound_s = RETRY_DELAY_S_FIRST
         self._attached_at = None

@@ -1,10 +1,11 @@
-"""One session with one broker: requests and their answers, producers' receipts, deliveries.
+"""One session with one broker: requests and answers, receipts, deliveries.
 
-A client holds two sessions with a broker, one that publishes and one that consumes: small answers
-would wait for tens of milliseconds behind bulk deliveries. Lookups go over the publishing one.
+A client holds two sessions with a broker, one for producers and one for consumers. With one
+session, small answers would wait tens of milliseconds behind bulk deliveries. Lookups use the
+producers' session.
 
-The task that reads the stream calls producers and consumers directly, command by command, and tells
-them when a frame ends, so that whatever is done once per burst is done there.
+The task that reads the stream calls producers and consumers directly, one command at a time. At the
+end of a frame it calls `on_frame_end`, where they do the work that is needed once for a burst.
 """
 
 from __future__ import annotations
@@ -39,29 +40,32 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 KEEPALIVE_S: Final = 30.0
-"""How often each side says that it is there: Pulsar's interval."""
+"""Seconds between two pings; Pulsar's interval."""
 
 SILENT_INTERVALS_MAX: Final = 2
-"""A broker that said nothing for this many intervals is taken for dead."""
+"""The client takes a broker for dead if it sends nothing for this many intervals."""
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
-"""Nobody waits at it: what is put here is bounded by the producers' limits on pending messages, and
-on those that timed out unread (see publisher.py)."""
+"""Bytes. The client does not wait at this limit. Two limits of the producers bound the outbox: that
+of pending messages, and EMPTIED_BYTES_MAX (publisher.py)."""
 
 CLOSE_S: Final = 1.0
-"""How long a close waits for what is still in the outbox."""
+"""Seconds that a close waits until the outbox is sent."""
 
 PROTOCOL_VERSION: Final = pb.v21
 CLIENT_VERSION: Final = "Magnetar-Python-0.1"
 
-_UNASKED: Final = 2**64 - 1  # the request id of what answers nothing
+_UNASKED: Final = 2**64 - 1  # the request id of an ERROR that answers no request
 
 Answer = TypeVar("Answer", bound="Body")
 
 
 class ProducerSession(Protocol):
-    """A producer, as seen by its connection. Nothing is called after it was removed, or after
-    `on_closed_by_broker` or `on_disconnected`."""
+    """The calls that a connection makes to a producer.
+
+    The connection makes no call after the producer was removed, nor after `on_closed_by_broker` or
+    `on_disconnected`.
+    """
 
     def on_receipts(
         self, sequence_ids: Sequence[int], ledger_id: int, entry_ids: Sequence[int]
@@ -70,33 +74,33 @@ class ProducerSession(Protocol):
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
     def on_frame_end(self) -> None:
-        """The frame with the receipts before is over."""
+        """The frame that held the preceding receipts ends."""
 
 
 class ConsumerSession(Protocol):
-    """A consumer, as seen by its connection; as for ProducerSession."""
+    """The calls that a connection makes to a consumer, under the rules of ProducerSession."""
 
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
     def on_frame_end(self) -> None:
-        """The frame with the messages before is over."""
+        """The frame that held the preceding messages ends."""
 
 
 class Connection:
-    """A session that is being opened, open or over. `run` is its life."""
+    """A session: opening, open or ended. `run` opens it and reads it to its end."""
 
     def __init__(
         self, stream: FrameStream, broker: str, *, open_timeout_s: float, keepalive_s: float
     ) -> None:
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX
-        self.error: PulsarException | None = None  # None: it is not over
+        self.error: PulsarException | None = None  # why the session ended; None: it has not
         self._stream = stream
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
         self._outbox = Outbox(stream.send, pending_bytes_max=OUTBOX_BYTES_MAX)
-        # Sends a SEND, header and parts of its entry. Nothing happens when the session is over.
+        # Sends a SEND: its header and the parts of its entry. No effect after the session's end.
         self.send_entry: Callable[..., None] = self._outbox.put
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened.add_done_callback(lambda opened: opened.cancelled() or opened.exception())
@@ -110,15 +114,15 @@ class Connection:
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits to be sent."""
+        """The bytes in the outbox."""
         return self._outbox.pending_bytes
 
     async def wait_opened(self) -> None:
-        """Return when the broker has accepted the session. Raises what came instead."""
+        """Return when the broker has accepted the session. Raises the error if it does not."""
         await asyncio.shield(self._opened)
 
     async def run(self) -> None:
-        """Open the session and read it to its end, whatever that is; then `error` says why."""
+        """Open the session and read it to its end. Afterwards `error` holds the reason."""
         connect = pb.CommandConnect(
             client_version=CLIENT_VERSION,
             protocol_version=PROTOCOL_VERSION,
@@ -139,7 +143,7 @@ class Connection:
             self._end(AlreadyClosed("the client was closed", broker=self.broker))
 
     async def close(self) -> None:
-        """Send what is pending, then end the session. Bounded by CLOSE_S and the stream's own."""
+        """Send the outbox, then end the session. Bounded by CLOSE_S and the stream's own limit."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._outbox.wait_sent()
@@ -148,16 +152,16 @@ class Connection:
         await self._stream.close()
 
     def give_up(self, reason: str) -> None:
-        """End the session at once, with what was to be sent."""
+        """End the session at once and drop the outbox."""
         self._end(ConnectError(reason, broker=self.broker))
         self._given_up.set()
 
     # Requests
 
     def ask(self, body: Body, done: Callable[[Body | PulsarException], None]) -> int:
-        """Send a request; `done` is called once, with the answer or with what came instead.
+        """Send a request and call `done` once, with the answer or the error.
 
-        `body` has a `request_id`, which is set here and returned.
+        `body` must have a field `request_id`. This method sets and returns it.
         """
         request_id = self._last_request_id = self._last_request_id + 1
         if self.error is not None:
@@ -169,8 +173,10 @@ class Connection:
         return request_id
 
     async def request(self, body: Body, answer: type[Answer]) -> Answer:
-        """Send a request and wait for its answer. Raises what the broker says instead, and
-        ConnectError (indefinite) when the connection breaks first. The caller has the deadline."""
+        """Send a request and wait for its answer; the caller sets the deadline.
+
+        Raises the broker's error, and ConnectError (indefinite) if the connection breaks first.
+        """
         self.check_alive()
         answered: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
 
@@ -188,26 +194,28 @@ class Connection:
         finally:
             self._asked.pop(request_id, None)
         if not isinstance(result, answer):
-            raise ConnectError(f"unexpected {type(result).__name__}", broker=self.broker)
+            reason = f"the broker answered with an unexpected {type(result).__name__}"
+            raise ConnectError(reason, broker=self.broker)
         return result
 
     def check_alive(self) -> None:
-        """Raises ConnectError when the session is over."""
+        """Raise ConnectError if the session has ended."""
         if self.error is not None:
             raise ConnectError(self.error.reason, broker=self.broker)
 
     def check_holds(self, owner_id: int) -> None:
-        """Raises ConnectError when the session is over, or the broker has closed the producer or
-        consumer: that may come in one frame with the answer which made it."""
+        """Raise ConnectError if the session has ended or the broker has closed this producer or
+        consumer. Its close may arrive in the same frame as the answer that created it."""
         self.check_alive()
         if owner_id not in self._producers and owner_id not in self._consumers:
-            raise ConnectError("the broker closed it at once", broker=self.broker)
+            reason = "the broker closed the producer or consumer at once"
+            raise ConnectError(reason, broker=self.broker)
 
     def send_control(self, body: Body) -> None:
-        """Send a command ahead of entries. Nothing happens when the session is over."""
+        """Send a command ahead of entries. No effect after the session's end."""
         self._outbox.put_control(encode_command(body))
 
-    # Who is called
+    # Producers and consumers
 
     def add_producer(self, producer_id: int, producer: ProducerSession) -> None:
         self._producers[producer_id] = producer
@@ -224,19 +232,20 @@ class Connection:
     # Reading
 
     async def _read(self) -> None:
-        """Handle frames until the stream ends; `error` says why it did."""
+        """Handle frames until the stream ends. Afterwards `error` holds the reason."""
         try:
             while True:
                 self._on_frame(await self._stream.receive())
         except StreamClosed as error:
             self._end(ConnectError(error.reason, broker=self.broker))
         except ProtocolError as error:
-            self._end(ConnectError(f"the broker sent nonsense: {error}", broker=self.broker))
+            reason = f"the broker broke the protocol: {error}"
+            self._end(ConnectError(reason, broker=self.broker))
         await self._stream.close()
 
     def _on_frame(self, frame: memoryview) -> None:
         self._silent_intervals = 0
-        data, at = b"", 0  # `data`: all of the frame, once there are receipts in it
+        data, at = b"", 0  # `data`: a copy of the frame; b"" until the first receipt
         while at < len(frame):
             if is_receipt(frame, at):
                 data = data or bytes(frame)
@@ -275,7 +284,7 @@ class Connection:
     def _on_receipts(self, run: ReceiptRun) -> None:
         producer = self._producers.get(run.producer_id)
         if producer is None:
-            return  # closed, or attached anew
+            return  # the producer was closed, or attached again with another id
         self._touched[producer] = None
         producer.on_receipts(run.sequence_ids, run.ledger_id, run.entry_ids)
 
@@ -307,7 +316,7 @@ class Connection:
         if not self._opened.done():
             self._opened.set_exception(error)
         elif body.request_id == _UNASKED:
-            log.warning("the broker complains", broker=self.broker, error=str(error))
+            log.warning("the broker reports an error", broker=self.broker, error=str(error))
         else:
             self._answer(body.request_id, error)
 
@@ -325,22 +334,22 @@ class Connection:
         self.send_control(pb.CommandPong())
 
     def _ignore(self, _: Any) -> None:
-        """PONG has done its work by arriving; that a consumer is active shows in its messages."""
+        """Ignore commands that need no action. A PONG has an effect by its arrival alone."""
 
     def _answer(self, request_id: int, result: Body | PulsarException) -> None:
         done = self._asked.pop(request_id, None)
-        if done is not None:  # None: nobody waits any more
+        if done is not None:  # None: the request was cancelled
             done(result)
 
     # Ending
 
     async def _watch(self) -> None:
-        """Give up on a broker that does not accept the session, or falls silent."""
+        """End the session if the broker does not accept it, or sends nothing for too long."""
         try:
             async with asyncio.timeout(self._open_timeout_s):
                 await self.wait_opened()
         except TimeoutError:
-            await self._abort(f"no answer within {self._open_timeout_s} s")
+            await self._abort(f"the broker did not answer within {self._open_timeout_s:g} s")
             return
         except PulsarException as error:
             await self._abort(error.reason)
@@ -352,14 +361,15 @@ class Connection:
                 async with asyncio.timeout(self._keepalive_s):
                     await self._given_up.wait()
                 break
-        await self._abort(f"silent for {self._silent_intervals * self._keepalive_s} s")
+        silent_s = self._silent_intervals * self._keepalive_s
+        await self._abort(f"the broker sent nothing for {silent_s:g} s")
 
     async def _abort(self, reason: str) -> None:
         self._end(ConnectError(reason, broker=self.broker))
         await self._stream.close()
 
     def _end(self, error: PulsarException) -> None:
-        """Tell everybody who waits. The first reason counts."""
+        """End the session and report the error to all waiting calls. The first error counts."""
         if self.error is not None:
             return
         self.error = error
@@ -372,14 +382,14 @@ class Connection:
         for consumer in consumers.values():
             consumer.on_disconnected(error)
         asked, self._asked = self._asked, {}
-        for done in asked.values():  # last: whoever is told must not count on this connection
+        for done in asked.values():  # last: no callback may find this connection attached
             done(error)
 
 
 _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.CONNECTED: Connection._on_connected,
     pb.BaseCommand.SEND_ERROR: Connection._on_send_error,
-    pb.BaseCommand.MESSAGE: Connection._ignore,  # has an entry, so it is not handled through here
+    pb.BaseCommand.MESSAGE: Connection._ignore,  # `_on_command` handles a MESSAGE with an entry
     pb.BaseCommand.CLOSE_PRODUCER: Connection._on_close_producer,
     pb.BaseCommand.CLOSE_CONSUMER: Connection._on_close_consumer,
     pb.BaseCommand.ERROR: Connection._on_error,

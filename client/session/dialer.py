@@ -1,4 +1,4 @@
-"""Sessions over gRPC. Importing this loads grpc."""
+"""Opens session streams over gRPC. Importing this module loads grpc."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 SESSION_METHOD: Final = "/magnetar.broker.Broker/Session"
 
 LATE_COMPLETIONS_S: Final = 0.02
-"""How long the loop goes on after its channels were closed. grpc.aio has one thread for all loops
-of a process, which still hands out completions then; one that finds its loop closed fails in the
-middle of another loop's turn."""
+"""Seconds that the loop runs on after its channels were closed. grpc.aio has one thread for all
+loops of a process. This thread may still deliver completions to the loop. If the loop is closed by
+then, the delivery raises an error in another loop."""
 
 
 class GrpcDialer:
-    """Opens streams; those to one broker share a channel."""
+    """Opens streams. The streams to one broker share a channel."""
 
     def __init__(self) -> None:
         self._channels: dict[str, aio.Channel] = {}

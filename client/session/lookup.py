@@ -1,4 +1,4 @@
-"""Who owns a topic, asked of any broker and followed through redirects."""
+"""Finds the broker that owns a topic: asks any broker and follows redirects."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ REDIRECTS_MAX: Final = 20
 """Pulsar's limit. More means that brokers point at each other."""
 
 QUESTIONS_MAX: Final = 6
-"""Among how many questions an operation's time is shared at most: with 30 s each has 5 s then, more
-than a broker needs that takes a dead one's topics over."""
+"""The time of an operation is divided among at most this many questions. With 30 s, each question
+has 5 s. A broker that takes over the topics of a dead broker needs less."""
 
 
 class Lookup:
     """Asks the brokers of the service URL in turn, beginning with the one that answered last.
 
-    Each question has its own deadline, so that all but one of them may be mute and an operation
-    still has time for the one that is not.
+    Each question has its own time limit. Thus an operation succeeds even if only one of the brokers
+    answers.
     """
 
     def __init__(self, service_url: str, pool: Pool, *, timeout_s: float) -> None:
-        """`timeout_s`: of an operation, within which something is looked up."""
+        """`timeout_s`: the time limit of an operation, which includes its lookups."""
         self._brokers = parse_service_url(service_url)
         self._pool = pool
         self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
@@ -65,15 +65,15 @@ class Lookup:
             )
 
     async def owner(self, topic: str) -> str:
-        """The URL of the broker that serves `topic`.
+        """Return the URL of the broker that serves `topic`.
 
-        Raises ConnectError when no broker of the service URL could be reached or the one that was
-        asked did not answer, else what was answered; the next question then goes to the next
-        broker, because this one may be cut off.
+        Raises ConnectError if no broker of the service URL is reachable, or if the broker does not
+        answer. Raises the broker's error if it answers with one. After an error, the next question
+        goes to the next broker, because this one may be cut off from the cluster.
         """
         try:
             return await self._ask(topic)
-        except (PulsarException, asyncio.CancelledError):  # cancelled: it may be mute
+        except (PulsarException, asyncio.CancelledError):  # cancelled: the broker may be silent
             self._turn_to_next()
             raise
 
@@ -98,16 +98,17 @@ class Lookup:
         raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
 
     async def refuse_partitioned(self, topic: str) -> None:
-        """Raises NotAllowedError for a topic with partitions; else as `owner`."""
+        """Raise NotAllowedError if the topic has partitions. Raises also the errors of `owner`."""
         if await self.partitions(topic):
             raise NotAllowedError(
                 "partitioned topics are not supported yet; name one partition", topic=topic
             )
 
     async def partitions(self, topic: str) -> int:
-        """How many partitions the topic has; 0: it is not partitioned, or not there yet.
+        """Return the number of the topic's partitions. 0: not partitioned, or no such topic yet.
 
-        Every broker may say; who does not answer is passed over. Raises as `owner`.
+        Every broker can answer. The client asks the next broker if one does not answer. Raises the
+        errors of `owner`.
         """
         for _ in self._brokers[1:]:
             try:
@@ -134,11 +135,11 @@ class Lookup:
             async with asyncio.timeout(self._question_s):
                 return await connection.request(body, answer)
         except TimeoutError:
-            reason = f"no answer within {self._question_s:g} s"
+            reason = f"the broker did not answer within {self._question_s:g} s"
             raise ConnectError(reason, broker=connection.broker) from None
 
     async def _any_broker(self) -> Connection:
-        """A session with a broker of the service URL, whichever answers first in turn."""
+        """Return a session with the first broker of the service URL, in turn, that accepts one."""
         failures: list[str] = []
         for _ in self._brokers:
             broker = self._brokers[self._first]
@@ -150,16 +151,16 @@ class Lookup:
             else:
                 self._warned = False
                 return connection
-        raise ConnectError("no broker could be reached: " + "; ".join(failures))
+        raise ConnectError("no broker is reachable: " + "; ".join(failures))
 
     def _turn_to_next(self) -> None:
         self._first = (self._first + 1) % len(self._brokers)
 
 
 def _one_url(text: str) -> str:
-    """A broker's own URL, as a broker wrote it."""
+    """Parse the URL of an owner in a broker's answer. Raises ConnectError."""
     try:
         (url,) = parse_service_url(text)
     except (PulsarException, ValueError):
-        raise ConnectError(f"a broker named {text!r} as an owner's address") from None
+        raise ConnectError(f"the broker named an invalid owner address: {text!r}") from None
     return url

@@ -1,4 +1,4 @@
-"""The connections of a client: at most one for each broker and purpose, made when needed."""
+"""The connections of a client: at most one for each broker and purpose, opened when needed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ log = get_logger(__name__)
 
 
 class Purpose(Enum):
-    """Why a session is held: a broker gets one of each, so that bulk of one does not delay the
-    other."""
+    """The purpose of a session. With one session each, deliveries do not delay receipts."""
 
     PUBLISH = "publish"  # and lookups
     CONSUME = "consume"
 
 
 class Dialer(Protocol):
-    """Where streams come from: gRPC, or a test."""
+    """Opens streams: over gRPC, or in a test."""
 
     def open(self, broker: str, purpose: Purpose) -> FrameStream:
-        """Begin a stream to a broker's URL. That nobody is there shows on the stream."""
+        """Begin a stream to a broker's URL. If no broker answers there, the stream ends."""
 
     async def close(self) -> None:
-        """Release what the streams share, after they have ended. Bounded."""
+        """Release what the streams share, after they have ended. Takes a bounded time."""
 
 
 class Pool:
-    """Hands out open connections; whoever asks while one is being opened waits for it."""
+    """Returns open connections. Callers share a connection that is being opened."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Pool:
         self._connections: dict[tuple[str, Purpose], Connection] = {}
 
     async def connection(self, broker: str, purpose: Purpose) -> Connection:
-        """An open session with `broker`. Raises ConnectError, or what the broker answered."""
+        """Return an open session with `broker`. Raises ConnectError, or the broker's refusal."""
         connection = self._connections.get((broker, purpose))
         if connection is None or connection.error is not None:
             connection = self._begin(broker, purpose)
@@ -60,7 +59,7 @@ class Pool:
         return connection
 
     async def close(self) -> None:
-        """End all sessions, sending first what was still to be sent."""
+        """Send all outboxes, then end all sessions."""
         async with asyncio.TaskGroup() as group:
             for connection in self._connections.values():
                 group.create_task(connection.close())

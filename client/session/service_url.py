@@ -1,4 +1,4 @@
-"""Where brokers are: `grpc://host:6660[,host2:6660]`."""
+"""Parses service URLs: `grpc://host:6660[,host2:6660]`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/,\s]+)(?::([0-9]{1,5}))?")
 
 
 def parse_service_url(text: str) -> tuple[str, ...]:
-    """The URL of each broker that is named. Raises InvalidUrl."""
+    """Return the URL of each broker in a service URL. Raises InvalidUrl."""
     if text.startswith(("pulsar://", "pulsar+ssl://")):
         raise InvalidUrl(
-            f"{text!r} is an address for Apache Pulsar's clients; this one speaks gRPC:"
+            f"{text!r} is a URL for Apache Pulsar's clients; Magnetar's client speaks gRPC: use"
             f" {SCHEME}host:{DEFAULT_PORT}"
         )
     if not text.startswith(SCHEME):
@@ -27,7 +27,7 @@ def parse_service_url(text: str) -> tuple[str, ...]:
 
 
 def host_and_port(broker: str) -> str:
-    """What gRPC connects to, of a broker's URL."""
+    """Return `host:port` of a broker's URL, the address for gRPC."""
     return broker.removeprefix(SCHEME)
 
 

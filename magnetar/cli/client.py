@@ -1,4 +1,4 @@
-"""What commands that use a client share: where the server is, and how they fail."""
+"""What the client commands share: the option of the service URL, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ServiceUrl = Annotated[
         "--service-url",
         "-u",
         envvar="MAGNETAR_SERVICE_URL",
-        help="where brokers are: grpc://host:port[,host2:port]",
+        help="URL of the brokers: grpc://host:port[,host2:port]",
     ),
 ]
 DEFAULT_SERVICE_URL: Final = "grpc://localhost:6660"
 
 
 def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end. What the client raises, and files that cannot be read, end the command
-    with one line and exit code 1."""
+    """Run `work` to its end. An error of the client or of a file ends the command with one line and
+    exit code 1."""
     try:
         run_interruptible(_reachable_first(service_url, work))
     except KeyboardInterrupt:
@@ -42,9 +42,9 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
         if isinstance(first, magnetar.Timeout) and first.broker is not None:
-            fail(f"{first}. See trouble in what `magnetar topics stats {first.topic}` says")
+            fail(f"{first}. `magnetar topics stats {first.topic}` shows the topic's trouble")
         if isinstance(first, magnetar.ConnectError):
-            fail(f"{first}. Is that a broker's gRPC port, such as 6660?")
+            fail(f"{first}. Is this the gRPC port of a broker, for example 6660?")
         if isinstance(first, magnetar.PulsarException):
             fail(str(first))
         if isinstance(first, OSError):
@@ -55,7 +55,7 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 def fail(reason: str, *, code: int = 1) -> NoReturn:
-    """End the command; `reason` says what happened and what to do."""
+    """End the command with an error. `reason` says what happened and what to do."""
     typer.echo(f"Error: {reason}", err=True)
     raise typer.Exit(code)
 
@@ -68,20 +68,20 @@ async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) ->
 async def require_reachable(service_url: str) -> None:
     """End the command unless a server listens at one of the brokers' addresses.
 
-    A client tries for 30 s, because brokers come back. A user who forgot to start one, or who
-    mistyped the address, must not wait for that.
+    A client tries for 30 s, because a broker may restart. Without this check, a mistyped address
+    would cost the user this time.
     """
     brokers = [host_and_port(url) for url in parse_service_url(service_url)]
     problems = [await _probe(broker) for broker in brokers]
     if all(problems):
         fail(
             f"cannot reach {service_url}: {problems[0]}. {START_ADVICE}; --service-url or"
-            " MAGNETAR_SERVICE_URL names another"
+            " MAGNETAR_SERVICE_URL sets another URL"
         )
 
 
 async def _probe(address: str) -> str | None:
-    """Why no connection can be made to this address. None: a server listens."""
+    """Return why no connection to this address is possible. None: a server listens."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_S):

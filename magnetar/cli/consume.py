@@ -1,4 +1,4 @@
-"""`magnetar consume`, after `pulsar-client consume`."""
+"""`magnetar consume`, with the options of `pulsar-client consume`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
 
 
 class SubscriptionType(StrEnum):
+    """The types of a subscription, as the option names them."""
+
     EXCLUSIVE = "Exclusive"
     SHARED = "Shared"
     FAILOVER = "Failover"
@@ -23,6 +25,8 @@ class SubscriptionType(StrEnum):
 
 
 class Position(StrEnum):
+    """Where a new subscription begins."""
+
     LATEST = "Latest"
     EARLIEST = "Earliest"
 
@@ -32,15 +36,23 @@ def add_to(app: typer.Typer) -> None:
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")],
+    topic: Annotated[str, typer.Argument(help="topic name: greetings, or tenant/namespace/topic")],
     subscription_name: Annotated[
-        str, typer.Option("--subscription-name", "-s", help="made unless it is there")
+        str,
+        typer.Option("--subscription-name", "-s", help="subscription; created if it is missing"),
     ],
     num_messages: Annotated[
-        int, typer.Option("--num-messages", "-n", min=0, help="how many; 0: until interrupted")
+        int,
+        typer.Option("--num-messages", "-n", min=0, help="messages to receive; 0: until Ctrl-C"),
     ] = 1,
     subscription_type: Annotated[
-        SubscriptionType, typer.Option("--subscription-type", "-t", case_sensitive=False)
+        SubscriptionType,
+        typer.Option(
+            "--subscription-type",
+            "-t",
+            case_sensitive=False,
+            help="how consumers share the subscription",
+        ),
     ] = SubscriptionType.EXCLUSIVE,
     subscription_position: Annotated[
         Position,
@@ -52,13 +64,13 @@ def consume(
         ),
     ] = Position.LATEST,
     rate: Annotated[
-        float, typer.Option("--rate", "-r", min=0, help="messages a second; 0: no limit")
+        float, typer.Option("--rate", "-r", min=0, help="messages per second; 0: no limit")
     ] = 0.0,
     queue_size: Annotated[
-        int, typer.Option("--queue-size", "-q", min=1, help="messages that are fetched ahead")
+        int, typer.Option("--queue-size", "-q", min=1, help="messages to fetch ahead")
     ] = 1000,
     hide_content: Annotated[
-        bool, typer.Option("--hide-content", help="count messages, do not print them")
+        bool, typer.Option("--hide-content", help="count messages without printing them")
     ] = False,
     as_json: Annotated[
         bool,
@@ -67,11 +79,11 @@ def consume(
         ),
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="print contents only, one per line")
+        bool, typer.Option("--quiet", help="print only the contents, one per line")
     ] = False,
     service_url: ServiceUrl = DEFAULT_SERVICE_URL,
 ) -> None:
-    """Receive messages from a topic, print and acknowledge them."""
+    """Receive, print and acknowledge messages of a topic."""
     if as_json + quiet + hide_content > 1:
         raise typer.BadParameter("--json, --quiet and --hide-content cannot be combined")
     show = describe_json if as_json else content_of if quiet else describe
@@ -110,7 +122,7 @@ def consume(
 
 
 def describe(message: magnetar.Message) -> str:
-    """As Apache's tool prints it."""
+    """Describe a message in the format of `pulsar-client consume`."""
     properties = ", ".join(f"{name}={value}" for name, value in message.properties().items())
     return (
         "----- got message -----\n"
@@ -120,7 +132,10 @@ def describe(message: magnetar.Message) -> str:
 
 
 def describe_json(message: magnetar.Message) -> str:
-    """One line. The content is text where it is UTF-8, otherwise base64 under another name."""
+    """Describe a message as one line of JSON.
+
+    `content` is the text of a UTF-8 payload; any other payload is `contentBase64`.
+    """
     found: dict[str, object] = {
         "id": str(message.message_id()),
         "topic": message.topic_name(),
@@ -138,5 +153,5 @@ def describe_json(message: magnetar.Message) -> str:
 
 
 def content_of(message: magnetar.Message) -> str:
-    """The content as text; bytes that are not UTF-8 appear as escapes."""
+    """Return the content as text; bytes that are not UTF-8 appear as escapes."""
     return message.data().decode(errors="backslashreplace")

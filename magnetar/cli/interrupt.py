@@ -1,4 +1,4 @@
-"""Commands that a person ends with Ctrl-C."""
+"""Runs commands that Ctrl-C ends."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-INTERRUPTED: Final = 130  # 128 + SIGINT, as a shell counts
+INTERRUPTED: Final = 130  # 128 + SIGINT, the exit code of shells
 
 
 def run_interruptible(work: Coroutine[Any, Any, None]) -> None:
-    """`asyncio.run`, whose loop a signal wakes. Raises KeyboardInterrupt after Ctrl-C.
+    """Run `work` as `asyncio.run` does, but let a signal wake the loop.
 
-    The interpreter handles a signal between two of its steps. One that comes just before the loop
-    goes to sleep, or to another thread, wakes nobody: asyncio.run cancels `work` only when
-    something else ends the sleep, such as a client's keepalive after half a minute.
+    Raises KeyboardInterrupt after Ctrl-C. The interpreter handles a signal between two of its
+    steps. A signal that arrives just before the loop sleeps, or in another thread, does not wake
+    the loop. asyncio.run would cancel `work` only when another event ends the sleep, for example a
+    client's keep-alive after 30 s.
     """
     try:
         asyncio.run(_woken(work))
     finally:
-        work.close()  # Ctrl-C may have come before it began
+        work.close()  # Ctrl-C may have arrived before it began
 
 
 async def _woken(work: Coroutine[Any, Any, None]) -> None:
-    """`work`, while every signal writes to a socket that the loop reads."""
+    """Run `work` while every signal writes to a socket that the loop reads."""
     loop = asyncio.get_running_loop()
     handler = signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # for that socket
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # opens the socket
     signal.signal(signal.SIGINT, handler)  # asyncio.run's: the first cancels, the second raises
     try:
         await work

@@ -1,4 +1,4 @@
-"""Lines of a file or of standard input, as they come."""
+"""Reads the lines of a file or of standard input as they arrive."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ READ_BYTES: Final = 64 << 10
 
 
 class LineSource:
-    """Gives the lines of a file without their line ends, and never more than one read ahead.
+    """Reads the lines of a file without their line ends, at most READ_BYTES ahead.
 
-    A line that exceeds the maximum message size is given in full as soon as the excess is seen, so
-    that the producer refuses it; the memory that a line takes is bounded by that.
+    A line that exceeds the maximum message size is returned as soon as it does, so that the
+    producer refuses it. This bounds the memory of a line.
     """
 
     def __init__(self, path: Path) -> None:
-        """`path`: "-" is standard input. Raises OSError."""
+        """Open the file `path`; "-" is standard input. Raises OSError."""
         self._own = str(path) != STDIN
         self._fd = os.open(path, os.O_RDONLY) if self._own else sys.stdin.fileno()
         self._lines: deque[bytes] = deque()
-        self._rest = b""  # a line whose end has not come yet
+        self._rest = b""  # the beginning of a line whose end has not been read yet
         self._ended = False
 
     def __enter__(self) -> Self:
@@ -40,7 +40,10 @@ class LineSource:
             os.close(self._fd)
 
     async def read(self, lines_max: int) -> list[bytes]:
-        """At least one line, and what else is there by now; []: the end. Raises OSError."""
+        """Return at least one line, and others that were read with it. []: the end of the file.
+
+        Raises OSError.
+        """
         while not self._lines and not self._ended:
             await self._wait_readable()
             self._take(os.read(self._fd, READ_BYTES))
@@ -59,12 +62,12 @@ class LineSource:
             self._rest = b""
 
     async def _wait_readable(self) -> None:
-        """Wait for a terminal or a pipe; a regular file is always ready."""
+        """Wait until a terminal or a pipe has data. A regular file is always ready."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         try:
             loop.add_reader(self._fd, readable.set)
-        except PermissionError:  # epoll takes no regular files
+        except PermissionError:  # epoll does not accept regular files
             return
         try:
             await readable.wait()

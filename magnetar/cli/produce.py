@@ -1,4 +1,4 @@
-"""`magnetar produce`, after `pulsar-client produce`."""
+"""`magnetar produce`, with the options of `pulsar-client produce`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from magnetar.cli.lines import STDIN, LineSource
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-# Messages on their way at once: a full batch, and one that fills meanwhile.
+# Pending messages: one full batch, and one that is being filled.
 IN_FLIGHT_MAX: Final = 2000
 
 
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")],
+    topic: Annotated[str, typer.Argument(help="topic name: greetings, or tenant/namespace/topic")],
     messages: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,14 +34,14 @@ def produce(
     ] = None,
     lines: Annotated[
         Path | None,
-        typer.Option("--lines", "-l", help="send each line of this file; - is standard input"),
+        typer.Option("--lines", "-l", help="send each line of this file; - for standard input"),
     ] = None,
     files: Annotated[
         list[Path] | None,
         typer.Option("--files", "-f", help="a file to send as one message"),
     ] = None,
     num_produce: Annotated[
-        int, typer.Option("--num-produce", "-n", min=1, help="how often to send all of them")
+        int, typer.Option("--num-produce", "-n", min=1, help="how often to send all messages")
     ] = 1,
     rate: Annotated[
         float, typer.Option("--rate", "-r", min=0, help="messages per second; 0: no limit")
@@ -49,14 +49,14 @@ def produce(
     key: Annotated[str | None, typer.Option("--key", "-k", help="partition key")] = None,
     properties: Annotated[
         list[str] | None,
-        typer.Option("--properties", "-p", help="name=value[,name=value...]"),
+        typer.Option("--properties", "-p", help="message properties: name=value[,name=value...]"),
     ] = None,
     separator: Annotated[
         str | None,
         typer.Option("--separator", "-s", help="split each --messages at this text"),
     ] = None,
     disable_batching: Annotated[
-        bool, typer.Option("--disable-batching", help="send each message by itself")
+        bool, typer.Option("--disable-batching", help="send each message without a batch")
     ] = False,
     service_url: ServiceUrl = DEFAULT_SERVICE_URL,
 ) -> None:
@@ -81,7 +81,7 @@ def produce(
                 topic,
                 batching_enabled=not disable_batching,
                 max_pending_messages=IN_FLIGHT_MAX,
-                block_if_queue_full=True,  # large messages fill the queue by their bytes
+                block_if_queue_full=True,  # large messages can reach the limit of bytes first
             )
             pace = _Pace(rate)
             async for chunk in _chunks(contents, lines, num_produce):
@@ -104,12 +104,12 @@ def produce(
 
 
 def split(text: str, separator: str | None) -> list[str]:
-    """`text` is one message unless a separator is given."""
+    """Split `text` into messages at the separator; without a separator, it is one message."""
     return text.split(separator) if separator else [text]
 
 
 def parse_properties(options: Sequence[str]) -> dict[str, str]:
-    """Raises BadParameter."""
+    """Parse name=value pairs. Raises BadParameter."""
     labels = {}
     for pair in (pair for option in options for pair in option.split(",")):
         name, equals, value = pair.partition("=")
@@ -120,16 +120,16 @@ def parse_properties(options: Sequence[str]) -> dict[str, str]:
 
 
 class _Pace:
-    """When the next messages may be sent."""
+    """Limits the rate of sends."""
 
     def __init__(self, rate: float) -> None:
         """`rate`: messages per second; 0: no limit."""
         self._rate = rate
-        self._began_s: float | None = None  # None: nothing was sent yet
+        self._began_s: float | None = None  # loop time of the first send; None: none yet
         self._sent = 0
 
     def parts(self, chunk: Sequence[bytes]) -> list[Sequence[bytes]]:
-        """What to send at once: all of it, or one message at a time under a limit."""
+        """Divide a chunk into parts to send at once: single messages if the rate is limited."""
         return [[content] for content in chunk] if self._rate else [chunk]
 
     async def wait(self) -> None:
@@ -144,7 +144,7 @@ class _Pace:
 async def _chunks(
     contents: Sequence[bytes], lines: Path | None, times: int
 ) -> AsyncIterator[Sequence[bytes]]:
-    """Everything to send, `times` times, in chunks of at most IN_FLIGHT_MAX messages."""
+    """Yield all messages, `times` times, in chunks of at most IN_FLIGHT_MAX messages."""
     count = len(contents) * times
     if lines is None:
         for first in range(0, count, IN_FLIGHT_MAX):

@@ -1,4 +1,4 @@
-"""`magnetar spark …`: jobs that run on Spark."""
+"""`magnetar spark`: jobs that run on Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from magnetar.spark.pipelines.archive import Compared
 
-# A year of days fits; of an archive by key only the sum is of interest.
+# Enough for a year of days. An archive by key can have many more; then the sum matters.
 ROWS_SHOWN_MAX: Final = 400
 
 jobs = App(help="Jobs that run on Spark (they need Java).", no_args_is_help=True)
@@ -37,28 +37,36 @@ def add_to(app: typer.Typer) -> None:
 
 @jobs.callback()
 def root() -> None:
-    pass  # without a callback Typer would make the lone job the whole of `magnetar spark`
+    pass  # without a callback, Typer would make the only job the command `magnetar spark` itself
 
 
 @jobs.command()
 def archive(
     topic: Annotated[str, typer.Option(help="the topic to archive")],
-    path: Annotated[Path, typer.Option(help="directory of the archive; made if it is not there")],
+    path: Annotated[
+        Path, typer.Option(help="directory of the archive; created if it does not exist")
+    ],
     service_url: Annotated[
-        str, typer.Option(envvar="MAGNETAR_SERVICE_URL", help="where the brokers are")
+        str,
+        typer.Option(
+            envvar="MAGNETAR_SERVICE_URL",
+            help="URL of the brokers: grpc://host:port[,host2:port]",
+        ),
     ] = DEFAULT_SERVICE_URL,
     partition_by: Annotated[
-        str, typer.Option(help="publish-date, publish-hour, event-date, key or none")
+        str,
+        typer.Option(help="directories: publish-date, publish-hour, event-date, key or none"),
     ] = "publish-date",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="replace the archive that is there")
+        bool, typer.Option("--overwrite", help="replace an existing archive")
     ] = False,
-    master: Annotated[str, typer.Option(help="Spark's master")] = "local[*]",
+    master: Annotated[str, typer.Option(help="the master URL of Spark")] = "local[*]",
 ) -> None:
     """Write a topic to partitioned Parquet files, and compare them with the topic.
 
-    Exit status 0 only if every message is there with its id, value and metadata; then, and only
-    then, the archive is in its place. What is published meanwhile is left for the next time.
+    If the archive holds every message with its id, value and metadata, the command moves the
+    archive to PATH and exits with 0. Otherwise PATH is unchanged. The archive does not include
+    messages that are published during the job.
     """
     configure_logging()
     fork_plainly()
@@ -66,7 +74,7 @@ def archive(
         compared = _archive(service_url, topic, path, partition_by, overwrite, master)
     except SparkError as error:
         fail(str(error))
-    except OSError as error:  # of the target, or of Spark's own folders
+    except OSError as error:  # about the target or about Spark's temporary files
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
         end_java()
@@ -74,13 +82,13 @@ def archive(
     show(compared, path)
     if not all(part.equal for part in compared):
         raise typer.Exit(ExitCode.FAILED)
-    typer.echo(f"read it back: spark.read.parquet({str(path.absolute())!r})")
+    typer.echo(f"To read the archive: spark.read.parquet({str(path.absolute())!r})")
 
 
 def _archive(
     service_url: str, topic: str, path: Path, partition_by: str, overwrite: bool, master: str
 ) -> list[Compared]:
-    """Raises SparkError. What can be refused is refused before Spark is started."""
+    """Check all that can be checked before Spark starts, then archive. Raises SparkError."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -93,7 +101,7 @@ def _archive(
         raise SparkMissing(str(error)) from None
     if partition_by not in set(PartitionBy):
         raise typer.BadParameter(
-            f"{partition_by!r} is none of {', '.join(PartitionBy)}", param_hint="--partition-by"
+            f"{partition_by!r} is not one of {', '.join(PartitionBy)}", param_hint="--partition-by"
         )
     require_java()
     path = path.absolute()
@@ -120,14 +128,14 @@ def _archive(
 
 
 def reason_in(text: str) -> str:
-    """What of a failure of Spark's says why: our own error in a worker's traceback, or its first
-    line."""
+    """Return the cause in the text of a Spark error: Magnetar's error in a worker's traceback, or
+    the first line."""
     ours = re.search(r"^magnetar\.\S+\.(\w+): (.*)$", text, re.MULTILINE)
     return f"{ours[1]}: {ours[2]}" if ours else text.strip().partition("\n")[0]
 
 
 def show(compared: Sequence[Compared], path: Path) -> None:
-    """The verdict, partition by partition; what differs comes first when there are too many."""
+    """Print the comparison by partition. With too many partitions, show the unequal ones first."""
     table = Table("partition", title=f"archive {path}")
     for name in ("in the topic", "in the archive"):
         table.add_column(name, justify="right")

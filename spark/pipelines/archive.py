@@ -1,13 +1,13 @@
-"""A topic as partitioned Parquet, and the proof that it is all there.
+"""Writes a topic to partitioned Parquet files, and verifies that they hold every message.
 
-The archive is written beside its place, compared with the topic, and moved into its place only if
-the two are equal, and on disk: at `path` there is a whole, verified archive or what was there
-before (target.py says how).
+The job writes the archive to a staging directory and compares it with the topic. If both are equal
+and the files are synced, the job moves the archive to `path`. Thus `path` holds a whole, verified
+archive or what was there before (target.py).
 
-What is archived ends with the last message that was there at the start, so that a topic may be
-written to meanwhile. The comparison reads topic and files anew, and per partition of the archive
-sets side by side the number of messages and a digest over each row: its message id and everything
-else. The digest does not depend on order: the sum and the exclusive or of 64-bit hashes.
+The archive ends with the last message that existed at the start, so producers may go on publishing.
+The comparison reads the topic and the files again. For each partition of the archive it compares
+the number of messages and a digest over all columns of its rows. The digest does not depend on the
+order of rows: it is the sum and the exclusive or of 64-bit hashes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PartitionBy(StrEnum):
-    """What the directories of an archive stand for. Dates are UTC."""
+    """The value by which an archive is divided into directories. Dates are in UTC."""
 
     PUBLISH_DATE = "publish-date"
     PUBLISH_HOUR = "publish-hour"
@@ -38,12 +38,12 @@ class PartitionBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One partition of the archive."""
+    """The comparison of one partition of the archive."""
 
-    partition: str  # "publish_date=2013-01-01"; empty when there are no partitions
+    partition: str  # "publish_date=2013-01-01"; empty if the archive has no partitions
     in_topic: int  # messages
     in_archive: int
-    equal: bool  # and so are ids, values and all the rest
+    equal: bool  # whether the counts, ids, values and all other columns are equal
 
 
 def archive(
@@ -55,11 +55,11 @@ def archive(
     partition_by: PartitionBy = PartitionBy.PUBLISH_DATE,
     overwrite: bool = False,
 ) -> list[Compared]:
-    """Write the archive; its partitions in order. It is in its place if all of them are equal, and
-    otherwise nothing has changed.
+    """Write the archive and return the comparison of its partitions, in order.
 
-    Raises TargetNotEmpty, TargetForeign, TargetBusy, OSError, and what Spark makes of the source's
-    errors.
+    If all partitions are equal, the archive is at `path`; otherwise `path` is unchanged. Raises
+    TargetNotEmpty, TargetForeign, TargetBusy, OSError, and Spark's exceptions, which wrap the
+    source's errors.
     """
     spark = _in_utc(spark)
     with staged(path) as new:
@@ -68,8 +68,8 @@ def archive(
         columns = _partition_columns(partition_by)
         placed = messages.withColumns(columns) if columns else messages
         placed.write.partitionBy(*columns).parquet(str(new))
-        # With the topic's schema: an archive without rows has none of its own, and the names of
-        # directories are texts ("key=007").
+        # With the topic's schema: Spark finds no schema in an archive without rows, and it would
+        # read directory names such as "key=007" as numbers.
         archived = spark.read.schema(placed.schema).parquet(str(new))
         compared = compare(placed, archived, list(columns))
         if all(part.equal for part in compared):
@@ -78,7 +78,7 @@ def archive(
 
 
 def compare(topic: DataFrame, archived: DataFrame, columns: list[str]) -> list[Compared]:
-    """The same messages, from the topic and from the archive, by these columns."""
+    """Compare the messages of the topic and of the archive, partitioned by `columns`."""
     ours, theirs = ({row[0]: row[1:] for row in _digests(f, columns)} for f in (topic, archived))
     nothing = (0, None, None)
     return [
@@ -93,18 +93,18 @@ def compare(topic: DataFrame, archived: DataFrame, columns: list[str]) -> list[C
 
 
 def _in_utc(spark: SparkSession) -> SparkSession:
-    """A session of our own on the same Spark: dates are the session's, whatever it was told."""
+    """Return another session of the same Spark, in UTC: dates follow the session's time zone."""
     ours = spark.newSession()
     ours.conf.set("spark.sql.session.timeZone", "UTC")
-    # What every Parquet reader understands; Spark's default is INT96.
+    # All Parquet readers support it; Spark's default is INT96.
     ours.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     return ours
 
 
 def _messages_until_now(spark: SparkSession, service_url: str, topic: str) -> DataFrame:
-    """The messages that are there now, even if there are more when they are read."""
+    """Return the messages that exist now; later messages are left out."""
     reader = spark.read.format("magnetar").option("service.url", service_url).option("topic", topic)
-    # Without payloads. Nothing makes Spark plan a DataFrame only once, so the end is a value.
+    # Without payloads. Spark may plan a DataFrame several times, so the end is a fixed value.
     [(last,)] = reader.schema("__index bigint").load().agg(F.max("__index")).collect()
     messages = spark.read.format("magnetar").option("service.url", service_url)
     return messages.option("topic", topic).load().where(F.col("__index") <= F.lit(last))
@@ -123,7 +123,7 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
         case PartitionBy.EVENT_DATE:
             return {"event_date": F.to_date("__eventTime")}
         case PartitionBy.KEY:
-            # Text, or base64 of what is none. A directory cannot be told from another by "".
+            # Text, or base64 if the key is not UTF-8. "" cannot be a directory's value.
             text = "if(is_valid_utf8(cast(__key as string)), cast(__key as string), base64(__key))"
             return {"key": F.expr(f"nullif({text}, '')")}
         case PartitionBy.NONE:
@@ -132,10 +132,10 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
 
 
 def _digests(frame: DataFrame, columns: list[str]) -> list[tuple[str, int, object, object]]:
-    """Partition, messages, and two digests of its rows."""
+    """Return the name, the number of messages and two digests of each partition."""
     row = F.xxhash64(
         *(
-            # A map has no hash, its entries have; it keeps their order.
+            # Spark cannot hash a map, but its list of entries; a map keeps the entries' order.
             F.map_entries(name) if name == "__messageProperties" else F.col(name)
             for name in frame.columns
         )

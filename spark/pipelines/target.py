@@ -1,12 +1,12 @@
-"""Where an archive is put: beside its place first, and into it whole.
+"""The directory of an archive: a run writes to a staging directory and renames it when complete.
 
     <path>                        the archive
-    .<name of path>.archiving/    while a run is at work: locked (flock) by it
-        new/                      what it writes
-        old/                      what was at `path`, for the moment in which `new` takes its place
+    .<name of path>.archiving/    the staging directory of a run, locked by it (flock)
+        new/                      the archive that the run writes
+        old/                      the former content of `path` between the two renames
 
-A run that is killed between the two renames leaves nothing at `path`; the next one first puts `old`
-back. No Spark in here.
+A run that is killed between the two renames leaves nothing at `path`. The next run first renames
+`old` back to `path`. This module does not import Spark.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OF_AN_ARCHIVE: Final = re.compile(
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Whether an archive may be put there. Raises TargetNotEmpty, TargetForeign."""
+    """Raise TargetNotEmpty or TargetForeign if an archive must not be written to `path`."""
     if not path.exists():
         return
     if not path.is_dir():
-        raise TargetForeign(path, "it is a file")
+        raise TargetForeign(path, "it is a file, not a directory")
     names = sorted(child.name for child in path.iterdir())
     if not names:
         return
@@ -43,12 +43,15 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise TargetNotEmpty(path)
     for name in names:
         if not _OF_AN_ARCHIVE.fullmatch(name):
-            raise TargetForeign(path, f"{name!r} in it is not part of an archive")
+            raise TargetForeign(path, f"it contains {name!r}, which is not part of an archive")
 
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """The place for `new`, this run's alone while inside, and gone after. Raises TargetBusy."""
+    """Lock a staging directory, yield the path for `new`, and remove the directory afterwards.
+
+    Raises TargetBusy if another run holds the lock.
+    """
     staging = path.with_name(f".{path.name}.archiving")
     staging.mkdir(parents=True, exist_ok=True)
     held = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -67,7 +70,7 @@ def staged(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """`new` instead of what is at `path`; on disk before anything else goes. Inside of `staged`."""
+    """Sync `new`, then replace `path` with it. Call it inside of `staged`."""
     for folder, _, names in os.walk(new, topdown=False):
         for name in (*names, ""):
             _sync(os.path.join(folder, name))
@@ -78,13 +81,16 @@ def put_in_place(new: Path, path: Path) -> None:
 
 
 def _put_back(staging: Path, path: Path) -> None:
-    """Undo the first rename if the second one has not been."""
+    """Undo the first rename if the second one did not happen."""
     if (staging / "old").exists() and not path.exists():
         (staging / "old").rename(path)
 
 
 def _lock(held: int, staging: Path, path: Path) -> None:
-    """Raises TargetBusy. What was opened may have been removed by the run that ended since."""
+    """Lock the staging directory. Raises TargetBusy.
+
+    Another run may have ended and removed the directory after it was opened; this counts as busy.
+    """
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(held), staging.stat()):

@@ -3,12 +3,12 @@
     spark.read.format("magnetar").option("service.url", "grpc://host:6660").option("topic", "t")
         .load()
 
-The driver asks the owner of the topic what there is and cuts that into tasks, once a DataFrame:
-its actions all read the same messages, whatever is published meanwhile. Executors read their parts
-from the owner, and know nothing of ledgers' replicas or of ZooKeeper.
+The driver asks the owner of the topic for its ledgers and divides them into tasks, once for each
+DataFrame. Thus all actions of a DataFrame read the same messages, even if producers publish more.
+Executors read their parts from the owner. They do not access bookies or ZooKeeper.
 
-`.schema("value binary")` leaves out columns, and with them their work. Spark imports this module
-into every session, so it is light: grpc and pyarrow come with the first plan and the first read.
+`.schema("value binary")` leaves out columns and saves their cost. Spark imports this module into
+every session, so it imports little: the first plan loads grpc, the first read loads pyarrow.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-# What Spark likes: 10,000 to 100,000 rows, a few MiB. Whichever is reached first, with the entry
-# that reaches it.
+# Spark works well with batches of 10,000 to 100,000 rows and a few MiB. A batch ends with the entry
+# that reaches the first of the two limits.
 BATCH_ROWS: Final = 32_768
 BATCH_BYTES: Final = 8 << 20
 
 
 class MagnetarDataSource(DataSource):
-    """What Spark finds under the format's name. Raises InvalidOption, InvalidSchema."""
+    """The data source that Spark finds under the format's name.
+
+    Raises InvalidOption and InvalidSchema.
+    """
 
     @classmethod
     def name(cls) -> str:
         return "magnetar"
 
     def schema(self) -> StructType:
-        parse_options(self.options)  # here `load()` fails already, not only the first action
+        parse_options(self.options)  # so that `load()` fails, and not only the first action
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -50,23 +53,23 @@ class MagnetarDataSource(DataSource):
 
 
 class Task(InputPartition):
-    """What one task reads. Travels to an executor."""
+    """The entries that one task reads. Spark sends it to an executor."""
 
     def __init__(self, owner: str, spans: tuple[Span, ...]) -> None:
         super().__init__(None)
-        self.owner = owner  # URL of who owned the topic when this was planned
+        self.owner = owner  # URL of the broker that owned the topic at planning time
         self.spans = spans
 
 
 class TopicScan(DataSourceReader):
-    """Travels to the executors: only values."""
+    """Plans and reads one DataFrame. Spark sends it to the executors, so it holds only values."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """On the driver. Raises TopicNotFound, ReadRefused, ReadStalled."""
+        """Plan the tasks, on the driver. Raises TopicNotFound, ReadRefused, ReadStalled."""
         from magnetar.spark.source.partition_reader import TopicReader
 
         reader = TopicReader(self._options)
@@ -80,9 +83,12 @@ class TopicScan(DataSourceReader):
         return [Task(reader.owner, spans) for spans in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On an executor. Raises ReadRefused, UnreadableEntry, OutOfOrder, ReadStalled."""
+        """Read one task, on an executor.
+
+        Raises ReadRefused, UnreadableEntry, OutOfOrder, ReadStalled.
+        """
         if not isinstance(partition, Task):
-            return  # what Spark makes of no partitions: the topic is empty
+            return  # the topic is empty: Spark passes another object if there are no partitions
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from magnetar.spark.decode import Rows

@@ -17,27 +17,29 @@ if TYPE_CHECKING:
 
 OPTIONS: Final = ("service.url", "topic", "targetBytesPerTask", "maxPartitions", "readTimeoutMs")
 
-# A dead broker's topics are served again within 3 s, at worst after a session timeout of 10 s. A
-# minute lets a whole cluster restart under a running job.
+# Another broker serves a dead broker's topics within 3 s, at worst after a session timeout of 10 s.
+# Within a minute, a whole cluster can restart during a job.
 READ_TIMEOUT_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
+    """The parsed options of one read."""
+
     brokers: tuple[str, ...]  # grpc:// URLs, one broker each
     topic: TopicName
     target_bytes_per_task: int
     tasks_max: int
-    read_timeout_s: float  # without any progress
+    read_timeout_s: float  # how long a read may go on without progress
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """Spark hands the names over in lower case. Raises InvalidOption, which names the option."""
+    """Parse the options of a read. Spark passes their names in lower case. Raises InvalidOption."""
     values = {name.lower(): value for name, value in given.items()}
     known = {name.lower() for name in OPTIONS}
     for name in values:
         if name not in known:
-            raise InvalidOption(name, f"is unknown; there are {', '.join(OPTIONS)}")
+            raise InvalidOption(name, f"is unknown; known options: {', '.join(OPTIONS)}")
     return ReadOptions(
         _brokers(_required(values, "service.url")),
         _topic(_required(values, "topic")),
@@ -67,7 +69,7 @@ def _topic(text: str) -> TopicName:
     except InvalidTopicName as error:
         raise InvalidOption("topic", str(error)) from None
     if topic.domain is not Domain.PERSISTENT:
-        raise InvalidOption("topic", f"{topic} is not persistent: there is nothing to read again")
+        raise InvalidOption("topic", f"{topic} is not persistent: no broker stores its messages")
     return topic
 
 

@@ -1,8 +1,8 @@
-"""Reading what was planned to the last entry, whoever owns the topic meanwhile.
+"""Reads every planned entry, also when the topic moves to another broker during the read.
 
-A read is stateless at the broker, so losing one costs nothing but the time to find the new owner:
-it goes on with the entry after the last one that came. That no entry is left out or comes twice is
-checked here for each, not hoped for.
+A broker keeps no state for a read. After the loss of a broker, the reader finds the new owner and
+continues with the entry after the last one it received. The reader checks for each entry that none
+is missing or repeated.
 """
 
 from __future__ import annotations
@@ -30,41 +30,46 @@ if TYPE_CHECKING:
     from magnetar.spark.source.options import ReadOptions
 
 RECORD: Final = struct.Struct(">qqI")  # ledger, entry, bytes of the stored entry that follows
-REDIRECTS_MAX: Final = 4  # in one round; after that the brokers are asked anew, a moment later
+REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RangeEntry:
+    """One stored entry of a range."""
+
     ledger: int
     entry: int
-    data: memoryview  # over its frame
+    data: memoryview  # a view of its frame
 
 
 class TopicReader:
-    """Finds the owner of one topic, and reads from it."""
+    """Finds the owner of one topic and reads from it."""
 
     def __init__(self, options: ReadOptions, *, owner: str | None = None) -> None:
         self._options = options
         self._topic = str(options.topic)
         self._owner = owner  # None: not known
-        self._patience = _Patience(self._topic, options.read_timeout_s)
+        self._retries = _Retries(self._topic, options.read_timeout_s)
 
     @property
     def owner(self) -> str | None:
-        """URL of the broker that served the topic last. None: none did yet."""
+        """URL of the broker that served the topic last. None: no broker has served it yet."""
         return self._owner
 
     def plan(self) -> tuple[Span, ...]:
-        """What can be read now. Raises TopicNotFound, ReadRefused, ReadStalled."""
-        found = self._patiently(self._ask_all)
+        """Return the ledgers that can be read now.
+
+        Raises TopicNotFound, ReadRefused, ReadStalled.
+        """
+        found = self._retry(self._ask_all)
         if not found.exists:
             raise TopicNotFound(self._topic)
         return found.ledgers
 
     def read(self, spans: Sequence[Span]) -> Iterator[RangeEntry]:
-        """Each entry once, in order. Raises ReadRefused, OutOfOrder, ReadStalled."""
+        """Yield each entry once, in order. Raises ReadRefused, OutOfOrder, ReadStalled."""
         for span in spans:
             following = span.first
             while following <= span.last:
@@ -74,26 +79,26 @@ class TopicReader:
                         yield stored
                 except BrokerLost as error:
                     self._owner = None
-                    self._patience.wait(error)
+                    self._retries.wait(error)
                 except BrokerRefused as error:
                     raise ReadRefused(self._topic, span.ledger, following, str(error)) from error
 
     def _attempt(self, span: Span) -> Iterator[RangeEntry]:
-        """From `span.first` as far as this broker goes."""
+        """Read the span from the current owner. Raises BrokerLost if it ends early."""
         if self._owner is None:
             self._ask_all()
             assert self._owner is not None
         following = span.first
         with frames_of(self._owner, self._topic, span) as frames:
             for frame in frames:
-                self._patience.on_progress()
+                self._retries.on_progress()
                 for stored in records_of(frame):
                     if (stored.ledger, stored.entry) != (span.ledger, following):
                         raise OutOfOrder(
                             self._topic,
                             span.ledger,
                             following,
-                            f"{self._owner} sent {stored.ledger}:{stored.entry} instead",
+                            f"{self._owner} sent entry {stored.ledger}:{stored.entry} instead",
                         )
                     following += 1
                     yield stored
@@ -101,7 +106,7 @@ class TopicReader:
             raise BrokerLost(f"{self._owner} ended the range before entry {following}")
 
     def _ask_all(self) -> Plan:
-        """One round through the brokers. Raises BrokerLost, BrokerRefused."""
+        """Ask the brokers in turn for the plan. Raises BrokerLost, BrokerRefused."""
         failure: BrokerLost | None = None
         for broker in self._options.brokers:
             try:
@@ -118,20 +123,21 @@ class TopicReader:
                 self._owner = broker
                 return plan
             broker = plan.owner
-        raise BrokerLost(f"the owner of {self._topic} is changing; the last one named is {broker}")
+        reason = f"no owner after {REDIRECTS_MAX} redirects; the last broker named is {broker}"
+        raise BrokerLost(f"topic {self._topic}: {reason}")
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def _retry(self, attempt: Callable[[], T]) -> T:
         while True:
             try:
                 return attempt()
             except BrokerLost as error:
-                self._patience.wait(error)
+                self._retries.wait(error)
             except BrokerRefused as error:
                 raise ReadRefused(self._topic, -1, -1, str(error)) from error
 
 
 def records_of(frame: memoryview) -> Iterator[RangeEntry]:
-    """The records of a frame. Raises BrokerLost when it is cut in the middle of one."""
+    """Yield the records of a frame. Raises BrokerLost if the frame ends within a record."""
     at, end = 0, len(frame)
     while at < end:
         data = at + RECORD.size
@@ -144,8 +150,8 @@ def records_of(frame: memoryview) -> Iterator[RangeEntry]:
         yield RangeEntry(ledger, entry, frame[data:at])
 
 
-class _Patience:
-    """How long to go on without progress, and how long to wait in between."""
+class _Retries:
+    """The delays between attempts, and the limit of time without progress."""
 
     def __init__(self, topic: str, limit_s: float) -> None:
         self._topic = topic
@@ -157,7 +163,7 @@ class _Patience:
         self._since_s = time.monotonic()
 
     def wait(self, failure: BrokerLost) -> None:
-        """Before the next attempt. Raises ReadStalled when there shall be none."""
+        """Wait before the next attempt. Raises ReadStalled if the limit is reached."""
         waited_s = time.monotonic() - self._since_s
         if waited_s >= self._limit_s:
             raise ReadStalled(self._topic, waited_s, str(failure)) from failure

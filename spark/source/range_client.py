@@ -1,8 +1,8 @@
-"""The broker's calls for Spark, blocking, as its Python processes want them.
+"""Blocking calls to a broker for Spark's Python processes.
 
-Each process keeps one channel a broker for its life: Spark reuses a worker for many tasks, and a
-channel costs more than a small task. grpc is imported here and not at Spark's start, because its
-threads do not survive the fork that makes a worker.
+Each process keeps one channel for each broker until it ends: Spark reuses a worker for many tasks,
+and a channel costs more than a small task. This module imports grpc and is loaded after Spark's
+start, because grpc's threads do not survive the fork that creates a worker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from magnetar.spark.planner import Span
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# While one frame (2 MiB, 16 at most) is decoded, the next one and the one after it arrive.
+# Frames to read ahead. A frame has 2 MiB, at most 16 MiB.
 FRAMES_AHEAD: Final = 2
-# A broker that is alive but silent for this long is treated as lost. Opening a topic after a
-# takeover takes up to 3 s.
+# If a broker sends nothing for this long, the reader looks for the owner again. Opening a topic
+# after a takeover takes up to 3 s.
 SILENCE_S_MAX: Final = 10.0
 
 _PLAN: Final = "/magnetar.broker.Broker/PlanRange"
@@ -35,13 +35,13 @@ _READ: Final = "/magnetar.broker.Broker/ReadRange"
 
 
 class BrokerLost(Exception):
-    """This broker does not answer, or does not own the topic: look for the owner, try again."""
+    """The broker does not answer or does not own the topic. Find the owner and try again."""
 
     definite = False
 
 
 class BrokerRefused(Exception):
-    """Asking again would give the same answer. `name` is the broker's name for the error."""
+    """The broker refused for good. `name` is the broker's name for the error."""
 
     definite = True
 
@@ -52,15 +52,15 @@ class BrokerRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a broker says of a topic."""
+    """A broker's answer to PlanRange."""
 
-    owner: str  # URL of the owner; empty: the broker that was asked
+    owner: str  # URL of the owner; "": the broker that answered is the owner
     exists: bool
     ledgers: tuple[Span, ...]
 
 
 def plan_range(broker: str, topic: str) -> Plan:
-    """What of the topic can be read now. Raises BrokerLost, BrokerRefused."""
+    """Ask a broker which ledgers of the topic can be read now. Raises BrokerLost, BrokerRefused."""
     request = pb.PlanRangeRequest(topic=topic)
     ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = _channel(broker).unary_unary(_PLAN)
     try:
@@ -74,9 +74,9 @@ def plan_range(broker: str, topic: str) -> Plan:
 
 @contextmanager
 def frames_of(broker: str, topic: str, span: Span) -> Iterator[Iterator[memoryview]]:
-    """The frames of the span's records, read ahead by a thread while inside.
+    """Yield an iterator over the frames of a span. A thread reads ahead inside of the block.
 
-    Iterating raises BrokerLost, BrokerRefused.
+    The iterator raises BrokerLost and BrokerRefused.
     """
     request = pb.ReadRangeRequest(
         topic=topic, ledger=span.ledger, first_entry=span.first, last_entry=span.last
@@ -106,7 +106,7 @@ def frames_of(broker: str, topic: str, span: Span) -> Iterator[Iterator[memoryvi
     finally:
         left.set()
         call.cancel()
-        while fetcher.is_alive():  # at most one put waits for room
+        while fetcher.is_alive():  # the thread may be blocked in one put()
             try:
                 ahead.get(timeout=0.01)
             except queue.Empty:
@@ -120,7 +120,7 @@ def _arriving(
         try:
             item = ahead.get(timeout=SILENCE_S_MAX)
         except queue.Empty:
-            raise BrokerLost(f"{broker} was silent for {SILENCE_S_MAX:.0f} s") from None
+            raise BrokerLost(f"{broker} sent nothing for {SILENCE_S_MAX:.0f} s") from None
         if item is None:
             return
         if isinstance(item, Exception):
@@ -130,10 +130,10 @@ def _arriving(
 
 # Mechanics
 
-# Whoever asks again gets these again. What else a broker reports passes when the owner has changed,
-# the topic has been opened, or bookies have come back.
-_LASTING = {"TopicNotFound", "RangeNotConfirmed", "InvalidTopicName"}
-_PASSING_CODES = {
+# Permanent errors: another attempt gets the same answer. A broker's other errors are temporary: the
+# owner is changing, the topic is being opened, or bookies are unavailable.
+_PERMANENT = {"TopicNotFound", "RangeNotConfirmed", "InvalidTopicName"}
+_TEMPORARY_CODES = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -155,13 +155,13 @@ def _channel(broker: str) -> grpc.Channel:
 
 
 def _failure(error: Any, broker: str) -> BrokerLost | BrokerRefused:
-    """By what the broker says; a call that failed is always a grpc.Call too."""
+    """Convert the error of a gRPC call. A failed call is always a grpc.Call too."""
     code, text = error.code(), error.details() or ""
     if code is grpc.StatusCode.ABORTED:
         name, _, reason = text.partition(": ")
-        if name in _LASTING:
+        if name in _PERMANENT:
             return BrokerRefused(name, reason)
         return BrokerLost(f"{broker}: {text}")
-    if code in _PASSING_CODES:
+    if code in _TEMPORARY_CODES:
         return BrokerLost(f"{broker}: {code.name}: {text}")
     return BrokerRefused("", f"{broker}: {code.name}: {text}")

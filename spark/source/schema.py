@@ -1,4 +1,4 @@
-"""The columns of a topic as Spark sees them, all nullable."""
+"""The columns of a topic in Spark. All are nullable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA: Final = (
     .add("__topic", StringType())
     .add("__partition", IntegerType())  # -1: the topic is not a partition
     .add("__messageId", BinaryType())  # as Apache's clients serialize it
-    .add("__index", LongType())  # place in the topic, from 0, without gaps
+    .add("__index", LongType())  # number of the message in its topic, from 0, without gaps
     .add("__publishTime", TimestampType())
     .add("__eventTime", TimestampType())
     .add("__messageProperties", MapType(StringType(), StringType()))
@@ -31,14 +31,17 @@ SCHEMA: Final = (
 
 
 def check_schema(schema: StructType) -> None:
-    """A schema that a user gave: any of our columns, as they are. Raises InvalidSchema."""
+    """Check a schema given by the user: it may leave out columns. Raises InvalidSchema."""
     for field in schema:
         if field.name not in SCHEMA.names:
-            raise InvalidSchema(field.name, f"a topic has the columns {', '.join(SCHEMA.names)}")
+            raise InvalidSchema(
+                field.name, f"is unknown; a topic has the columns {', '.join(SCHEMA.names)}"
+            )
         expected = SCHEMA[field.name].dataType
         if field.dataType.simpleString() != expected.simpleString():
             raise InvalidSchema(
-                field.name, f"is {expected.simpleString()}, not {field.dataType.simpleString()}"
+                field.name,
+                f"has the type {expected.simpleString()}, not {field.dataType.simpleString()}",
             )
         if not field.nullable:
-            raise InvalidSchema(field.name, "cannot be NOT NULL: no column of a topic is")
+            raise InvalidSchema(field.name, "cannot be NOT NULL: every column is nullable")

@@ -43,7 +43,7 @@ async def client_among(
     """A client, and the cluster that it talks to. The client is shut down at the end."""
     async with FakeBrokers(*(urls or (A, B))) as cluster:
         world = world_of(cluster, pending_bytes_max=pending_bytes_max)
-        client = Client.in_world(ClientOptions(service_url, **options), world)
+        client = Client.in_environment(ClientOptions(service_url, **options), world)
         try:
             yield client, cluster
         finally:

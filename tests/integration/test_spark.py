@@ -180,13 +180,13 @@ def test_a_topic_that_was_only_subscribed_is_empty(
 @pytest.mark.parametrize(
     ("options", "schema", "named"),
     [
-        ({"topic": "never-written"}, None, "there is no topic .*never-written"),
+        ({"topic": "never-written"}, None, "topic .*never-written does not exist"),
         ({"startingOffsets": "latest"}, None, "option 'startingoffsets': is unknown"),
         ({"topic": "a/b"}, None, "option 'topic'"),
-        ({}, "carrier string", "column 'carrier': a topic has the columns"),
-        ({}, "value string", "column 'value': is binary, not string"),
+        ({}, "carrier string", "column 'carrier': is unknown; a topic has the columns"),
+        ({}, "value string", "column 'value': has the type binary, not string"),
         ({"service.url": "pulsar://localhost:6650"}, None, "option 'service.url'"),
-        ({"service.url": "grpc://localhost:1", "readTimeoutMs": "200"}, None, "nothing came for"),
+        ({"service.url": "grpc://localhost:1", "readTimeoutMs": "200"}, None, "no data for"),
     ],
 )
 def test_a_mistake_is_named(
@@ -377,14 +377,14 @@ def test_the_command_says_what_it_did(
     assert done.returncode == 0, done.stderr
     assert f"publish_date={day}" in done.stdout or "2 partitions" in done.stdout
     assert "30" in done.stdout
-    assert done.stdout.endswith(f"read it back: spark.read.parquet({str(path)!r})\n")
+    assert done.stdout.endswith(f"To read the archive: spark.read.parquet({str(path)!r})\n")
     assert pq.read_table(path).num_rows == 30
     again = _run(command)
     assert again.returncode == 1
     assert "--overwrite" in again.stderr
     nowhere = _run([*command[:-4], "--topic", "never-written", "--path", str(tmp_path / "other")])
     assert nowhere.returncode == 1
-    assert "there is no topic persistent://public/default/never-written" in nowhere.stderr
+    assert "topic persistent://public/default/never-written does not exist" in nowhere.stderr
 
 
 def test_the_command_names_what_it_failed_of(spark: SparkSession, tmp_path: Path) -> None:

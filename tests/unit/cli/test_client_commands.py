@@ -132,10 +132,10 @@ def test_a_port_of_somebody_else_is_asked_about(capsys: pytest.CaptureFixture[st
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
         run_client(f"grpc://127.0.0.1:{other.getsockname()[1]}", work())
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("gave up after 30 s. Is that a broker's gRPC port, such as 6660?")
+    assert line.endswith("gave up after 30 s. Is this the gRPC port of a broker, for example 6660?")
 
 
-def test_who_gets_no_receipt_is_told_where_the_reason_stands(
+def test_timeout_without_receipt_names_topics_stats(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def work() -> None:
@@ -144,13 +144,13 @@ def test_who_gets_no_receipt_is_told_where_the_reason_stands(
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
         run_client(f"grpc://127.0.0.1:{other.getsockname()[1]}", work())
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"See trouble in what `magnetar topics stats {TOPIC}` says")
+    assert line.endswith(f"`magnetar topics stats {TOPIC}` shows the topic's trouble")
 
 
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("pulsar://localhost:6650", "is an address for Apache Pulsar's clients"),
+        ("pulsar://localhost:6650", "is a URL for Apache Pulsar's clients"),
         ("localhost:6660", "expected grpc://host:port"),
         ("grpc://localhost:port", "is not host:port"),
     ],

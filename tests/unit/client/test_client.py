@@ -1,4 +1,4 @@
-"""The client as a whole: what it leaves behind, how it ends, what importing it costs."""
+"""The client as a whole: closing, cancellation, cleanup, and the cost of its import."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:
         assert own_tasks(before | set(cluster._tasks)) == []
 
 
-async def test_a_client_waits_for_those_who_are_being_closed_already() -> None:
+async def test_client_close_waits_for_producers_that_are_closing() -> None:
     async with client_among() as (client, cluster):
         topic = cluster.topic(TOPIC)
         producer = await client.create_producer("t")
@@ -93,7 +93,7 @@ async def test_a_client_waits_for_those_who_are_being_closed_already() -> None:
 
 
 def answer_all(session: Session) -> None:
-    """What a broker owes that was told to hold its receipts and answers."""
+    """Release the receipts and answers that the broker holds back."""
     for body in list(session.commands):
         if isinstance(body, pb.CommandAck):
             ids = {"consumer_id": body.consumer_id, "request_id": body.request_id}
@@ -106,7 +106,7 @@ def answer_all(session: Session) -> None:
             session.send(receipt)
 
 
-async def test_what_is_not_closed_in_time_is_not_left_at_the_broker() -> None:
+async def test_close_after_timeout_closes_the_consumer_at_the_broker() -> None:
     async with client_among(operation_timeout_seconds=2) as (client, cluster):
         topic = cluster.topic(TOPIC)
         producer = await client.create_producer("t")
@@ -123,7 +123,7 @@ async def test_what_is_not_closed_in_time_is_not_left_at_the_broker() -> None:
         assert [session.producers for session in cluster.brokers[A].sessions] == [{}, {}]
 
 
-async def test_a_reader_that_cannot_find_its_place_is_not_left_behind() -> None:
+async def test_create_reader_at_latest_that_fails_closes_the_reader() -> None:
     async with client_among(operation_timeout_seconds=2) as (client, cluster):
         cluster.brokers[A].script(pb.CommandGetLastMessageId, None)
         with pytest.raises(Timeout):
@@ -134,7 +134,7 @@ async def test_a_reader_that_cannot_find_its_place_is_not_left_behind() -> None:
         assert client.parts.live == set()
 
 
-async def test_texts_that_cannot_be_sent_are_refused_and_end_no_client() -> None:
+async def test_text_that_is_not_utf8_is_refused_and_does_not_end_the_client() -> None:
     async with client_among() as (client, _):
         producer = await client.create_producer("t")
         lone = "\ud800"
@@ -150,7 +150,7 @@ async def test_texts_that_cannot_be_sent_are_refused_and_end_no_client() -> None
         await producer.send(b"x")
 
 
-async def test_shutdown_waits_for_nothing() -> None:
+async def test_shutdown_does_not_wait_for_receipts() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).hold_receipts = True
         before = asyncio.all_tasks()
@@ -163,7 +163,7 @@ async def test_shutdown_waits_for_nothing() -> None:
         assert own_tasks(before | set(cluster._tasks)) == []
 
 
-async def test_a_creation_that_is_cancelled_leaves_nothing() -> None:
+async def test_cancelled_create_producer_leaves_no_producer() -> None:
     async with client_among() as (client, cluster):
         await client.create_producer("u")
         before = asyncio.all_tasks()
@@ -180,7 +180,7 @@ async def test_a_creation_that_is_cancelled_leaves_nothing() -> None:
         assert len(client.parts.live) == 1
 
 
-async def test_as_a_context_manager() -> None:
+async def test_context_manager_closes_the_client() -> None:
     async with client_among() as (client, cluster):
         async with client, await client.create_producer("t") as producer:
             producer.send_async(b"x", None)
@@ -189,7 +189,7 @@ async def test_as_a_context_manager() -> None:
             await producer.send(b"y")
 
 
-async def test_a_bug_fails_the_client_loudly() -> None:
+async def test_failed_task_ends_the_client_and_is_reported() -> None:
     stray: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
     async with client_among() as (client, cluster):
@@ -207,7 +207,7 @@ async def test_a_bug_fails_the_client_loudly() -> None:
         with pytest.raises(Interrupted):
             await client.create_producer("t")
         await settle()
-        assert [context["message"] for context in stray] == ["a task of a client failed"]
+        assert [context["message"] for context in stray] == ["a task of the client failed"]
 
 
 def test_a_client_may_be_made_before_its_loop_and_closed_unused() -> None:
@@ -219,7 +219,7 @@ def test_a_client_may_be_made_before_its_loop_and_closed_unused() -> None:
     asyncio.run(main())
 
 
-def test_every_public_name_is_there_and_in_the_stub() -> None:
+def test_every_public_name_exists_and_is_in_the_stub() -> None:
     import ast
     from pathlib import Path
 
@@ -234,7 +234,7 @@ def test_every_public_name_is_there_and_in_the_stub() -> None:
     assert imported == set(magnetar.__all__)
 
 
-def test_importing_is_light() -> None:
+def test_import_does_not_load_grpc_or_server_libraries() -> None:
     script = (
         "import sys, magnetar, magnetar.asyncio; magnetar.Client, magnetar.MessageId;"
         " print([name for name in sys.modules if name.split('.')[0] in"
@@ -246,12 +246,12 @@ def test_importing_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_partitions_that_nobody_tells() -> None:
+async def test_get_topic_partitions_without_answer_raises_connect_error() -> None:
     async with client_among(operation_timeout_seconds=3) as (client, cluster):
         cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, None, None)
         assert await client.get_topic_partitions("t") == [TOPIC]  # the other told
         cluster.brokers[B].script(pb.CommandPartitionedTopicMetadata, None)
-        with pytest.raises(ConnectError, match="no answer within 1 s"):
+        with pytest.raises(ConnectError, match="the broker did not answer within 1 s"):
             await client.get_topic_partitions("t")
 
 

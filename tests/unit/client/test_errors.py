@@ -1,4 +1,4 @@
-"""Errors: Apache's names and numbers, and which of them pass."""
+"""Errors: Apache's names and numbers, and which of them are temporary."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_answer_of_a_broker_has_an_exception() -> None:
     assert type(from_server_error(999, "new")) is errors.UnknownError
 
 
-# What Apache's C++ client does not try again.
+# Errors after which Apache's C++ client does not try again.
 FATAL = {
     pb.AuthenticationError,
     pb.AuthorizationError,
@@ -64,23 +64,23 @@ RETRIED = {pb.UnknownError, pb.MetadataError, pb.PersistenceError, pb.ServiceNot
 
 
 @pytest.mark.parametrize("number", sorted(FATAL))
-def test_what_is_final(number: int) -> None:
+def test_final_errors_are_not_retriable(number: int) -> None:
     assert not is_retriable(from_server_error(number, ""))
 
 
 @pytest.mark.parametrize("number", sorted(RETRIED))
-def test_what_may_pass(number: int) -> None:
+def test_temporary_errors_are_retriable(number: int) -> None:
     assert is_retriable(from_server_error(number, ""))
 
 
-def test_what_ends_a_producer() -> None:
+def test_errors_that_end_a_producer() -> None:
     ending = {
         number for number in pb.ServerError.values() if ends_producer(from_server_error(number, ""))
     }
     assert ending == {pb.ProducerFenced, pb.TopicTerminatedError}
 
 
-def test_an_error_names_what_it_is_about() -> None:
+def test_error_text_names_topic_subscription_and_broker() -> None:
     error = errors.ConsumerBusy("taken", topic="t", subscription="s")
     assert str(error) == "taken (topic t, subscription s)"
     assert str(errors.Timeout()) == ""

@@ -1,4 +1,4 @@
-"""Message ids: Apache's bytes and order. (Accessors of messages are covered where they arrive.)"""
+"""Message ids: Apache's bytes and order. (test_subscriber.py covers the methods of messages.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: Apache's parameters, in its order and with its defaults; what is not there is named."""
+"""Options: Apache's parameters, order and defaults; errors name unsupported parameters."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_parameters_are_apaches(options: type, method: Any) -> None:
             assert ours[name].default == default, name
 
 
-def test_both_faces_show_the_parameters() -> None:
+def test_both_clients_show_the_parameters() -> None:
     shown = list(inspect.signature(Client.create_producer).parameters)
     assert shown == ["self", *inspect.signature(ProducerOptions).parameters]
 
@@ -89,7 +89,7 @@ def test_enums_are_apaches() -> None:
         (ClientOptions, {"logger": object()}),
     ],
 )
-def test_what_is_not_there_yet_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
+def test_unsupported_parameter_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
     with pytest.raises(NotAllowedError, match=next(iter(given))):
         make(options, **given)
 
@@ -119,7 +119,7 @@ def test_lists_and_patterns_of_topics_are_refused() -> None:
         (ClientOptions, {"message_listener_threads": 0}),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
+def test_invalid_value_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfiguration, match=next(iter(given))):
         make(options, **given)
 

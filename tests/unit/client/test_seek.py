@@ -1,4 +1,4 @@
-"""Seeks that work, are refused, break off, or are not answered: what became of acknowledgements."""
+"""Seeks that succeed, are refused, lose the connection, or get no answer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_seek_begins_after_the_message_or_at_it() -> None:
         await exclusive.seek(messages[1].message_id())
         assert data(await receive(exclusive, 4)) == [2, 3, 4, 5]
         await expect_none(exclusive)
-        # What was skipped is done, so it does not come again to the next consumer.
+        # Skipped messages are acknowledged, so the next consumer does not get them.
         assert subscription(cluster).unacked == {(1, 0): 0b100, (1, 1): 0b111}
         await exclusive.close()
         inclusive = await client.subscribe("t", "s", start_message_id_inclusive=True)
@@ -90,7 +90,7 @@ async def test_a_reader_seeks() -> None:
             await reader.read_next()
 
 
-async def test_a_refused_seek_forgets_no_acknowledgement() -> None:
+async def test_refused_seek_keeps_acknowledgements() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 5)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -120,7 +120,7 @@ async def test_a_refused_seek_forgets_no_acknowledgement() -> None:
         assert sorted(subscription(cluster).unacked) == [(1, 3), (1, 4)]
 
 
-async def test_what_is_acknowledged_during_a_seek_is_void_with_the_old_place() -> None:
+async def test_acknowledgement_during_a_seek_is_dropped_after_success() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 3)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -188,7 +188,7 @@ async def test_a_reader_whose_seek_fails_goes_on_where_it_was() -> None:
         assert [int((await reader.read_next(1000)).data()) for _ in range(4)] == [2, 3, 4, 5]
 
 
-async def test_a_reader_that_is_attached_where_a_failed_seek_led_goes_back() -> None:
+async def test_reader_attached_at_the_target_of_a_failed_seek_returns() -> None:
     async with client_among(operation_timeout_seconds=2) as (client, cluster):
         await publish(client, 6)
         reader = await client.create_reader("t", MessageId.earliest)

@@ -1,4 +1,4 @@
-"""The synchronous face, from several threads, with brokers in the client's own thread."""
+"""The synchronous client from several threads, with fake brokers in the client's thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMEOUT_MS = 30_000
 @contextmanager
 def client_among(**options: Any) -> Iterator[tuple[Client, FakeBrokers]]:
     cluster = FakeBrokers(A)
-    client = Client.in_world(ClientOptions(A, **options), world_of(cluster))
+    client = Client.in_environment(ClientOptions(A, **options), world_of(cluster))
     try:
         yield client, cluster
     finally:
@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def once(condition: Callable[[], object], function: Callable[[], object]) -> threading.Thread:
-    """Call the function in a thread of its own as soon as the condition is true."""
+    """Call the function in another thread as soon as the condition is true."""
 
     def work() -> None:
         wait_for(condition)
@@ -57,7 +57,7 @@ def once(condition: Callable[[], object], function: Callable[[], object]) -> thr
 
 
 def in_threads(count: int, function: Callable[[int], None]) -> list[BaseException]:
-    """Run it in so many threads; gives what they raised."""
+    """Run the function in so many threads. Returns the errors that they raised."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -176,7 +176,7 @@ def test_a_full_queue() -> None:
             producer.send(b"2")
 
 
-def test_who_waits_for_room_is_released_by_a_shutdown() -> None:
+def test_shutdown_ends_a_send_that_waits_for_the_limit() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t", max_pending_messages=1, block_if_queue_full=True)
         cluster.topic(TOPIC).hold_receipts = True
@@ -187,7 +187,7 @@ def test_who_waits_for_room_is_released_by_a_shutdown() -> None:
         assert isinstance(error, magnetar.AlreadyClosed)
 
 
-def test_a_send_that_waits_is_told_interrupted_by_a_shutdown() -> None:
+def test_shutdown_fails_a_pending_send_with_interrupted() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")
         cluster.topic(TOPIC).hold_receipts = True
@@ -230,14 +230,14 @@ def test_close_waits_for_receipts_and_acknowledgements() -> None:
         assert (1, 0) not in cluster.topic(TOPIC).subscriptions["s"].unacked
 
 
-def test_close_reports_what_is_not_known_to_be_durable() -> None:
+def test_close_with_unconfirmed_acknowledgements_raises_timeout() -> None:
     with client_among(operation_timeout_seconds=1) as (client, cluster):
         producer = client.create_producer("t")
         consumer = client.subscribe("t", "s", initial_position=EARLIEST)
         producer.send(b"0")
         cluster.brokers[A].hold_acks = True
         consumer.acknowledge(consumer.receive(TIMEOUT_MS))
-        with pytest.raises(magnetar.Timeout, match="durable"):
+        with pytest.raises(magnetar.Timeout, match="did not confirm all acknowledgements"):
             client.close()
 
 
@@ -252,7 +252,7 @@ def test_receive_times_out_and_is_woken_by_close() -> None:
         assert [type(error) for error in errors] == [magnetar.AlreadyClosed] * 3
 
 
-def test_a_queue_of_none() -> None:
+def test_queue_size_zero() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")
         consumer = client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=0)
@@ -300,12 +300,12 @@ def test_a_listener_pauses() -> None:
 
 
 class SlowMailbox(Mailbox):
-    """Somebody else acts while a message is being taken, as far as he may."""
+    """A mailbox that runs another thread's action while a message is being taken."""
 
-    def __init__(self, meanwhile: Callable[[], object], told: list[str]) -> None:
+    def __init__(self, action: Callable[[], object], told: list[str]) -> None:
         super().__init__("t", lambda: None)
         self._told = told
-        self.other = threading.Thread(target=meanwhile)
+        self.other = threading.Thread(target=action)
 
     def maybe_take(self) -> magnetar.Message | None:
         self.other.start()
@@ -422,7 +422,7 @@ def test_consumer_calls() -> None:
         assert cluster.topic(TOPIC).subscriptions == {}
 
 
-def test_a_forked_process_is_told_so() -> None:
+def test_call_in_a_forked_process_is_refused() -> None:
     with client_among() as (client, _):
         child = os.fork()
         if child == 0:
@@ -443,7 +443,7 @@ def test_a_bad_url_leaves_no_thread_behind() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_callback_that_exits_ends_neither_the_loop_nor_who_waits() -> None:
+def test_callback_that_exits_ends_neither_the_loop_nor_waiting_calls() -> None:
     def leave(*_: object) -> None:
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Between threads and loop: one wake-up per burst, nothing lost at the end."""
+"""The bridge between threads and loop: one wake-up per burst, no item lost at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StillLoop:
-    """A loop that is busy: it remembers what it was asked to do."""
+    """A busy loop: it stores the calls and runs none."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -44,7 +44,7 @@ def test_a_burst_is_one_wake_up() -> None:
 
 
 class InterruptedLoop(StillLoop):
-    """Ctrl-C comes while it is woken for the first time: before, or after it has been told."""
+    """A loop whose first wake-up is interrupted by Ctrl-C, before or after it takes effect."""
 
     def __init__(self, *, told: bool) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class InterruptedLoop(StillLoop):
 
 
 class InterruptedItems(deque[int]):
-    """Ctrl-C comes when the first item has just been noted."""
+    """A deque whose first append is followed by Ctrl-C."""
 
     def append(self, item: int, /) -> None:
         super().append(item)
@@ -71,7 +71,7 @@ class InterruptedItems(deque[int]):
 
 
 @pytest.mark.parametrize("when", ["noted", "before", "after"])
-def test_a_put_that_is_interrupted_holds_nobody_up(when: str) -> None:
+def test_interrupted_put_does_not_delay_other_items(when: str) -> None:
     loop, got = InterruptedLoop(told=when == "after"), []
     one: ThreadBridge[int] = ThreadBridge(loop, got.extend)  # type: ignore[arg-type]
     if when == "noted":
@@ -88,10 +88,10 @@ def test_a_put_that_is_interrupted_holds_nobody_up(when: str) -> None:
     assert got == [0, 1, 2]
 
 
-def test_everything_that_was_put_arrives_in_order_also_at_the_end() -> None:
+def test_all_items_arrive_in_order_also_at_the_end() -> None:
     thread = LoopThread("test")
     got: list[tuple[int, int]] = []
-    way = thread.crossing(got.extend)
+    way = thread.bridge(got.extend)
     refused: list[tuple[int, int]] = []
 
     def put(sender: int) -> None:
@@ -116,7 +116,7 @@ def test_everything_that_was_put_arrives_in_order_also_at_the_end() -> None:
         assert numbers + late == list(range(5000))
 
 
-def test_calls_run_on_the_loop_and_give_back_what_they_raise() -> None:
+def test_call_runs_on_the_loop_and_raises_its_error() -> None:
     thread = LoopThread("test")
 
     async def name() -> str:
@@ -139,7 +139,7 @@ def test_calls_run_on_the_loop_and_give_back_what_they_raise() -> None:
     thread.stop()
 
 
-def test_calls_under_way_when_the_loop_ends_are_told() -> None:
+def test_calls_in_progress_at_the_loops_end_raise_already_closed() -> None:
     thread = LoopThread("test")
     errors: list[BaseException] = []
 
@@ -169,14 +169,14 @@ def is_in(thread: int, function: Callable[..., object]) -> bool:
 
 
 def interrupt_in(thread: int, function: Callable[..., object]) -> None:
-    """Ctrl-C, which wakes nobody: like one that comes just before the thread goes to sleep."""
+    """Send a Ctrl-C that does not wake the thread, as if it came just before the thread sleeps."""
     while not is_in(thread, function):
         time.sleep(0.001)
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("what", ["message", "outcome", "room"])
-def test_whoever_waits_can_be_interrupted(what: str) -> None:
+def test_ctrl_c_interrupts_a_waiting_thread(what: str) -> None:
     mailbox, outcome, changed = Mailbox("t", lambda: None), Outcome(), threading.Condition()
     waits: dict[str, tuple[Callable[..., object], Callable[[], object]]] = {
         "message": (Mailbox._wait, lambda: mailbox.take(None)),
@@ -192,7 +192,7 @@ def test_whoever_waits_can_be_interrupted(what: str) -> None:
     thread.join()
 
 
-def test_waiting_for_a_condition_has_its_own_end() -> None:
+def test_wait_for_ends_at_its_own_timeout() -> None:
     changed = threading.Condition()
     with changed:
         began = time.monotonic()
@@ -202,7 +202,7 @@ def test_waiting_for_a_condition_has_its_own_end() -> None:
         assert wait_for(changed, lambda: True, 0)
         threading.Timer(0.01, lambda: came.append(1)).start()
         came: list[int] = []
-        assert wait_for(changed, lambda: came)  # nobody notifies: it looks itself
+        assert wait_for(changed, lambda: came)  # without a notification: wait_for polls
 
 
 def test_an_interrupted_call_is_cancelled() -> None:

@@ -68,7 +68,7 @@ async def test_a_broker_that_reads_and_does_not_answer_keeps_its_session() -> No
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
 
 
-async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer() -> None:
+async def test_too_many_owed_receipts_make_the_producer_attach_again() -> None:
     each = 2 * EMPTIED_ENTRIES_MAX // 3
     async with client_among() as (client, cluster):
         broker = cluster.brokers[A]
@@ -85,7 +85,7 @@ async def test_too_many_receipts_that_are_owed_are_waited_for_no_longer() -> Non
         assert len(broker.sessions) == 1
 
 
-async def test_a_time_out_says_what_is_known_of_the_reason() -> None:
+async def test_timeout_error_reports_the_cause() -> None:
     async with client_among(A) as (client, cluster):
         broker = cluster.brokers[A]
         producer = await client.create_producer("t", send_timeout_millis=1000)
@@ -101,5 +101,7 @@ async def test_a_time_out_says_what_is_known_of_the_reason() -> None:
         with pytest.raises(Timeout, match=r"the broker does not answer \("):
             await producer.send(b"x")
         broker.kill()
-        with pytest.raises(Timeout, match=r"no broker takes it; last: .*connection refused"):
+        with pytest.raises(
+            Timeout, match=r"no broker accepts the producer; last: .*connection refused"
+        ):
             await producer.send(b"x")

@@ -32,7 +32,7 @@ def outcome(codec: Compression, payload: bytes, size: int) -> bytes | EntryError
 
 
 @given(st.sampled_from(Compression), payloads)
-def test_what_goes_in_comes_out(codec: Compression, payload: bytes) -> None:
+def test_compression_round_trip(codec: Compression, payload: bytes) -> None:
     assert decompress(codec, compress(codec, payload), len(payload)) == payload
 
 
@@ -96,7 +96,7 @@ def test_both_sides_of_the_limit(codec: Compression) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_bomb_takes_no_more_memory_than_was_stated(codec: Compression) -> None:
+def test_decompression_bomb_uses_at_most_the_stated_memory(codec: Compression) -> None:
     bomb = compress(codec, bytes(30_000_000))
     tracemalloc.start()
     try:
@@ -117,7 +117,7 @@ def test_a_frame_of_zstandard_without_its_own_size_is_bounded_too() -> None:
         assert isinstance(outcome(Compression.ZSTD, frame, size), EntryError)
 
 
-def test_a_window_beyond_reason_is_refused() -> None:
+def test_window_above_the_limit_is_refused() -> None:
     options = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=options).compressobj()
     frame = stream.compress(b"b" * 5_000) + stream.flush()

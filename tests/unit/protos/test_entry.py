@@ -69,9 +69,7 @@ def field(metadata: pb.MessageMetadata, name: Any) -> Any:
 
 
 @given(metadata_fields, st.binary(max_size=50), st.booleans())
-def test_the_view_says_what_protobuf_says(
-    fields: dict[str, Any], payload: bytes, with_checksum: bool
-) -> None:
+def test_view_equals_protobuf(fields: dict[str, Any], payload: bytes, with_checksum: bool) -> None:
     data = entry_of(payload, **fields)[0 if with_checksum else 6 :]
     twin = pb.MessageMetadata(**fields)
     view = parse_entry(data)
@@ -117,7 +115,7 @@ def crc32c_by_the_bit(data: bytes) -> int:
     st.binary(max_size=4) | st.just(b""),
     st.integers(-1, 1),
 )
-def test_reading_by_hand_says_what_protobuf_says(
+def test_plain_view_equals_protobuf(
     name: bytes, sequence_id: int, publish_time: int, rest: bytes, stretch: int
 ) -> None:
     """Metadata shaped as the simplest, right or wrong: the same value, or the same refusal."""
@@ -186,7 +184,9 @@ def test_a_batch_that_fits(count: int, payload_bytes: int, fields: dict[str, Any
         (1, 100, {"compression": pb.ZSTD}),
     ],
 )
-def test_a_batch_that_cannot_be(count: int, payload_bytes: int, fields: dict[str, Any]) -> None:
+def test_impossible_batch_size_is_refused(
+    count: int, payload_bytes: int, fields: dict[str, Any]
+) -> None:
     data = entry_of(bytes(payload_bytes), num_messages_in_batch=count, **fields)
     with pytest.raises(MalformedEntry, match=f"{count} messages cannot be in a batch"):
         parse_entry(data)
@@ -211,7 +211,7 @@ def test_a_chunk() -> None:
         {"num_chunks_from_msg": 2, "chunk_id": 0, "num_messages_in_batch": 1},
     ],
 )
-def test_a_chunk_that_cannot_be(fields: dict[str, Any]) -> None:
+def test_impossible_chunk_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(MalformedEntry, match="chunk"):
         parse_entry(entry_of(**fields))
 
@@ -277,7 +277,7 @@ def test_text_that_is_not_utf8(tag: bytes) -> None:
         parse_entry(sealed(good + tag + b"\x02\xff\xfe", b""))
 
 
-def test_a_codec_of_the_future_is_not_taken_for_none() -> None:
+def test_unknown_codec_is_refused() -> None:
     good = pb.MessageMetadata(producer_name="@", sequence_id=1, publish_time=2).SerializeToString()
     assert parse_entry(sealed(good, b"")).compression is Compression.NONE
     with pytest.raises(MalformedEntry, match="unknown compression type 9"):
@@ -328,7 +328,7 @@ def test_golden_bytes_of_the_prefix() -> None:
     assert prefix == bytes.fromhex("0e02 00000005 08ac02 1007".replace(" ", ""))
 
 
-def test_an_entry_without_the_prefix_is_all_rest() -> None:
+def test_entry_without_prefix_is_returned_whole() -> None:
     for data in (GOLDEN, GOLDEN[6:]):
         assert strip_broker_metadata(data) == (None, data)
 

@@ -174,7 +174,7 @@ def test_chunks(message: OutgoingMessage, header: EntryHeader, chunk_bytes_max: 
     assert decode_messages(entries[-1], joined) == [expected(message, -1)]
 
 
-def test_the_brokers_part_is_read_too() -> None:
+def test_broker_metadata_is_read() -> None:
     data = b"".join(encode_message(OutgoingMessage(b"x", 1), HEADER))
     stored = with_broker_metadata(data, broker_timestamp_ms=5, index=6)
     entry = read_entry(stored)
@@ -193,7 +193,7 @@ def test_golden_bytes_of_a_batch() -> None:
     )  # fmt: skip
 
 
-def test_nothing_of_a_frame_is_kept() -> None:
+def test_received_entry_does_not_refer_to_the_frame() -> None:
     frame = bytearray(b"".join(encode_message(OutgoingMessage(b"before", 1), HEADER)))
     entry = read_entry(memoryview(frame))
     frame[:] = bytes(len(frame))
@@ -207,7 +207,7 @@ def test_the_last_of_equal_properties_counts() -> None:
     assert decode_messages(read_entry(data))[0].properties == {"a": "2"}
 
 
-def test_a_message_without_a_sequence_id_of_its_own_has_the_entrys() -> None:
+def test_message_without_sequence_id_has_the_entrys() -> None:
     (message,) = decode_messages(read_entry(batch_of(single(b"x"), 1)))
     assert message.sequence_id == 1
 
@@ -334,7 +334,7 @@ def test_both_sides_of_the_limit_of_an_entry() -> None:
         entry_with(9_000 + room + 1)
 
 
-def test_misuse_is_a_bug() -> None:
+def test_misuse_raises_assertion_error() -> None:
     with pytest.raises(AssertionError):
         encode_batch([OutgoingMessage(b"x", 1, deliver_at_ms=5)], HEADER)
     with pytest.raises(AssertionError):

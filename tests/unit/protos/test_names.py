@@ -79,24 +79,24 @@ def test_short_and_full_names(text: str, full: str) -> None:
         ("  ", "blank"),
         ("acme/shop", "expected"),
         ("acme/shop/", "blank"),
-        ("acme//orders", "the namespace '' must be made of"),
-        ("/shop/orders", "the tenant '' must be made of"),
+        ("acme//orders", "the namespace '' must consist of"),
+        ("/shop/orders", "the tenant '' must consist of"),
         ("persistent://orders", "expected"),
         ("persistent://acme/orders", "expected"),
         ("persistent://acme/cluster/shop/orders", "tenant/cluster/namespace/topic are not"),
         ("acme/shop/orders/today", "no further slash"),
         ("topic://acme/shop/orders", "the domain 'topic'"),
         ("PERSISTENT://acme/shop/orders", "the domain 'PERSISTENT'"),
-        ("acmé/shop/orders", "the tenant 'acmé' must be made of"),
-        ("acme/sh op/orders", "the namespace 'sh op' must be made of"),
-        ("acme/shop\n/orders", "must be made of"),
+        ("acmé/shop/orders", "the tenant 'acmé' must consist of"),
+        ("acme/sh op/orders", "the namespace 'sh op' must consist of"),
+        ("acme/shop\n/orders", "must consist of"),
         ("../shop/orders", "the tenant cannot be '..'"),
         ("acme/./orders", "the namespace cannot be '.'"),
         ("acme/shop/..", "the topic part cannot be '..'"),
         ("\ud800", "UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, reason: str) -> None:
+def test_invalid_name_is_refused_with_its_reason(text: str, reason: str) -> None:
     with pytest.raises(InvalidTopicName, match=re.escape(reason)) as caught:
         TopicName.parse(text)
     assert caught.value.name == text
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said(text: str, reason: str) -> None:
 def test_both_sides_of_the_limit_of_a_name() -> None:
     room = TOPIC_NAME_BYTES_MAX - len("persistent://public/default/")
     assert TopicName.parse("x" * room).topic == "x" * room
-    with pytest.raises(InvalidTopicName, match=r"has 1025 bytes in full, the limit is 1024"):
+    with pytest.raises(InvalidTopicName, match=r"the full name has 1025 bytes, the limit is 1024"):
         TopicName.parse("x" * (room + 1))
     with pytest.raises(InvalidTopicName) as caught:
         TopicName.parse("é" * 1_000_000)

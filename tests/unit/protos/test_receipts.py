@@ -48,7 +48,7 @@ def quickly(data: bytes) -> list[tuple[int, int, int, int]]:
 
 
 @given(st.lists(RUN, max_size=4))
-def test_what_is_read_is_what_was_sent(runs: list[tuple[int, int, list[Any]]]) -> None:
+def test_receipts_round_trip(runs: list[tuple[int, int, list[Any]]]) -> None:
     data = b"".join(
         send_receipt_frames(producer_id=producer, ledger_id=ledger, receipts=receipts)
         for producer, ledger, receipts in runs
@@ -71,7 +71,7 @@ def test_consecutive_ones_are_one_run(sequence: int, entry: int, count: int) -> 
     st.lists(st.tuples(NUMBER, st.just(0), NUMBER), min_size=2, max_size=4),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=3),
 )
-def test_changed_bytes_are_read_as_the_slow_way_does(
+def test_changed_bytes_read_as_by_the_general_parser(
     receipts: list[tuple[int, int, int]], changes: list[tuple[int, int]]
 ) -> None:
     data = bytearray(send_receipt_frames(producer_id=1, ledger_id=5, receipts=receipts))

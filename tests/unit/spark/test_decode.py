@@ -1,4 +1,4 @@
-"""Against the client's own decoder, which makes an object of each message: the stupid twin."""
+"""The Arrow decoder against the client's decoder, which creates an object for each message."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def twin(data: bytes, ledger: int, entry: int) -> list[dict[str, Any]]:
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Times as microseconds, because not every time is one of datetime's."""
+    """Times as microseconds, because datetime cannot represent every time."""
     columns = [
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
         for column in batch.columns
@@ -166,7 +166,7 @@ def test_an_empty_key_is_not_a_missing_one() -> None:
 
 
 def test_a_key_in_the_metadata_of_a_batch_is_not_that_of_its_messages() -> None:
-    # Apache's C++ client puts the first message's key there whatever the others have.
+    # Apache's C++ client puts the first message's key there, also if other keys differ.
     batch = [OutgoingMessage(b"a", 1, partition_key="k"), OutgoingMessage(b"b", 2)]
     parts = encode_batch(batch, HEADER)
     received = read_entry(b"".join(parts))
@@ -179,7 +179,7 @@ def test_a_key_in_the_metadata_of_a_batch_is_not_that_of_its_messages() -> None:
     ]
 
 
-def test_of_a_property_that_is_there_twice_the_last_one_counts() -> None:
+def test_last_value_of_a_repeated_property_counts() -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2)
     for name, value in [("a", "1"), ("b", "2"), ("a", "3")]:
         metadata.properties.add(key=name, value=value)
@@ -188,7 +188,7 @@ def test_of_a_property_that_is_there_twice_the_last_one_counts() -> None:
     assert row["__messageProperties"] == [("a", "3"), ("b", "2")]
 
 
-def test_a_marker_is_no_row() -> None:
+def test_marker_is_not_a_row() -> None:
     parts = encode_message(OutgoingMessage(b"x", 1), HEADER)
     received = read_entry(b"".join(parts))
     received.metadata.marker_type = 1
@@ -259,7 +259,7 @@ _GOOD = stored(encode_message(OutgoingMessage(b"x", 1), HEADER))
         (_with(b"\0\0\0\x09abcdefgh", num_messages_in_batch=1), "message 0"),
     ],
 )
-def test_what_cannot_be_read_is_named_and_adds_nothing(data: bytes, reason: str) -> None:
+def test_unreadable_entry_is_named_and_adds_no_row(data: bytes, reason: str) -> None:
     rows = Rows(ARROW, TOPIC)
     rows.add(7, 8, _GOOD)
     with pytest.raises(UnreadableEntry, match=reason) as caught:
@@ -279,7 +279,7 @@ def test_entry_level_columns_leave_the_payload_closed() -> None:
 @pytest.mark.parametrize("names", [ARROW.names, ["__key"], ["__messageProperties"]])
 @pytest.mark.parametrize("batched", [True, False])
 def test_rows_know_how_many_bytes_they_hold(batched: bool, names: list[str]) -> None:
-    """Whatever takes room counts, or a batch of rows would have no bound."""
+    """All parts of an entry count; otherwise a batch of rows would have no bound."""
     each = [
         OutgoingMessage(bytes(1_000), 1),
         OutgoingMessage(b"", 2, properties={"name": "p" * 1_000}),

@@ -45,7 +45,7 @@ def test_no_task_is_larger_than_its_share_and_one_entry(
     sizes = [sum(span.bytes for span in task) for task in tasks]
     total = sum(sizes)
     count = min(-(-total // target_bytes), tasks_max)
-    # Where entries are larger than a share, tasks fall behind and the last one takes what is left.
+    # If entries are larger than a share, the last task takes the rest.
     largest = max((-(-span.bytes // span.entries) for task in tasks for span in task), default=0)
     if largest <= total / max(count, 1) / 2:
         assert max(sizes, default=0) <= total / max(count, 1) + 2 * largest + 1

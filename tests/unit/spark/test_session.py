@@ -1,4 +1,4 @@
-"""What a process needs to be told before it starts Spark."""
+"""The settings that a process makes before it starts Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ server.start()
 for _ in range(150):
     with grpc.insecure_channel(f"127.0.0.1:{{port}}") as channel:
         with contextlib.suppress(grpc.RpcError):
-            channel.unary_unary("/nobody/there")(b"")
+            channel.unary_unary("/no/server")(b"")
     assert subprocess.run(["true"], preexec_fn=lambda: None).returncode == 0
 """
 
@@ -82,7 +82,7 @@ def test_a_child_that_is_ended_before_its_exec_does_not_become_java() -> None:
 
 
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Though there is one on the PATH: Spark would not look there."""
+    """A java on the PATH does not help: with JAVA_HOME set, Spark does not use the PATH."""
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.touch(mode=0o755)
@@ -99,6 +99,6 @@ def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         require_java()
 
 
-def test_a_driver_of_executors_elsewhere_is_not_on_loopback() -> None:
+def test_driver_with_remote_executors_is_not_on_loopback() -> None:
     assert environment_for("local[*]")["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert "SPARK_LOCAL_IP" not in environment_for("spark://host:7077")

@@ -1,4 +1,4 @@
-"""An archive is put into its place whole, by one run at a time, whenever one is killed."""
+"""One run at a time puts a whole archive in place, also if a run is killed at any step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text_of(path: Path) -> str:
     return (path / "key=1" / "part-0.parquet").read_text()
 
 
-def test_what_is_not_an_archive_is_never_replaced(tmp_path: Path) -> None:
+def test_target_that_is_not_an_archive_is_never_replaced(tmp_path: Path) -> None:
     check_target(tmp_path / "new", overwrite=False)
     check_target(tmp_path, overwrite=False)
     (tmp_path / "_SUCCESS").touch()
@@ -45,7 +45,7 @@ def test_a_failure_between_the_renames_is_undone_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_what_is_new_takes_the_place_of_what_was_there(tmp_path: Path, before: bool) -> None:
+def test_new_archive_replaces_the_old_one(tmp_path: Path, before: bool) -> None:
     path = tmp_path / "deep" / "archive"
     if before:
         made(path, "first")
@@ -55,7 +55,7 @@ def test_what_is_new_takes_the_place_of_what_was_there(tmp_path: Path, before: b
     assert [child.name for child in path.parent.iterdir()] == ["archive"]
 
 
-def test_what_was_there_stays_when_nothing_is_put_in_its_place(tmp_path: Path) -> None:
+def test_old_archive_stays_if_no_new_one_is_put_in_place(tmp_path: Path) -> None:
     path = made(tmp_path / "archive", "first")
     with staged(path) as new:
         made(new, "second")
@@ -63,7 +63,7 @@ def test_what_was_there_stays_when_nothing_is_put_in_its_place(tmp_path: Path) -
     assert [child.name for child in tmp_path.iterdir()] == ["archive"]
 
 
-def test_a_second_run_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_second_run_is_refused_without_effect(tmp_path: Path) -> None:
     path = tmp_path / "archive"
     with staged(path) as new:
         made(new, "first")

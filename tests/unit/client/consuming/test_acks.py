@@ -1,4 +1,4 @@
-"""The ack tracker against a broker and a user who remember everything in sets."""
+"""The ack tracker against a model: a broker and a user that keep all messages in sets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Message = tuple[int, int]
 
 
 class AckTrackerRig:
-    """A tracker, what its user acknowledged, and a broker that got its groups."""
+    """A tracker, the messages that its user acknowledged, and a broker that receives its groups."""
 
     def __init__(self, *, batch_indexes: bool) -> None:
         self.tracker = AckTracker(batch_indexes=batch_indexes)
@@ -92,7 +92,7 @@ class AckTrackerRig:
         self.tracker.on_disconnected(self.now)
 
     def look(self) -> None:
-        """What the tracker says is acknowledged is; what is on its way, it says."""
+        """Compare `acknowledged` of the tracker with the model."""
         for entry in range(ENTRIES):
             bits = self.tracker.acknowledged((1, entry), size_of(entry))
             says = {(entry, at) for at in range(size_of(entry)) if bits >> at & 1}
@@ -124,7 +124,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=40), st.booleans())
-def test_what_is_settled_is_exactly_what_was_acknowledged(
+def test_settled_acknowledgements_equal_the_given_ones(
     steps: list[tuple[str, object]], batch_indexes: bool
 ) -> None:
     rig = AckTrackerRig(batch_indexes=batch_indexes)
@@ -191,7 +191,7 @@ def test_a_broker_that_does_not_answer_is_not_flooded() -> None:
     tracker.check()
 
 
-def test_a_refusal_that_may_pass_is_not_repeated_at_once() -> None:
+def test_group_is_not_repeated_at_once_after_a_temporary_refusal() -> None:
     tracker = AckTracker(batch_indexes=True)
     for entry in range(ACK_IDS_MAX):
         tracker.acknowledge((1, entry), -1, 0, 0.0)
@@ -214,7 +214,7 @@ def test_without_batch_indexes_a_cumulative_ack_in_a_batch_ends_before_it() -> N
     assert rest.ids == {(1, 7): 0}
 
 
-def test_a_seek_makes_everything_void() -> None:
+def test_seek_drops_all_acknowledgements() -> None:
     tracker = AckTracker(batch_indexes=True)
     tracker.acknowledge((1, 1), -1, 0, 0.0)
     tracker.acknowledge((1, 2), 0, 2, 0.0)

@@ -1,4 +1,4 @@
-"""Permits against a broker that uses them as it likes and a user who takes as he likes."""
+"""Permits against a broker that uses them, and a user that takes messages, in any order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_grants_come_by_the_half() -> None:
     assert permits.grant(waiting=False) == 500
 
 
-def test_a_queue_of_none_grants_one_for_whoever_waits() -> None:
+def test_queue_size_zero_grants_one_permit_per_waiting_receive() -> None:
     permits = Permits(0)
     permits.on_attached()
     assert permits.grant(waiting=False) == 0
@@ -92,7 +92,7 @@ def test_a_new_connection_starts_over() -> None:
     assert permits.grant(waiting=False) == 10
 
 
-def test_what_was_returned_and_taken_again_counts_no_more() -> None:
+def test_returned_message_taken_again_is_not_counted() -> None:
     permits = Permits(10)
     permits.on_attached()
     permits.grant(waiting=False)

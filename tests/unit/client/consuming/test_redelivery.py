@@ -32,7 +32,7 @@ def test_against_a_table_of_times(steps: list[tuple[str, int]]) -> None:
         assert machine.timer_at() == min(table.values(), default=None)
 
 
-def test_what_is_nearly_due_goes_along() -> None:
+def test_entries_due_within_a_tick_are_requested_together() -> None:
     machine = Redeliveries(delay_s=1.0)
     machine.add((1, 1), 0.0)
     machine.add((1, 2), REDELIVERY_TICK_S * 0.4)

@@ -1,4 +1,4 @@
-"""Where reading begins, against comparing each message's id with it."""
+"""The start of reading, against a comparison of each message's id with it."""
 
 from __future__ import annotations
 

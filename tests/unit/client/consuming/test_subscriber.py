@@ -1,4 +1,4 @@
-"""A consumer in conversation with brokers that deliver, redeliver, move subscriptions and die."""
+"""A consumer with fake brokers that deliver, redeliver, move subscriptions and die."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
 SHARED = ConsumerType.Shared
 
 
-async def test_messages_come_with_all_their_parts() -> None:
+async def test_received_message_has_all_its_parts() -> None:
     async with client_among() as (client, _):
         producer = await client.create_producer("t", producer_name="me")
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -94,7 +94,7 @@ async def test_permits_bound_what_is_read_ahead() -> None:
         assert [flow.messagePermits for flow in flows] == [10, 5, 5, 5, 5, 5]
 
 
-async def test_a_queue_of_none_asks_for_one_at_a_time() -> None:
+async def test_queue_size_zero_requests_one_message_at_a_time() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 3)
         consumer = await client.subscribe(
@@ -120,7 +120,7 @@ async def test_acknowledgements_go_together_and_are_answered() -> None:
         assert subscription(cluster).unacked == {}
 
 
-async def test_part_of_a_batch_is_acknowledged_and_the_rest_comes_again() -> None:
+async def test_unacknowledged_rest_of_a_batch_is_redelivered() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 4, batch=4)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -157,7 +157,7 @@ async def test_cumulative_acknowledgement() -> None:
         assert subscription(cluster).acks[0].ack_type == pb.CommandAck.Cumulative
 
 
-async def test_what_cannot_be_acknowledged() -> None:
+async def test_invalid_acknowledgements_are_refused() -> None:
     async with client_among() as (client, _):
         consumer = await client.subscribe("t", "s", SHARED)
         with pytest.raises(CumulativeAcknowledgementNotAllowedError):
@@ -229,13 +229,13 @@ async def test_close_gives_up_after_the_operations_time() -> None:
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
         cluster.brokers[A].hold_acks = True
         await consumer.acknowledge(await consumer.receive())
-        with pytest.raises(Timeout, match="durable"):
+        with pytest.raises(Timeout, match="did not confirm all acknowledgements"):
             await consumer.close()
         with pytest.raises(AlreadyClosed):
             await consumer.receive()
 
 
-async def test_close_wakes_who_waits_for_a_message() -> None:
+async def test_close_wakes_a_waiting_receive() -> None:
     async with client_among() as (client, _):
         consumer = await client.subscribe("t", "s")
         waiting = asyncio.get_running_loop().create_task(consumer.receive())
@@ -245,7 +245,7 @@ async def test_close_wakes_who_waits_for_a_message() -> None:
             await waiting
 
 
-async def test_what_was_not_acknowledged_comes_again_when_the_owner_dies() -> None:
+async def test_unacknowledged_messages_are_redelivered_after_the_owners_death() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 5)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -261,7 +261,7 @@ async def test_what_was_not_acknowledged_comes_again_when_the_owner_dies() -> No
         assert sorted(subscription(cluster).unacked) == [(1, 1), (1, 3), (1, 4)]
 
 
-async def test_nacks_come_again_after_the_delay() -> None:
+async def test_nacked_messages_are_redelivered_after_the_delay() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 3)
         consumer = await client.subscribe(
@@ -270,7 +270,7 @@ async def test_nacks_come_again_after_the_delay() -> None:
         messages = await receive(consumer, 3)
         await consumer.negative_acknowledge(messages[1])
         await consumer.negative_acknowledge(messages[0].message_id())
-        await consumer.acknowledge(messages[0])  # he changed his mind
+        await consumer.acknowledge(messages[0])  # acknowledged after the nack
         began = asyncio.get_running_loop().time()
         again = await consumer.receive()
         assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.06)
@@ -293,7 +293,7 @@ async def test_a_nack_on_an_exclusive_subscription_starts_over() -> None:
         assert data(await receive(consumer, 3)) == [1, 2, 3]
 
 
-async def test_unacknowledged_messages_come_again_after_their_time() -> None:
+async def test_unacknowledged_messages_are_redelivered_after_the_timeout() -> None:
     async with client_among() as (client, _):
         await publish(client, 3)
         consumer = await client.subscribe(
@@ -305,7 +305,7 @@ async def test_unacknowledged_messages_come_again_after_their_time() -> None:
         assert data(await receive(consumer, 2)) == [2, 1]
 
 
-async def test_any_number_of_nacks_is_cut_into_commands_that_a_broker_takes() -> None:
+async def test_many_nacks_are_divided_into_commands_within_the_limit() -> None:
     async with client_among() as (client, cluster):
         consumer = await client.subscribe("t", "s", SHARED, negative_ack_redelivery_delay_ms=1)
         keys = [(2**63 - 1, 2**63 - 1 - number) for number in range(25_000)]
@@ -318,14 +318,14 @@ async def test_any_number_of_nacks_is_cut_into_commands_that_a_broker_takes() ->
         assert len(asked) == 3
 
 
-async def test_redeliver_everything_drops_what_waits_and_what_is_stale() -> None:
+async def test_redeliver_all_drops_queued_and_stale_messages() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 4)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
         messages = await receive(consumer, 2)
         await consumer.acknowledge(messages[0])
         consumer.redeliver_unacknowledged_messages()
-        # Sent before the broker hears of it: no epoch yet, so the fake one is stale.
+        # Sent before the broker knows the new epoch, so the delivery is stale.
         (holder,) = subscription(cluster).consumers
         holder.epoch = 0
         holder.deliver((1, 3), 1)
@@ -372,7 +372,7 @@ async def test_shared_consumers_share() -> None:
         assert sorted(got[0] + got[1]) == list(range(10))
 
 
-async def test_a_damaged_entry_is_reported_and_the_next_one_comes() -> None:
+async def test_damaged_entry_is_reported_and_the_next_one_delivered() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 3)
         cluster.damage = lambda entry: (
@@ -398,7 +398,7 @@ async def test_a_damaged_batch_costs_no_permits() -> None:
         assert data(await receive(consumer, 72)) == list(range(8, 80))
 
 
-async def test_what_cannot_be_read_here_is_left_for_others() -> None:
+async def test_unsupported_entry_is_left_unacknowledged() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 3)
         topic = cluster.topic(TOPIC)
@@ -414,7 +414,7 @@ async def test_what_cannot_be_read_here_is_left_for_others() -> None:
         assert {one.entryId for ack in acks for one in ack.message_id} == {0, 2}
 
 
-async def test_asking_in_vain_leaves_nothing_behind() -> None:
+async def test_unanswered_request_leaves_no_state() -> None:
     queue = LoopQueue()
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -462,7 +462,7 @@ async def test_a_batch_receive_that_is_cancelled_loses_nothing() -> None:
         assert data(await receive(consumer, 17)) == list(range(3, 20))
 
 
-async def test_what_comes_again_anyway_is_not_kept_when_a_batch_receive_is_cancelled() -> None:
+async def test_cancelled_batch_receive_drops_messages_of_an_old_generation() -> None:
     async with client_among() as (client, _):
         await publish(client, 3)
         consumer = await client.subscribe(
@@ -492,14 +492,14 @@ async def test_receivers_are_served_in_order_and_a_cancelled_one_loses_nothing()
         assert data([await waiting[1], await waiting[2]]) == [0, 1]
 
 
-async def test_listeners_belong_to_the_other_face() -> None:
+async def test_asyncio_client_refuses_listeners() -> None:
     async with client_among() as (client, _):
         with pytest.raises(NotAllowedError, match="message_listener"):
             await client.subscribe("t", "s", message_listener=print)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-async def test_readers_begin_where_they_are_told(batch: int) -> None:
+async def test_readers_begin_at_the_start_message(batch: int) -> None:
     async with client_among() as (client, _):
         producer = await publish(client, 8, batch=batch)
         earliest = await client.create_reader("t", MessageId.earliest)
@@ -551,7 +551,7 @@ async def test_a_reader_at_the_end_misses_nothing_when_the_owner_dies() -> None:
         assert data([await reader.read_next(5000)]) == [4]
 
 
-async def test_a_reader_lets_the_broker_forget_what_it_has_read() -> None:
+async def test_reader_acknowledges_what_it_has_read() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 6, batch=3)
         reader = await client.create_reader("t", MessageId.earliest)

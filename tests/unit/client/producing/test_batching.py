@@ -1,4 +1,4 @@
-"""The batch builder against a list that is cut by the same limits."""
+"""The batch builder against a list that is divided by the same limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from magnetar.protos.message import OutgoingMessage
 
 
 def done(*_: object) -> None:
-    raise AssertionError("the builder calls nobody")
+    raise AssertionError("the builder must not call `done`")
 
 
 def message(sequence: int, size: int = 10, key: str | None = None) -> OutgoingMessage:
@@ -58,7 +58,7 @@ def test_every_message_once_in_order_within_the_limits(
 
 
 def cut(items: list[tuple[int, str | None]]) -> list[list[int]]:
-    """The same, as stupidly as possible."""
+    """A simple model of the batch builder."""
     batches: list[list[int]] = []
     room = 0
     open_batch: list[int] = []

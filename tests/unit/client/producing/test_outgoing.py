@@ -1,4 +1,4 @@
-"""What a user gives to `send`, and the room for it."""
+"""The arguments of `send` as a message, and the limit of pending messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from magnetar.client.errors import (
     NotAllowedError,
     ProducerQueueIsFull,
 )
-from magnetar.client.producing.outgoing import MESSAGE_OVERHEAD_BYTES, Room, outgoing_message
+from magnetar.client.producing.outgoing import (
+    MESSAGE_OVERHEAD_BYTES,
+    PendingLimit,
+    outgoing_message,
+)
 
 CLOCK = ManualClock(1_000_000)
 
@@ -75,12 +79,12 @@ def test_limits_count_bytes_and_not_characters() -> None:
         {"deliver_after": 3},
     ],
 )
-def test_what_cannot_be_sent(given: dict[str, Any]) -> None:
+def test_invalid_messages_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         make(**given)
 
 
-def test_replication_is_not_there_yet() -> None:
+def test_replication_is_refused() -> None:
     with pytest.raises(NotAllowedError):
         make(replication_clusters=["b"])
     with pytest.raises(NotAllowedError):
@@ -97,27 +101,27 @@ def test_size_counts_all_parts() -> None:
 
 
 @given(st.lists(st.integers(0, 60), max_size=50), st.data())
-def test_room_against_a_list(sizes: list[int], data: st.DataObject) -> None:
-    room = Room(5, 100, topic="t")
+def test_pending_limit_against_a_list(sizes: list[int], data: st.DataObject) -> None:
+    limit = PendingLimit(5, 100, topic="t")
     inside: list[int] = []
     for size in sizes:
         fits = len(inside) < 5 and (not inside or sum(inside) + size <= 100)
-        assert room.maybe_take(size) == fits
-        room.check()
+        assert limit.maybe_reserve(size) == fits
+        limit.check()
         if fits:
             inside.append(size)
         else:
             full = len(inside) == 5
-            assert isinstance(room.refusal(), ProducerQueueIsFull if full else MemoryBufferIsFull)
+            assert isinstance(limit.refusal(), ProducerQueueIsFull if full else MemoryBufferIsFull)
             gone = data.draw(st.integers(1, len(inside)))
-            room.give(gone, sum(inside[:gone]))
+            limit.release(gone, sum(inside[:gone]))
             del inside[:gone]
-            room.check()
+            limit.check()
 
 
 def test_one_message_may_exceed_the_bytes() -> None:
-    room = Room(5, 100, topic="t")
-    assert room.maybe_take(1000)
-    assert not room.maybe_take(1)
-    room.give(1, 1000)
-    assert room.maybe_take(1)
+    limit = PendingLimit(5, 100, topic="t")
+    assert limit.maybe_reserve(1000)
+    assert not limit.maybe_reserve(1)
+    limit.release(1, 1000)
+    assert limit.maybe_reserve(1)

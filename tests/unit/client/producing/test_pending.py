@@ -48,7 +48,7 @@ def test_each_entry_is_reported_once_and_receipts_match(steps: list[str]) -> Non
                 if step == "receipt":
                     told = [pending.on_receipt(answers[0])]
                 else:
-                    told = pending.on_receipts([*answers, -1])  # nobody sent that
+                    told = pending.on_receipts([*answers, -1])  # -1: never sent
                 for answered, got in zip(answers, told, strict=True):
                     assert (got is None) == (answered in reported)
                     if got is not None:

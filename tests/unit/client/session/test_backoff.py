@@ -20,7 +20,7 @@ def test_delays_double_to_the_cap_with_jitter() -> None:
         delay.check()
 
 
-def test_only_what_held_starts_over() -> None:
+def test_only_a_lasting_attachment_resets_the_delay() -> None:
     delay = ReconnectDelay(random.Random(1))
     for _ in range(10):
         delay.on_failed(0.0)
@@ -30,6 +30,6 @@ def test_only_what_held_starts_over() -> None:
     assert delay.on_failed(20.0 + HELD_S) <= RETRY_DELAY_S_FIRST
 
 
-def test_many_do_not_come_back_together() -> None:
+def test_many_clients_do_not_reconnect_at_once() -> None:
     times = {ReconnectDelay(random.Random(seed)).on_failed(0.0) for seed in range(100)}
     assert len(times) == 100

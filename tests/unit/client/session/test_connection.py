@@ -1,4 +1,4 @@
-"""Sessions: opening, keeping alive, nonsense from the other side, ends. Lookups over them."""
+"""Sessions: opening, keep-alive, protocol violations, ends. Lookups over sessions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Peer:
 
 @asynccontextmanager
 async def conversation(*, accept: bool = True) -> AsyncIterator[Peer]:
-    """A connection that runs, and that the broker has accepted."""
+    """A running connection that the broker has accepted."""
     peer = Peer()
     async with asyncio.TaskGroup() as group:
         group.create_task(peer.connection.run())
@@ -62,7 +62,7 @@ async def conversation(*, accept: bool = True) -> AsyncIterator[Peer]:
 
 
 class Listener:
-    """A producer or consumer that remembers what it is told."""
+    """A producer or consumer that stores the calls of its connection."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -83,7 +83,7 @@ async def test_connect_comes_first() -> None:
 async def test_a_broker_that_does_not_accept_is_given_up() -> None:
     async with conversation(accept=False) as peer:
         began = asyncio.get_running_loop().time()
-        with pytest.raises(ConnectError, match="no answer within 10 s"):
+        with pytest.raises(ConnectError, match="the broker did not answer within 10 s"):
             await peer.connection.wait_opened()
         assert asyncio.get_running_loop().time() - began == pytest.approx(10)
 
@@ -91,14 +91,14 @@ async def test_a_broker_that_does_not_accept_is_given_up() -> None:
 async def test_a_broker_that_refuses_says_why() -> None:
     async with conversation(accept=False) as peer:
         refusal = pb.CommandError(
-            request_id=2**64 - 1, error=pb.AuthenticationError, message="who are you"
+            request_id=2**64 - 1, error=pb.AuthenticationError, message="wrong token"
         )
         await peer.stream.send([encode_command(refusal)])
-        with pytest.raises(AuthenticationError, match="who are you"):
+        with pytest.raises(AuthenticationError, match="wrong token"):
             await peer.connection.wait_opened()
 
 
-async def test_each_side_says_that_it_is_there() -> None:
+async def test_both_sides_send_ping() -> None:
     async with conversation() as peer:
         await peer.stream.send([encode_command(pb.CommandPing())])
         for _ in range(10):
@@ -116,7 +116,7 @@ async def test_a_silent_broker_is_taken_for_dead() -> None:
         peer.connection.add_producer(1, listener)
         await asyncio.sleep(KEEPALIVE_S * SILENT_INTERVALS_MAX + 1)
         assert isinstance(peer.connection.error, ConnectError)
-        assert "silent for 60" in peer.connection.error.reason
+        assert "sent nothing for 60 s" in peer.connection.error.reason
         assert [name for name, *_ in listener.told] == ["on_disconnected"]
 
 
@@ -164,7 +164,7 @@ async def test_the_wrong_kind_of_answer_is_an_error() -> None:
             await asking
 
 
-async def test_when_the_stream_breaks_everybody_is_told() -> None:
+async def test_broken_stream_fails_all_waiting_calls() -> None:
     async with conversation() as peer:
         producer, consumer = Listener(), Listener()
         peer.connection.add_producer(1, producer)
@@ -192,12 +192,12 @@ async def test_when_the_stream_breaks_everybody_is_told() -> None:
         b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff",
     ],
 )
-async def test_nonsense_ends_the_session(nonsense: bytes) -> None:
+async def test_protocol_violation_ends_the_session(nonsense: bytes) -> None:
     async with conversation() as peer:
         await peer.stream.send([nonsense])
         await settle()
         assert isinstance(peer.connection.error, ConnectError)
-        assert "nonsense" in peer.connection.error.reason
+        assert "broke the protocol" in peer.connection.error.reason
 
 
 async def test_a_command_of_a_later_version_is_passed_over() -> None:

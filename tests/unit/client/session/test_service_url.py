@@ -26,7 +26,7 @@ def test_brokers(text: str, brokers: list[str]) -> None:
     ["", "localhost:6660", "http://a:1", "grpc://", "grpc://a:0", "grpc://a:99999", "grpc://a:b",
      "grpc://a,,b", "grpc://a/b", "grpc:///"],
 )  # fmt: skip
-def test_what_is_not_one(text: str) -> None:
+def test_invalid_service_url_is_refused(text: str) -> None:
     with pytest.raises(InvalidUrl):
         parse_service_url(text)
 

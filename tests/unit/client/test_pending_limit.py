@@ -1,4 +1,4 @@
-"""Room for messages without receipts: who gets it when, on both faces."""
+"""The limit of pending messages: the order of waiting sends, in both clients."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from magnetar.client.message import MessageId
 
 LARGE = bytes(800)
-ROOM_BYTES = 1000
+LIMIT_BYTES = 1000
 
 
 def sizes(cluster: FakeBrokers) -> list[int]:
-    """Of the messages that were stored, in their order."""
+    """Return the sizes of the stored messages, in order."""
     entries = cluster.topic(TOPIC).entries.values()
     return [len(one.payload) for entry in entries for one in decode_messages(read_entry(entry))]
 
 
 def answer_first(cluster: FakeBrokers) -> None:
-    """The receipt of the first message, which was held back."""
+    """Release the receipt of the first message, which the broker held back."""
     session = cluster.brokers[A].sessions[0]
     (producer_id,) = session.producers
     stored = pb.MessageIdData(ledgerId=1, entryId=0)
@@ -41,7 +41,7 @@ def answer_first(cluster: FakeBrokers) -> None:
 
 
 async def full(cluster: FakeBrokers, producer: Producer) -> asyncio.Task[MessageId]:
-    """A message that holds so much room that there is some for small ones only."""
+    """Send a message after which the limit admits only small ones."""
     cluster.topic(TOPIC).hold_receipts = True
     first = asyncio.get_running_loop().create_task(producer.send(bytes(500)))
     await settle()
@@ -49,8 +49,8 @@ async def full(cluster: FakeBrokers, producer: Producer) -> asyncio.Task[Message
     return first
 
 
-async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
-    async with client_among(pending_bytes_max=ROOM_BYTES) as (client, cluster):
+async def test_small_message_does_not_overtake_a_waiting_large_one() -> None:
+    async with client_among(pending_bytes_max=LIMIT_BYTES) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         first = await full(cluster, producer)
         told: list[Result] = []
@@ -64,12 +64,12 @@ async def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> No
             assert sizes(cluster) == [500]
             answer_first(cluster)
             await first
-            group.create_task(producer.send(b""))  # in the turn in which there is room again
+            group.create_task(producer.send(b""))  # in the turn in which the limit is released
         assert sizes(cluster) == [500, 800, 5, 0]
 
 
-async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
-    async with client_among(pending_bytes_max=ROOM_BYTES) as (client, cluster):
+async def test_cancelled_waiting_send_does_not_delay_others() -> None:
+    async with client_among(pending_bytes_max=LIMIT_BYTES) as (client, cluster):
         producer = await client.create_producer("t", block_if_queue_full=True)
         sends = [await full(cluster, producer)]
         cluster.topic(TOPIC).hold_receipts = True
@@ -84,8 +84,8 @@ async def test_who_waits_for_room_no_longer_holds_nobody_up() -> None:
             send.cancel()
 
 
-async def test_who_waits_for_room_is_told_when_the_producer_is_closed() -> None:
-    async with client_among(pending_bytes_max=ROOM_BYTES, operation_timeout_seconds=1) as (
+async def test_closed_producer_fails_waiting_sends() -> None:
+    async with client_among(pending_bytes_max=LIMIT_BYTES, operation_timeout_seconds=1) as (
         client,
         cluster,
     ):
@@ -106,9 +106,11 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_threads_get_room_in_the_order_of_their_coming() -> None:
+def test_waiting_threads_are_admitted_in_fifo_order() -> None:
     cluster = FakeBrokers(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster, pending_bytes_max=ROOM_BYTES))
+    client = sync.Client.in_environment(
+        ClientOptions(A), world_of(cluster, pending_bytes_max=LIMIT_BYTES)
+    )
     try:
         producer = client.create_producer("t", block_if_queue_full=True)
         cluster.topic(TOPIC).hold_receipts = True
@@ -127,9 +129,11 @@ def test_threads_get_room_in_the_order_of_their_coming() -> None:
         client.shutdown()
 
 
-def test_all_threads_that_wait_for_room_are_told_of_a_shutdown() -> None:
+def test_shutdown_fails_all_waiting_threads() -> None:
     cluster = FakeBrokers(A)
-    client = sync.Client.in_world(ClientOptions(A), world_of(cluster, pending_bytes_max=ROOM_BYTES))
+    client = sync.Client.in_environment(
+        ClientOptions(A), world_of(cluster, pending_bytes_max=LIMIT_BYTES)
+    )
     errors: list[type[Exception]] = []
 
     def send() -> None:

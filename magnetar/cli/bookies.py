@@ -63,7 +63,8 @@ def add_to(app: typer.Typer) -> None:
     bookies.command("under-replicated")(under_replicated)
     bookies.command("ledger")(ledger)
     repair = App(
-        help="Pause repair of the whole cluster, as for maintenance.", no_args_is_help=True
+        help="Pause or resume repair of the whole cluster, for example for maintenance.",
+        no_args_is_help=True,
     )
     repair.command("pause")(pause_repair)
     repair.command("resume")(resume_repair)

@@ -34,7 +34,7 @@ def add_to(app: typer.Typer) -> None:
 def consume(
     topic: Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")],
     subscription_name: Annotated[
-        str, typer.Option("--subscription-name", "-s", help="made unless it is there")
+        str, typer.Option("--subscription-name", "-s", help="created if it does not exist")
     ],
     num_messages: Annotated[
         int, typer.Option("--num-messages", "-n", min=0, help="how many; 0: until interrupted")
@@ -122,7 +122,7 @@ def describe(message: magnetar.Message) -> str:
 def describe_json(message: magnetar.Message) -> str:
     """One line. The content is text where it is UTF-8, otherwise base64 under another name."""
     found: dict[str, object] = {
-        "id": str(message.message_id()),
+        "id": id_of(message),
         "topic": message.topic_name(),
         "key": message.partition_key() or None,
         "publishTime": message.publish_timestamp(),
@@ -135,6 +135,13 @@ def describe_json(message: magnetar.Message) -> str:
     except UnicodeDecodeError:
         found["contentBase64"] = base64.b64encode(message.data()).decode()
     return json.dumps(found, ensure_ascii=False)
+
+
+def id_of(message: magnetar.Message) -> str:
+    """In the form that `topics peek` prints and `subscriptions reset --to` reads."""
+    found = message.message_id()
+    batch = f":{found.batch_index()}" if found.batch_index() >= 0 else ""
+    return f"{found.ledger_id()}:{found.entry_id()}{batch}"
 
 
 def content_of(message: magnetar.Message) -> str:

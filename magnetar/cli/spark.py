@@ -43,7 +43,9 @@ def root() -> None:
 @jobs.command()
 def archive(
     topic: Annotated[str, typer.Option(help="the topic to archive")],
-    path: Annotated[Path, typer.Option(help="directory of the archive; made if it is not there")],
+    path: Annotated[
+        Path, typer.Option(help="directory of the archive; created if it does not exist")
+    ],
     service_url: Annotated[
         str, typer.Option(envvar="MAGNETAR_SERVICE_URL", help="where the brokers are")
     ] = DEFAULT_SERVICE_URL,

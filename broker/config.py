@@ -20,9 +20,13 @@ class BrokerConfig(RoleConfig):
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     advertised_host: str = Field(default="", description="address that clients use; empty: host")
-    grpc_port: int = Field(default=6660, ge=0, le=65535)
-    pulsar_port: int = Field(default=6650, ge=0, le=65535)
-    http_port: int = Field(default=8080, ge=0, le=65535)
+    grpc_port: int = Field(default=6660, ge=0, le=65535, description="for Magnetar's clients")
+    pulsar_port: int = Field(
+        default=6650, ge=0, le=65535, description="for Apache Pulsar's clients"
+    )
+    http_port: int = Field(
+        default=8080, ge=0, le=65535, description="/health, /metrics, admin calls"
+    )
     cluster_name: str = Field(default="magnetar", description="label `cluster` of all metrics")
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"

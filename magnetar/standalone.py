@@ -35,9 +35,11 @@ from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.bookie.ledger.peer import BookiePeer
     from magnetar.bookie.service import BookieService
-    from magnetar.metadata.model import Member
+    from magnetar.metadata.model import BrokerRegistration, Member
     from magnetar.metadata.store import MetadataStore
 
 IN_PROCESS: Final = BookieAddress(data="in-process:1", grpc="in-process:1")
@@ -81,8 +83,13 @@ class StandaloneConfig(RoleConfig):
         return self
 
 
-async def run_standalone(config: StandaloneConfig, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then finish the requests that are under way.
+async def run_standalone(
+    config: StandaloneConfig,
+    stop: asyncio.Event,
+    on_ready: Callable[[BrokerRegistration], None] | None = None,
+) -> None:
+    """Serve until `stop` is set, then finish the requests that are under way. `on_ready` is called
+    with the server's addresses when it serves.
 
     Raises DirectoryRefused, PortInUse, AddressUnusable, StartRefused (the bookie's directory), or
     an error of the metadata store.
@@ -90,12 +97,17 @@ async def run_standalone(config: StandaloneConfig, stop: asyncio.Event) -> None:
     with claimed(config.data_dir, NAME):
         metadata = await EmbeddedStore.open(config.data_dir / "metadata")
         try:
-            await _serve(config, metadata, stop)
+            await _serve(config, metadata, stop, on_ready)
         finally:
             await metadata.close()
 
 
-async def _serve(config: StandaloneConfig, metadata: MetadataStore, stop: asyncio.Event) -> None:
+async def _serve(
+    config: StandaloneConfig,
+    metadata: MetadataStore,
+    stop: asyncio.Event,
+    on_ready: Callable[[BrokerRegistration], None] | None,
+) -> None:
     registry = CollectorRegistry()
     async with (
         open_bookie(
@@ -115,7 +127,10 @@ async def _serve(config: StandaloneConfig, metadata: MetadataStore, stop: asynci
             group.create_task(_end_with(metadata)),
         ]
         await entry.wait_held()
-        await _broker(config, metadata, bookie, group, registry).run(stop)
+        broker = _broker(config, metadata, bookie, group, registry)
+        if on_ready is not None:
+            lasting.append(group.create_task(_call_when_ready(broker, on_ready)))
+        await broker.run(stop)
         for task in lasting:
             task.cancel()
 
@@ -155,6 +170,13 @@ def _broker(
         registry=registry,
         role=NAME,
     )
+
+
+async def _call_when_ready(
+    broker: BrokerProcess, on_ready: Callable[[BrokerRegistration], None]
+) -> None:
+    await broker.ready.wait()
+    on_ready(broker.registration)
 
 
 async def _end_with(metadata: MetadataStore) -> NoReturn:

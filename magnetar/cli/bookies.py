@@ -62,7 +62,10 @@ def add_to(app: typer.Typer) -> None:
     bookies.command("decommission")(decommission_bookie)
     bookies.command("under-replicated")(under_replicated)
     bookies.command("ledger")(ledger)
-    repair = App(help="Pause repair of the whole cluster, for maintenance.", no_args_is_help=True)
+    repair = App(
+        help="Pause or resume repair of the whole cluster, for example for maintenance.",
+        no_args_is_help=True,
+    )
     repair.command("pause")(pause_repair)
     repair.command("resume")(resume_repair)
     repair.command("status")(repair_status)

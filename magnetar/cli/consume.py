@@ -137,7 +137,7 @@ def describe_json(message: magnetar.Message) -> str:
     `content` is the text of a UTF-8 payload; any other payload is `contentBase64`.
     """
     found: dict[str, object] = {
-        "id": str(message.message_id()),
+        "id": id_of(message),
         "topic": message.topic_name(),
         "key": message.partition_key() or None,
         "publishTime": message.publish_timestamp(),
@@ -150,6 +150,13 @@ def describe_json(message: magnetar.Message) -> str:
     except UnicodeDecodeError:
         found["contentBase64"] = base64.b64encode(message.data()).decode()
     return json.dumps(found, ensure_ascii=False)
+
+
+def id_of(message: magnetar.Message) -> str:
+    """In the form that `topics peek` prints and `subscriptions reset --to` reads."""
+    found = message.message_id()
+    batch = f":{found.batch_index()}" if found.batch_index() >= 0 else ""
+    return f"{found.ledger_id()}:{found.entry_id()}{batch}"
 
 
 def content_of(message: magnetar.Message) -> str:

@@ -7,24 +7,43 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WIDTH_MAX: Final = 120  # columns; longer lines are hard to read
 
 SENTENCE_MAX: Final = 200  # characters; Click cuts at what is left of the line
 
 _HEADING = re.compile(r"\S.*:")
+_BRACES = re.compile(r"\{(\w+)\}")
+_EXPECTED = re.compile(r"^Input should be ")
 _TERM = re.compile(r"  (\S+(?: \S+)*)")
 
 
 class Command(TyperCommand):
-    """A command with help in colours."""
+    """A command with help in colours, and with Click's names of arguments and types."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument):
+                parameter.metavar = parameter.name.upper()
+            elif isinstance(parameter, TyperOption):
+                parameter.metavar = parameter.metavar or _type_name(parameter)
+
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Typer puts a required argument into braces."""
+        return [_BRACES.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        with _values_named():
+            return super().parse_args(ctx, args)
 
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         return coloured(super().get_help(ctx))
@@ -39,8 +58,44 @@ class Group(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl(list(zip(names, texts, strict=True)))
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        with _values_named():
+            return super().parse_args(ctx, args)
+
     def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
         return coloured(super().get_help(ctx))
+
+
+def _type_name(option: TyperOption) -> str | None:
+    """`<str>` for a repeatable option and `<int>` for a range. None: Typer's own name is right."""
+    kind = option.type_descriptor
+    if kind.is_list:
+        [element] = get_args(kind.annotation)
+        return f"<{element.__name__.lower()}>"
+    return f"<{kind.ranged_type_name}>" if kind.is_ranged else None
+
+
+@contextmanager
+def _values_named() -> Iterator[None]:
+    """Raises BadParameter with the value that was given."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.message = _explained(error)
+        raise
+
+
+def _explained(error: typer.BadParameter) -> str:
+    """Pydantic's message without its own words, behind the value that it leaves out."""
+    from pydantic import ValidationError  # only here: the import takes a while
+
+    cause = error.__cause__
+    if not isinstance(cause, ValidationError):
+        return error.message
+    message = cause.errors()[0]["msg"].removeprefix("Value error, ")
+    given = cause.errors()[0]["input"]
+    expected = message.partition(", unable to parse")[0]
+    return _EXPECTED.sub(f"{str(given)!r} is not ", expected)
 
 
 class App(typer.Typer):

@@ -52,6 +52,8 @@ def list_subscriptions(
     else:
         for name in found:
             typer.echo(name)
+        if not found:
+            typer.echo(f"no subscriptions of {topic}", err=True)
 
 
 def delete(
@@ -79,9 +81,10 @@ def reset(
     ],
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Move a subscription: it is delivered everything from there on, again or for the first time.
+    """Move a subscription: its next message is the one at this position.
 
-    Its consumers are disconnected, and connect again by themselves.
+    The broker disconnects its consumers; they reconnect without help. In a batch, delivery starts
+    with the first message of the batch.
     """
     target = parse_target(to, now=datetime.now(UTC))
     path = f"{_path(topic, subscription)}/resetcursor"

@@ -55,6 +55,8 @@ def list_topics(
     else:
         for topic in found:
             typer.echo(topic)
+        if not found:
+            typer.echo(f"no topics in {name}", err=True)
 
 
 def create(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:

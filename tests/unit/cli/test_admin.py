@@ -305,3 +305,13 @@ def test_where_a_subscription_is_moved_to(text: str, target: object) -> None:
 def test_where_a_subscription_cannot_be_moved_to(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not earliest, latest, a message id"):
         parse_target(text, now=NOW)
+
+
+def test_an_empty_list_says_so_on_standard_error() -> None:
+    with broker() as server:
+        server.answer("/admin/v2/persistent/no/there", [])
+        server.answer(f"{PREFIX}/greetings/subscriptions", [])
+        topics = invoke(server.url, "topics", "list", "no/there")
+        subscriptions = invoke(server.url, "subscriptions", "list", "greetings")
+    assert topics == (0, "", "no topics in no/there\n")
+    assert subscriptions == (0, "", "no subscriptions of greetings\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -73,6 +74,45 @@ def test_an_unknown_command_or_flag_is_a_usage_error() -> None:
     assert code == 2
     assert "No such option: --mesages" in said
     assert "Traceback" not in said
+
+
+def test_help_names_arguments_and_types_as_a_user_types_them() -> None:
+    _, said = invoke("produce", "--help")
+    assert "produce [OPTIONS] TOPIC\n" in said
+    for term in ("TOPIC <str>", "--messages <str>", "--files <path>", "--num-produce <int>"):
+        assert term in said
+    assert "list[" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("produce", "Missing argument 'TOPIC'."),
+        ("produce g -m x -n 0", "'0' is not greater than or equal to 1"),
+        ("consume g -s x -t Foo", "'Foo' is not one of 'exclusive', 'shared'"),
+        ("standalone --grpc-port abc", "'abc' is not a valid integer\n"),
+        ("bookie --grpc-port abc", "'abc' is not a valid integer\n"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(arguments: str, reason: str) -> None:
+    code, said = invoke(*arguments.split())
+    assert code == 2
+    assert reason in said
+    assert "Input should be" not in said
+    assert "Value error" not in said
+
+
+@pytest.mark.parametrize("role", ["standalone", "bookie", "broker", "autorecovery"])
+def test_every_key_of_a_server_is_described(role: str) -> None:
+    config = {
+        "standalone": "magnetar.standalone.StandaloneConfig",
+        "bookie": "magnetar.bookie.config.BookieConfig",
+        "broker": "magnetar.broker.config.BrokerConfig",
+        "autorecovery": "magnetar.bookie.repair.settings.AutorecoveryConfig",
+    }[role]
+    module, _, name = config.rpartition(".")
+    fields = getattr(importlib.import_module(module), name).model_fields
+    assert [key for key, field in fields.items() if not field.description] == []
 
 
 def test_one_command_does_not_import_another() -> None:

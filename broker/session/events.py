@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.broker.refusal import code_of
 from magnetar.broker.session import reply
-from magnetar.broker.session.refusal import code_of
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.receipts import send_receipt_frames

@@ -22,7 +22,7 @@ from magnetar.broker.log.record_limits import (
     SUBSCRIPTIONS_BYTES_MAX,
     patience,
 )
-from magnetar.broker.session.refusal import code_of
+from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.errors import InvalidLedgerMetadata

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint sim chaos powercuts explore mutants bench docs constraints compose protos clean
+.PHONY: setup demo test lint sim chaos powercuts explore mutants bench bench-versus docs constraints compose protos clean
 
 setup: $(STAMP)
 
@@ -62,6 +62,11 @@ mutants: setup
 # Figures beside those of a bare data path in the same run; nothing is asserted.
 bench: setup
 	$(BIN)/python -m benchmarks.run
+
+# This tree and an older revision in turns: which figure changed. OLD=revision, TURNS=5.
+TURNS ?= 5
+bench-versus: setup
+	$(BIN)/python -m benchmarks.versus $(OLD) --turns $(TURNS)
 
 # The tutorial and the API reference as a site, in build/site. Fails on a broken link or name.
 docs: setup

@@ -22,7 +22,7 @@ from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
-from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata import paths
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.metadata.policies import BROKER_DEFAULTS
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.topic import ProducerNames
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.metadata.policies import EffectivePolicies
@@ -147,8 +148,8 @@ class Broker:
     async def topic(self, name: TopicName, *, create: bool = True) -> Topic:
         """The open topic. The first request for it opens it.
 
-        Raises NotOwner, TopicNotFound (only if not `create`), PoliciesUnavailable, what Topic.open
-        raises.
+        Raises NotOwner, TopicNotFound (only if not `create`), PoliciesUnavailable, what
+        PersistentTopic.open raises.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):
@@ -233,7 +234,7 @@ class Broker:
         """The policies of an open topic are followed; those of one that did not open are not."""
         topic = None
         try:
-            topic = await Topic.open(
+            topic = await PersistentTopic.open(
                 name,
                 store=self._store,
                 ledgers=self._ledgers,

@@ -1,7 +1,7 @@
 """The broker's operating errors. Each carries its data and whether the outcome is known.
 
 `definite` is True when the call that raised certainly changed nothing. An error that is raised by
-`append_nowait` means that nothing was appended. The same error, reported for contexts that were
+`Log.append` means that nothing was appended. The same error, reported for contexts that were
 accepted before, leaves their outcome unknown.
 """
 
@@ -73,15 +73,6 @@ class TopicFull(LogError):
         super().__init__(f"{topic} is full: {why}")
         self.topic = topic
         self.why = why
-
-
-class EntryTooLarge(LogError):
-    """Refused before anything was appended."""
-
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"an entry of {size} bytes, at most {limit} are allowed")
-        self.size = size
-        self.limit = limit
 
 
 class ReadFailed(LogError):

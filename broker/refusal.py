@@ -29,7 +29,6 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.ConsumerBusy, pb.ConsumerBusy),
     (errors.NotAuthorized, pb.AuthorizationError),
     (errors.NotAllowed, pb.NotAllowedError),
-    (errors.EntryTooLarge, pb.NotAllowedError),
     (errors.TopicFull, pb.NotAllowedError),
     (errors.InvalidPermits, pb.NotAllowedError),
     (errors.InvalidAck, pb.NotAllowedError),

@@ -23,6 +23,7 @@ from magnetar.metadata.model import (
     BookieCookie,
     BookieRegistration,
     BrokerRegistration,
+    DroppedHead,
     LedgerId,
     LedgerMetadata,
     LedgerState,
@@ -364,6 +365,10 @@ _SUBSCRIPTION: Final = _Table(
     *_plain("inline"),
 )
 
+_DROPPED_HEAD: Final = _Table(
+    "dropped head", pb.DroppedHead, DroppedHead, *_plain("ledger", "entry", "next_index")
+)
+
 _TOPIC: Final = _Table(
     "topic record",
     pb.TopicRecord,
@@ -374,6 +379,7 @@ _TOPIC: Final = _Table(
     _parts_by_key("subscriptions", _SUBSCRIPTION),
     _tuple("deleting"),
     _map("properties"),
+    _part("dropped", _DROPPED_HEAD, optional=True),
 )
 encode_topic: Final = _TOPIC.encode
 decode_topic: Final = _TOPIC.decode

@@ -310,6 +310,26 @@ class TopicLedger:
 
 
 @dataclass(frozen=True, slots=True)
+class DroppedHead:
+    """The last of the ledgers that a topic dropped from its head. Later ledgers have larger ids,
+    and later messages larger indexes, also when no ledger is left."""
+
+    ledger: LedgerId
+    entry: EntryId  # its last one
+    next_index: int  # index of the message after it
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("ledger", "entry", "next_index"):
+            _check_count("dropped head", name, getattr(self, name))
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Where its last entry stood."""
+        return self.ledger, self.entry
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
     inline: bytes = b""  # the cursor's own snapshot; b"": its state is in the cursor ledger
@@ -332,6 +352,7 @@ class TopicRecord:
         LedgerId, ...
     ] = ()  # no longer the topic's; their metadata is still to be deleted
     properties: Mapping[str, str] = field(default_factory=dict)
+    dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -342,6 +363,9 @@ class TopicRecord:
                 raise InvalidRecord(kind, f"ledger {after.ledger} follows {before.ledger}")
             if before.first_index > after.first_index:
                 raise InvalidRecord(kind, f"message indexes go backwards at ledger {after.ledger}")
+        oldest = self.ledgers[0].ledger if self.ledgers else None
+        if self.dropped is not None and oldest is not None and oldest <= self.dropped.ledger:
+            raise InvalidRecord(kind, f"ledger {oldest} was dropped")
         used = [part.ledger for part in self.ledgers] + list(self.cursor_ledgers)
         both = set(used) & set(self.deleting)
         if both:

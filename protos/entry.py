@@ -11,7 +11,7 @@ two byte pairs cannot be taken for a metadata size, which would have to be 234 M
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -98,6 +98,28 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
     return _plain_view(data, head) or _view(data, head)
 
 
+def checksum_in(data: bytes) -> int:
+    """The CRC32C that an entry states of itself; NO_CHECKSUM: its producer left it out."""
+    if len(data) < _PREFIX.size:
+        return NO_CHECKSUM
+    magic, checksum = _PREFIX.unpack_from(data)
+    return checksum if magic == _MAGIC_CHECKSUM else NO_CHECKSUM
+
+
+def checksums_of(entries: Iterable[bytes]) -> list[int]:
+    """The CRC32C of what follows the place of the checksum in each of these entries."""
+    at = _PREFIX.size
+    return [_crc32c(entry[at:]) for entry in entries]
+
+
+def payload_bytes_of(data: bytes) -> int:
+    """Size of the payload behind metadata of the stated size; 0 where that cannot be."""
+    if len(data) < _HEAD.size:
+        return 0
+    magic, _, size = _unpack_head(data)
+    return max(len(data) - _HEAD.size - size, 0) if magic == _MAGIC_CHECKSUM else 0
+
+
 # Broker entry metadata
 
 
@@ -115,19 +137,19 @@ def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
     return _PREFIX.pack(_MAGIC_BROKER_METADATA, len(metadata)) + metadata
 
 
-def broker_metadata_prefixes(
-    *, broker_timestamp_ms: int, first_index: int, count: int
-) -> list[bytes]:
-    """Those of so many entries of one message each: what they have in common is encoded once."""
+def broker_metadata_prefixes(*, broker_timestamp_ms: int, indexes: Iterable[int]) -> list[bytes]:
+    """Those of entries with these indexes: what they have in common is encoded once."""
     timestamp = _timestamp_field(broker_timestamp_ms)
     prefixes: list[bytes] = []
     head = high = b""
-    for index in range(first_index, first_index + count):
-        low = index & 0x7F
-        if low == 0 or not prefixes:  # the rest of the number is the same until then
-            high = varint(index >> 7) if index > 0x7F else b""
+    known = -1  # bits of the index above the lowest seven, for which `head` and `high` are
+    for index in indexes:
+        if index >> 7 != known:
+            known = index >> 7
+            high = varint(known) if known else b""
             size = len(timestamp) + 2 + len(high)
             head = _PREFIX.pack(_MAGIC_BROKER_METADATA, size) + timestamp + b"\x10"
+        low = index & 0x7F
         prefixes.append(head + _MORE[low] + high if high else head + _ONE_BYTE[low])
     return prefixes
 
@@ -238,7 +260,10 @@ CHECKED_HEAD_BYTES: Final = _HEAD.size
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
 _COMPRESSIONS = tuple(Compression)
-PLAIN_METADATA_BYTES_MAX: Final = 150  # a name of 127 bytes, two numbers, and their tags
+# A name of 127 bytes, two numbers, the size before compression, a schema version, and their tags.
+PLAIN_METADATA_BYTES_MAX: Final = 180
+NO_CHECKSUM: Final = -1
+_PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends none or eight
 _COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
 
 _Head = tuple[int, int, int]
@@ -326,8 +351,9 @@ def _view(data: bytes | memoryview, head: _Head) -> EntryView:
 
 
 def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
-    """The view of a message with nothing but what every message has: its producer, its number and
-    its time, read by hand in a third of the time. None: there is more, or something is wrong.
+    """The view of a message with nothing but what clients write into each one: see `plain_rest`.
+
+    Reads it by hand in a third of the time. None: there is more, or something is wrong.
     """
     magic, _, size = head
     end = _HEAD.size + size
@@ -351,9 +377,10 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
             shift += 7
     except IndexError:
         return None
-    publish_time_ms = plain_time(metadata[at + 1 :])
-    if publish_time_ms is None or shift > 63:
+    rest = plain_rest(metadata[at + 1 :])
+    if rest is None or shift > 63:
         return None
+    publish_time_ms, uncompressed_size = rest
     return EntryView(
         data,
         len(data) - end,
@@ -371,7 +398,7 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
         None,
         None,
         Compression.NONE,
-        0,
+        uncompressed_size,
         None,
         False,
     )
@@ -388,15 +415,34 @@ def plain_name(field: bytes) -> str | None:
         return None
 
 
-@lru_cache(maxsize=64)  # producers' clocks differ a little
-def plain_time(field: bytes) -> int | None:
-    """The time of publishing, from a field below 2^63. None: it is not that, or not alone."""
+@lru_cache(maxsize=256)  # clocks and sizes of producers differ a little; at most 40 bytes each
+def plain_rest(fields: bytes) -> tuple[int, int] | None:
+    """The publish time and the uncompressed size (0: not said) from the end of plain metadata.
+
+    The publish time comes first and is below 2^63. Apache's Java client then adds the uncompressed
+    size, also to a message that is not compressed, and the version of its schema. None: the fields
+    are others, or in another order.
+    """
+    time_ms, at = _plain_number(fields, 0x18, 0, 9)
+    size = 0
+    if at < len(fields) and fields[at] == 0x48:
+        size, at = _plain_number(fields, 0x48, at, 5)
+    if fields[at : at + 2] == b"\x82\x01" and len(fields) > at + 2:
+        schema_bytes = fields[at + 2]
+        at += 3 + schema_bytes if schema_bytes <= _PLAIN_SCHEMA_BYTES_MAX else 0
+    return (time_ms, size) if at == len(fields) and size < 1 << 32 else None
+
+
+def _plain_number(fields: bytes, tag: int, at: int, bytes_max: int) -> tuple[int, int]:
+    """A field of a varint of so many bytes, and where the next field begins. If it is not that, the
+    place is beyond the end."""
     number = 0
-    for place, byte in enumerate(field[1:10]):
-        number |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return number if field[0] == 0x18 and len(field) == place + 2 else None
-    return None
+    if fields[at : at + 1] == bytes([tag]):
+        for place, byte in enumerate(fields[at + 1 : at + 1 + bytes_max]):
+            number |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                return number, at + 2 + place
+    return 0, len(fields) + 1
 
 
 @lru_cache(maxsize=8)  # a broker appends many entries within one millisecond

@@ -712,6 +712,7 @@ class TopicRecord(google.protobuf.message.Message):
     SUBSCRIPTIONS_FIELD_NUMBER: builtins.int
     DELETING_FIELD_NUMBER: builtins.int
     PROPERTIES_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     format: builtins.int
     epoch: builtins.int
     """grows with each broker that takes the topic over"""
@@ -729,6 +730,10 @@ class TopicRecord(google.protobuf.message.Message):
 
     @property
     def properties(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def dropped(self) -> Global___DroppedHead:
+        """absent: no ledger was dropped from the head"""
+
     def __init__(
         self,
         *,
@@ -739,10 +744,37 @@ class TopicRecord(google.protobuf.message.Message):
         subscriptions: collections.abc.Mapping[builtins.str, Global___SubscriptionRecord] | None = ...,
         deleting: collections.abc.Iterable[builtins.int] | None = ...,
         properties: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        dropped: Global___DroppedHead | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleting", b"deleting", "epoch", b"epoch", "format", b"format", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["dropped", b"dropped"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions"]) -> None: ...
 
 Global___TopicRecord: typing_extensions.TypeAlias = TopicRecord
+
+@typing.final
+class DroppedHead(google.protobuf.message.Message):
+    """The last ledger that a topic dropped from its head."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEDGER_FIELD_NUMBER: builtins.int
+    ENTRY_FIELD_NUMBER: builtins.int
+    NEXT_INDEX_FIELD_NUMBER: builtins.int
+    ledger: builtins.int
+    entry: builtins.int
+    """its last one"""
+    next_index: builtins.int
+    """index of the message after it"""
+    def __init__(
+        self,
+        *,
+        ledger: builtins.int = ...,
+        entry: builtins.int = ...,
+        next_index: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entry", b"entry", "ledger", b"ledger", "next_index", b"next_index"]) -> None: ...
+
+Global___DroppedHead: typing_extensions.TypeAlias = DroppedHead
 
 @typing.final
 class TenantRecord(google.protobuf.message.Message):

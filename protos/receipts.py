@@ -1,4 +1,4 @@
-"""SEND_RECEIPTs in runs: written and read by hand, because there is one for every entry.
+"""Runs of SEND_RECEIPTs, written and read by hand: a broker sends one for every entry.
 
 The receipts of a producer differ in the lowest seven bits of two numbers, the sequence id and the
 entry id; all around them stays the same for tens of receipts, and is made, or compared, as three
@@ -53,8 +53,8 @@ def send_receipt_frames(
 
 
 def is_receipt(buffer: bytes | memoryview, at: int) -> bool:
-    """Whether the frame at `at`, with its total size, is that of a SEND_RECEIPT, as everybody
-    encodes it: type, body, no more."""
+    """Whether the frame at `at`, with its total size, is a SEND_RECEIPT as clients and brokers
+    encode it: type, body, no more."""
     return buffer[at + 8 : at + 11] == _RECEIPT
 
 

@@ -1,80 +1,86 @@
-"""Runs of plain SENDs, read by hand: what a producer sends all day without batching.
+"""Runs of SENDs: what one producer sends, as the broker takes it in.
 
-A SEND is plain when its command has a producer and a sequence id and nothing else, and its entry is
-one message with a checksum whose metadata says only who sent it, its number and when. Consecutive
-ones of a producer differ in little: each is compared with what the one before leads to expect, in a
-third of the time that parsing takes. Whatever is unusual or wrong ends the run before it, and is
-for `parse_command` and `parse_entry`, which know everything and say what is wrong.
+A run is a series of consecutive SENDs of one producer, whatever their form; one SEND is a run of
+one. Nothing of an entry is judged here: its checksum and what is wrong with its metadata go along
+in the run, and the stages of the topic decide.
+
+Most SENDs are *plain*: the command has a producer and a sequence id and at most `num_messages = 1`,
+and the entry is one message with a checksum whose metadata has only what clients write into each
+message (`plain_rest`). Consecutive plain ones differ in little. Each is compared with what the one
+before leads to expect, in a sixth of the time that parsing takes. Every other SEND goes through
+`parse_command` and `parse_stored_entry`.
 """
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-import google_crc32c
-
+from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import (
     CHECKED_HEAD_BYTES,
-    MESSAGE_BYTES_MAX,
     PLAIN_METADATA_BYTES_MAX,
+    EntryView,
+    checksum_in,
+    parse_stored_entry,
     plain_name,
-    plain_time,
+    plain_rest,
 )
+from magnetar.protos.errors import CommandError, EntryError, FrameError
+from magnetar.protos.framing import Command, first_frame, parse_command
 
 
 @dataclass(slots=True)
 class SendRun:
-    """SENDs of one producer, in order; `parse_entry` would accept every entry."""
+    """SENDs of one producer, in order. Places in the run count from 0."""
 
     producer_id: int
-    sequence_ids: list[int]
-    entries: list[bytes]  # memory of their own, one message each
-    end: int  # where the frame after the last one begins
+    sequence_ids: list[int] = field(default_factory=list)
+    highest_sequence_ids: list[int] = field(default_factory=list)  # 0: not said
+    entries: list[bytes] = field(default_factory=list)  # memory of their own
+    checksums: list[int] = field(default_factory=list)  # as stated; NO_CHECKSUM: not stated
+    views: dict[int, EntryView] = field(default_factory=dict)  # by place; plain entries have none
+    errors: dict[int, EntryError] = field(default_factory=dict)  # by place: what cannot be parsed
+    end: int = 0  # where the frame after the last one begins
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def part(self, start: int, stop: int) -> "SendRun":
+        """The SENDs at these places, as a run of their own."""
+        return SendRun(
+            self.producer_id,
+            self.sequence_ids[start:stop],
+            self.highest_sequence_ids[start:stop],
+            self.entries[start:stop],
+            self.checksums[start:stop],
+            {place - start: view for place, view in self.views.items() if start <= place < stop},
+            {place - start: error for place, error in self.errors.items() if start <= place < stop},
+            self.end,
+        )
 
 
-def read_plain_sends(buffer: memoryview, at: int) -> SendRun | None:
-    """The longest run of plain SENDs whose first frame begins, with its total size, at `at`. None:
-    what is there is not a plain SEND."""
+def read_sends(buffer: memoryview, at: int) -> SendRun | None:
+    """The longest run whose first frame begins, with its total size, at `at`. None: what is there
+    is no SEND as clients write it; `parse_command` says what it is."""
+    run: SendRun | None = None
     size = len(buffer)
-    ids = rest = name_field = time_field = b""  # what the next one is expected to have
-    high = carry = 0  # the number's bits above `rest`'s first byte, and whether that has followers
-    sequence_ids: list[int] = []
-    entries: list[bytes] = []
-    while size - at >= _HEAD.size:  # hot: about 2 us an entry, a third of it for the checksum
-        total, command_size, send, body_size, own_ids = _HEAD.unpack_from(buffer, at)
-        number_at, start, end = at + _HEAD.size, at + 8 + command_size, at + 4 + total
-        if send != _SEND or command_size != body_size + 4 or not number_at < start < end <= size:
+    while at < size:
+        run, end = _read_plain(buffer, at, run)
+        if end == at:
+            run, end = _read_other(buffer, at, run)
+        if end == at:
             break
-        if own_ids != ids:
-            if sequence_ids or not _are_ids(own_ids):
-                break
-            ids = own_ids
-        number = bytes(buffer[number_at:start])
-        if number[1:] != rest or not sequence_ids:
-            found = _high_bits(number)
-            if found is None:
-                break
-            rest, high, carry = number[1:], found, 0x80 if len(number) > 1 else 0
-        entry = bytes(buffer[start:end])
-        if number[0] & 0x80 != carry or len(entry) < CHECKED_HEAD_BYTES:
-            break
-        magic, checksum, metadata_size = _ENTRY_HEAD.unpack_from(entry)
-        payload_at = CHECKED_HEAD_BYTES + metadata_size
-        if magic != _CHECKED or not 0 <= len(entry) - payload_at <= MESSAGE_BYTES_MAX:
-            break
-        metadata = entry[CHECKED_HEAD_BYTES:payload_at]
-        if metadata != name_field + number + time_field or not sequence_ids:
-            fields = _plain_fields(metadata, number)
-            if fields is None:
-                break
-            name_field, time_field = fields
-        if _crc32c(entry[_CHECKSUM_END:]) != checksum:
-            break
-        sequence_ids.append(high | number[0] & 0x7F)
-        entries.append(entry)
         at = end
-    return SendRun(ids[1], sequence_ids, entries, at) if sequence_ids else None
+    if run is not None:
+        run.end = at
+    return run
+
+
+def run_of(command: Command) -> SendRun:
+    """A run of the one SEND that `command` is. Its `end` says nothing."""
+    run = _add(None, command)
+    assert run is not None, "a new run takes every producer"
+    return run
 
 
 # Mechanics
@@ -82,9 +88,113 @@ def read_plain_sends(buffer: memoryview, at: int) -> SendRun | None:
 _HEAD: Final = struct.Struct(">II3sB3s")  # total, command, its type and tag, body, producer and tag
 _ENTRY_HEAD: Final = struct.Struct(">HII")
 _SEND: Final = b"\x08\x06\x32"
+_ONE_MESSAGE: Final = b"\x18\x01"  # num_messages = 1
 _CHECKED: Final = 0x0E01
-_CHECKSUM_END: Final = 6
-_crc32c: Callable[[bytes], int] = google_crc32c.value
+
+
+def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendRun | None, int]:
+    """Add the plain SENDs from `at` on to the run. Returns where the first other one begins."""
+    size = len(buffer)
+    # What the next one is expected to have.
+    ids = b"" if run is None else _ids_of(run.producer_id)
+    rest = name_field = rest_fields = b""
+    high = carry = 0  # the number's bits above `rest`'s first byte, and whether that has followers
+    spare = 0  # bytes behind the number that say that it is one message
+    count = 0
+    sequence_ids: list[int] = []
+    entries: list[bytes] = []
+    checksums: list[int] = []
+    while size - at >= _HEAD.size:  # hot: about 1 us an entry
+        total, command_size, send, body_size, own_ids = _HEAD.unpack_from(buffer, at)
+        number_at, start, end = at + _HEAD.size, at + 8 + command_size, at + 4 + total
+        if send != _SEND or command_size != body_size + 4 or not number_at < start < end <= size:
+            break
+        if own_ids != ids:
+            if ids or not _are_ids(own_ids):
+                break
+            ids = own_ids
+        number = bytes(buffer[number_at:start])
+        if number[1:] != rest or not count:
+            spare = len(_ONE_MESSAGE) if number[1:].endswith(_ONE_MESSAGE) else 0
+            found = _high_bits(number[: len(number) - spare])
+            if found is None:
+                break
+            rest, high, carry = number[1:], found, 0x80 if len(number) > 1 + spare else 0
+        if number[0] & 0x80 != carry:
+            break
+        entry = bytes(buffer[start:end])
+        if len(entry) < CHECKED_HEAD_BYTES:
+            break
+        magic, checksum, metadata_size = _ENTRY_HEAD.unpack_from(entry)
+        payload_at = CHECKED_HEAD_BYTES + metadata_size
+        if magic != _CHECKED or payload_at > len(entry):
+            break
+        if spare:
+            number = number[:-spare]
+        metadata = entry[CHECKED_HEAD_BYTES:payload_at]
+        if metadata != name_field + number + rest_fields or not count:
+            fields = _plain_fields(metadata, number)
+            if fields is None:
+                break
+            name_field, rest_fields = fields
+        sequence_ids.append(high | number[0] & 0x7F)
+        entries.append(entry)
+        checksums.append(checksum)
+        count += 1
+        at = end
+    if not count:
+        return run, at
+    if run is None:
+        return SendRun(ids[1], sequence_ids, [0] * count, entries, checksums), at
+    run.sequence_ids += sequence_ids
+    run.highest_sequence_ids += [0] * count
+    run.entries += entries
+    run.checksums += checksums
+    return run, at
+
+
+def _read_other(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendRun | None, int]:
+    """Add one SEND of any form. Returns where the next frame begins, or `at` when there is none of
+    this producer."""
+    if buffer[at + 8 : at + 10] != _SEND[:2]:
+        return run, at
+    try:
+        frame, end = first_frame(buffer, at)
+        command = parse_command(frame)
+    except (FrameError, CommandError):
+        return run, at
+    if not isinstance(command.body, pb.CommandSend):  # the type was given twice
+        return run, at
+    extended = _add(run, command)
+    return (run, at) if extended is None else (extended, end)
+
+
+def _add(run: SendRun | None, command: Command) -> SendRun | None:
+    """The run with one more SEND. None: it is another producer's."""
+    send = command.body
+    assert isinstance(send, pb.CommandSend), send
+    assert command.entry is not None, "a SEND without an entry does not parse"
+    if run is None:
+        run = SendRun(send.producer_id)
+    elif run.producer_id != send.producer_id:
+        return None
+    # The entry outlives its frame, and would pin all of it: it is copied out.
+    entry = bytes(command.entry)
+    place = len(run.entries)
+    try:
+        run.views[place] = parse_stored_entry(entry)
+    except EntryError as error:
+        run.errors[place] = error
+    run.sequence_ids.append(send.sequence_id)
+    run.highest_sequence_ids.append(send.highest_sequence_id)
+    run.entries.append(entry)
+    run.checksums.append(checksum_in(entry))
+    return run
+
+
+def _ids_of(producer_id: int) -> bytes:
+    """As `_are_ids` accepts them; what fits nothing for a producer whose id takes more bytes."""
+    return bytes([8, producer_id, 0x10]) if 0 <= producer_id < 0x80 else b"none"
 
 
 def _are_ids(ids: bytes) -> bool:
@@ -105,15 +215,15 @@ def _high_bits(number: bytes) -> int | None:
 
 
 def _plain_fields(metadata: bytes, number: bytes) -> tuple[bytes, bytes] | None:
-    """The field of the producer's name with the tag after it, and that of the time of publishing,
-    if there is only the sequence id `number` between them."""
+    """The field of the producer's name with the tag after it, and the fields behind the sequence
+    id `number`. None: the metadata is not plain."""
     if not 2 <= len(metadata) <= PLAIN_METADATA_BYTES_MAX:
         return None
     name_end = 2 + metadata[1]
-    time_at = name_end + 1 + len(number)
-    if metadata[name_end:time_at] != b"\x10" + number:
+    rest_at = name_end + 1 + len(number)
+    if metadata[name_end:rest_at] != b"\x10" + number:
         return None
-    name, time = metadata[:name_end], metadata[time_at:]
-    if plain_name(name) is None or plain_time(time) is None:
+    name, rest = metadata[:name_end], metadata[rest_at:]
+    if plain_name(name) is None or plain_rest(rest) is None:
         return None
-    return name + b"\x10", time
+    return name + b"\x10", rest

@@ -1,7 +1,7 @@
-"""The newest entries of all topics of a broker, in memory, for those who read at the end.
+"""The newest entries of all topics of a broker, in memory, for readers at the end of a log.
 
-One budget for the whole broker; the oldest entry goes first, whoever's it is, which is the right
-one for readers that follow the end. An entry never changes, so nothing here is ever stale."""
+All topics share one budget. The oldest entry is evicted first, of whichever topic, because readers
+that follow the end have read it. An entry never changes, so nothing here is ever stale."""
 
 from __future__ import annotations
 

@@ -15,19 +15,26 @@ from dataclasses import replace
 from itertools import pairwise
 
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.metadata.model import TopicLedger
+from magnetar.metadata.model import DroppedHead, EntryId, LedgerId, TopicLedger
 
 
 class Chain:
     """`ledgers` are closed ones with entries; `next_index` is the index of the next message."""
 
-    def __init__(self, ledgers: Iterable[TopicLedger] = (), *, next_index: int = 0) -> None:
+    def __init__(
+        self,
+        ledgers: Iterable[TopicLedger] = (),
+        *,
+        next_index: int = 0,
+        dropped: DroppedHead | None = None,
+    ) -> None:
         self._records: list[TopicLedger] = []  # as in the topic's record
         self._ids: list[int] = []
         self._starts: list[int] = []  # entries in all ledgers before this one
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
-        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; the same dict for ever
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; always the same dict
         self.next_index = next_index
+        self.dropped = dropped  # None: the first ledger is the first that the log ever had
         for record in ledgers:
             self._append(record)
 
@@ -35,11 +42,14 @@ class Chain:
 
     @property
     def confirmed(self) -> Position:
-        """The last confirmed entry; before the first one when there is none."""
+        """The last confirmed entry, also if it was dropped; before the first one when there is
+        none."""
         for ledger in reversed(self._ids):  # at most the last one is empty
             if self.counts[ledger] > 0:
                 return Position(ledger, self.counts[ledger] - 1)
-        return Position(self._ids[0], -1) if self._ids else EARLIEST
+        if self._ids:
+            return Position(self._ids[0], -1)
+        return EARLIEST if self.dropped is None else Position(*self.dropped.last)
 
     @property
     def first(self) -> Position:
@@ -58,8 +68,10 @@ class Chain:
 
     @property
     def newest(self) -> int:
-        """Id of the last ledger; -1 when there is none."""
-        return self._ids[-1] if self._ids else -1
+        """Id of the last ledger, also if it was dropped; -1 when there was none."""
+        if self._ids:
+            return self._ids[-1]
+        return -1 if self.dropped is None else self.dropped.ledger
 
     @property
     def entry_count(self) -> int:
@@ -211,6 +223,30 @@ class Chain:
         self._records[-1] = closed
         return closed
 
+    def drop_through(self, position: Position) -> tuple[LedgerId, ...]:
+        """Drop the closed ledgers at the head that have no entry after `position`; returns which.
+        The indexes of what is left, and of the next message, stay."""
+        dropped: list[LedgerId] = []
+        for record in self._records:
+            last = Position(record.ledger, self.counts[record.ledger] - 1)
+            if record.closed_ms == 0 or last > position:
+                break
+            dropped.append(record.ledger)
+        if not dropped:
+            return ()
+        left = self._records[len(dropped) :]
+        next_index = left[0].first_index if left else self.next_index
+        last_entry = EntryId(self.counts[dropped[-1]] - 1)
+        self.dropped = DroppedHead(dropped[-1], last_entry, next_index)
+        for ledger in dropped:
+            del self.counts[ledger]
+        entries = self._starts[len(dropped)] if left else 0
+        self._records = left
+        self._ids = self._ids[len(dropped) :]
+        self._starts = [start - entries for start in self._starts[len(dropped) :]]
+        self._at = {ledger: place for place, ledger in enumerate(self._ids)}
+        return tuple(dropped)
+
     def _append(self, record: TopicLedger) -> None:
         assert record.ledger > self.newest, "an id handed to a topic exceeds its newest ledger"
         assert not self._ids or self.counts[self._ids[-1]] > 0, "an empty ledger was left inside"
@@ -232,3 +268,8 @@ class Chain:
         assert self._starts == [sum(counts[:place]) for place in range(len(self._ids))]
         assert len(self.counts) == len(self._ids)
         assert self.next_index >= self.first_index
+        if self.dropped is not None:
+            assert not self._ids or self._ids[0] > self.dropped.ledger, (
+                "1: a dropped ledger is back"
+            )
+            assert self.first_index >= self.dropped.next_index, "1: indexes go on after the head"

@@ -1,4 +1,4 @@
-"""An entry of a log as everybody reads it: parsed once, shared, never changed."""
+"""An entry of a log as all subscriptions read it: parsed once, shared, never changed."""
 
 from __future__ import annotations
 

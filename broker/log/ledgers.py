@@ -30,8 +30,7 @@ class Appender(Protocol):
     """The writing end of an open ledger."""
 
     progress: Callable[[], None]
-    """Called on the loop after `confirmed` moved or `failure` was set, never from
-    `append_nowait`."""
+    """Called on the loop after `confirmed` moved or `failure` was set, never while appending."""
 
     @property
     def ledger(self) -> LedgerId: ...

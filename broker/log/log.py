@@ -1,13 +1,15 @@
 """A topic's log: one sequence of entries over many ledgers, written by its one owner.
 
-Theory of operation. Entries are appended to the last ledger; when it is full, old, degraded or
-failed it is *retired*: new appends queue while `run`, the only place that waits, closes it, creates
-the next and records it in the topic's record, and then takes up the queue. So a roll is a short
-queue, not a pause. A ledger that fails is closed by ourselves before anything else happens: then
-its end is known, what is in it counts as appended, and the rest goes into the next ledger in the
-same order, neither lost nor twice. A ledger is in the record before the first entry is in it.
-Somebody else's epoch in the record ends the log, and what is outstanding then has an unknown
-outcome; a fence on a ledger is the reason to look.
+Theory of operation. Appends come in runs, and go to the open ledger. When that ledger is full, old,
+degraded or failed, the log *retires* it: new appends queue while `run`, the only place that waits,
+closes it, creates the next ledger, lists that one in the topic's record, and sends the queue to it.
+So a roll is a short queue, not a pause. The log closes a ledger that failed before it does anything
+else. Then the end of that ledger is known: its entries are appended, and the rest goes into the
+next ledger, in the same order, neither lost nor twice. The record lists a ledger before the first
+entry is in it. Another owner's epoch in the record ends the log; the outcome of what is outstanding
+is unknown then. A fence on a ledger is the reason to read the record.
+
+Ledgers at the head are dropped when the caller says so (`drop_through`); deletion.py deletes them.
 
 At most one ledger holds unconfirmed entries: the next one is created only after the one before has
 been closed. Hence (`check`):
@@ -20,19 +22,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
 from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailable
 from magnetar.broker.log.chain import Chain
+from magnetar.broker.log.deletion import Deletion
 from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.outstanding import Outstanding
 from magnetar.broker.log.owned_record import OwnedRecord
 from magnetar.broker.log.position import run_of_positions
 from magnetar.broker.log.range_reader import LogReader
-from magnetar.broker.log.record_limits import patience, require_ledger_room
+from magnetar.broker.log.record_limits import ledger_size_factor, require_ledger_capacity
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
 from magnetar.metadata.model import LedgerId, TopicLedger
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import Appender, LedgerStore
-    from magnetar.broker.log.outstanding import Pending
+    from magnetar.broker.log.outstanding import Appended, AppendRun
     from magnetar.broker.log.position import Position
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.entry import EntryView
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TAIL_ENTRIES_MAX: Final = 1000
-"""A reader this near to the end is expected to read what is appended now, so it goes into the
-cache. Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
+"""A reader this near to the end will soon read what is appended now, so the log caches that.
+Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
 
 
 QUEUE_RUN_ENTRIES: Final = 1000
@@ -64,7 +66,7 @@ QUEUE_RUN_ENTRIES: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """In a topic that has many ledgers their bounds are larger: room.py."""
+    """In a topic that has many ledgers their bounds are larger: record_limits.py."""
 
     ledger_entries_max: int = 50_000
     ledger_bytes_max: int = 1 << 30
@@ -118,8 +120,8 @@ class Log:
         self.owned_record = owned_record
         self.chain = chain
         self.ledgers = ledgers
-        self.on_appended: Callable[[Sequence[tuple[object, Position]]], None] = _not_set
-        self.on_failed: Callable[[Sequence[object], LogError], None] = _not_set
+        self.on_appended: Callable[[Sequence[Appended]], None] = _not_set
+        self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.config = config
         self._clock = clock
@@ -135,12 +137,13 @@ class Log:
             retry_s_first=config.retry_s_first,
             retry_s_max=config.retry_s_max,
         )
+        self._deletion = Deletion(owned_record, ledgers)
         self._appender: Appender | None = None  # takes new appends; None: they queue
         self._writing: Appender | None = None  # the ledger that is not closed, also a retired one
         self._reported = -1  # its last entry that `on_appended` was told of
         self._ledger_bytes = 0
         self._opened_s = 0.0
-        self._patience = 1  # of the open ledger, see room.py
+        self._size_factor = 1  # of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
 
         self._running = False
@@ -165,98 +168,87 @@ class Log:
     ) -> Log:
         """Take the topic over: bump the epoch, then fence and close its last ledger.
 
-        No ledger is created before the first append. Raises LogFenced (somebody took it meanwhile),
-        LogUnavailable, LogDamaged, TopicFull.
+        No ledger is created before the first append. Raises LogFenced (another broker took it
+        meanwhile), LogUnavailable, LogDamaged, TopicFull.
         """
         owned_record = await OwnedRecord.take(name, store)
         recovered = await recover_log(owned_record, ledgers, clock)
-        chain = Chain(recovered.ledgers, next_index=recovered.next_index)
+        chain = Chain(
+            recovered.ledgers, next_index=recovered.next_index, dropped=owned_record.record.dropped
+        )
         if chain.records != owned_record.record.ledgers:
-            await owned_record.change(lambda record: with_data_ledgers(record, chain.records))
+            await owned_record.change(
+                lambda record: with_data_ledgers(record, chain.records, chain.dropped)
+            )
         return cls(owned_record, chain, ledgers=ledgers, config=config, clock=clock, cache=cache)
 
     # ---- appending -------------------------------------------------------------------------------
 
-    def append_nowait(self, view: EntryView, context: object) -> None:
-        """Append an entry. Its position, or the log's failure, is reported with `context` later.
+    def append(
+        self,
+        entries: Sequence[bytes],
+        views: Mapping[int, EntryView],
+        context: object,
+        *,
+        now: float,
+    ) -> None:
+        """Append a run of entries, all or none. What is in the log is reported with `context`
+        later, in parts as large as the ledgers confirm them; or the log's failure is.
 
-        The view's data must be memory of its own. Raises LogFenced, LogClosed, LogUnavailable (the
-        log failed for good), EntryTooLarge: nothing was appended then, and nothing is reported.
+        `views` has those entries, by place, that are more than one plain message. The entries must
+        be memory of their own, and of sizes that a producer may send. `now` is the loop's time.
+        Raises LogFenced, LogClosed, LogUnavailable (the log failed for good): nothing was appended
+        then, and nothing is reported.
         """
-        self._raise_if_ended()
-        pending = self._outstanding.take(view, context, now_ms=self._clock.now_ms())
-        self._dispatch([pending])
-
-    def require_room(self) -> None:
-        """Whether appends have a ledger to go to, now or soon. Raises TopicFull."""
-        if self._writing is None:
-            require_ledger_room(self.name, len(self.chain.records))
-
-    def append_plain(self, entries: Sequence[bytes], contexts: Sequence[object]) -> None:
-        """Append entries of one message each, which `parse_entry` accepts, all or none; each as
-        `append_nowait`."""
-        self._raise_if_ended()
-        self._dispatch(self._outstanding.take_plain(entries, contexts, now_ms=self._clock.now_ms()))
-
-    def _raise_if_ended(self) -> None:
         if self._ended is not None:
             raise self._ended
         if self._closing:
             raise LogClosed(str(self.name))
-
-    def _dispatch(self, taken: Sequence[Pending]) -> None:
-        """Send what was taken, or queue it."""
+        self._outstanding.take(entries, views, context, now_ms=self._clock.now_ms())
         if self._outstanding.bytes >= self.config.pending_bytes_max:
             self._room.clear()
-        sent = 0 if self._appender is None else self._send(self._appender, taken)
-        if sent < len(taken):
-            self._outstanding.queue.extend(taken[sent:])
+        if self._appender is not None:
+            self._send(self._appender, now)
+        else:
             self._work.set()
+
+    def require_capacity(self) -> None:
+        """Raises TopicFull if the topic's record cannot list the ledger that appends need."""
+        if self._writing is None:
+            require_ledger_capacity(self.name, len(self.chain.records))
 
     async def wait_room(self) -> None:
         """Wait until less than `pending_bytes_max` is outstanding. Returns at once when the log has
-        ended; `append_nowait` then says why."""
+        ended; `append` then says why."""
         await self._room.wait()
         if self._appender is not None:
             await self._appender.wait_room()
 
-    def _send(self, appender: Appender, waiting: Sequence[Pending]) -> int:
-        """Returns how many the open ledger took before it was full, or had failed."""
-        fitting = waiting[: self._count_fitting(appender, waiting)]
-        try:
-            appender.append_nowait([(pending.prefix, pending.data) for pending in fitting])
-        except LedgerError:
-            assert appender.failure is not None, "a healthy ledger refused entries of legal size"
-            self._retire()
-            return 0
-        self._outstanding.in_flight.extend(fitting)
-        self._ledger_bytes += sum([pending.size for pending in fitting])
-        if self._is_full(appender):
-            self._retire()
-        return len(fitting)
-
-    def _count_fitting(self, appender: Appender, waiting: Sequence[Pending]) -> int:
-        """How many go into the ledger until it is full, and the first in any case."""
-        entries = len(waiting)
-        spare = self.config.ledger_entries_max * self._patience - (appender.appended + 1)
-        if entries > spare and self._is_of_age:
-            entries = max(spare, 1)
-        room = self.config.ledger_bytes_max * self._patience - self._ledger_bytes
-        for count, pending in enumerate(waiting[:entries], 1):
-            room -= pending.size
-            if room <= 0:
-                return count
-        return entries
-
-    def _is_full(self, appender: Appender) -> bool:
-        if self._ledger_bytes >= self.config.ledger_bytes_max * self._patience:
-            return True
-        entries_max = self.config.ledger_entries_max * self._patience
-        return appender.appended + 1 >= entries_max and self._is_of_age
-
-    @property
-    def _is_of_age(self) -> bool:
-        return self._age_s >= self.config.ledger_age_s_min * self._patience
+    def _send(self, appender: Appender, now: float) -> None:
+        """Send what is queued, until the open ledger is full or has failed."""
+        outstanding = self._outstanding
+        entries_max = QUEUE_RUN_ENTRIES
+        is_of_age = now - self._opened_s >= self.config.ledger_age_s_min * self._size_factor
+        ledger_entries_max = self.config.ledger_entries_max * self._size_factor
+        ledger_bytes_max = self.config.ledger_bytes_max * self._size_factor
+        while outstanding.queued > 0:
+            if is_of_age:
+                spare = ledger_entries_max - (appender.appended + 1)
+                entries_max = min(max(spare, 1), QUEUE_RUN_ENTRIES)
+            payloads = outstanding.unsent(
+                entries_max=entries_max, bytes_max=ledger_bytes_max - self._ledger_bytes
+            )
+            try:
+                appender.append_nowait(payloads)
+            except LedgerError:
+                assert appender.failure is not None, "a healthy ledger refused entries"
+                self._retire()
+                return
+            self._ledger_bytes += outstanding.on_sent(len(payloads))
+            is_full = is_of_age and appender.appended + 1 >= ledger_entries_max
+            if is_full or self._ledger_bytes >= ledger_bytes_max:
+                self._retire()
+                return
 
     @property
     def _age_s(self) -> float:
@@ -275,23 +267,33 @@ class Log:
             self._retire()
 
     def _report(self, ledger: LedgerId, through: int) -> None:
-        """The entries up to `through` are in the log: tell everybody, once and in order."""
+        """The entries up to `through` are in the log: report each once, in order."""
         if through <= self._reported:
             return
-        positions = run_of_positions(ledger, self._reported + 1, through)
-        confirmed = self._outstanding.confirm(len(positions))
+        first_entry = self._reported + 1
+        appended = self._outstanding.confirm(
+            through - self._reported, ledger=ledger, first_entry=first_entry
+        )
         if self._is_tailed():
-            for position, entry in zip(positions, confirmed, strict=True):
-                view = entry.view or parse_stored_entry(entry.data)
-                self._cache.put(StoredEntry(position, entry.index, entry.timestamp_ms, view))
-        self.latency.observe(self._clock.now_ms() - confirmed[0].timestamp_ms)  # of the oldest
+            for part in appended:
+                self._cache_entries(part)
+        oldest = appended[0].run.timestamp_ms
+        self.latency.observe(self._clock.now_ms() - oldest)
         self._reported = through
-        self.chain.grow(through + 1, next_index=confirmed[-1].index + 1)
+        last = appended[-1]
+        self.chain.grow(through + 1, next_index=last.run.indexes[last.stop - 1] + 1)
         if self._outstanding.bytes < self.config.pending_bytes_max:
             self._room.set()
-        contexts = (entry.context for entry in confirmed)
-        self.on_appended(list(zip(contexts, positions, strict=True)))
+        self.on_appended(appended)
         self._notify()
+
+    def _cache_entries(self, part: Appended) -> None:
+        run, places = part.run, range(part.start, part.stop)
+        last_entry = part.first_entry + part.count - 1
+        positions = run_of_positions(part.ledger, part.first_entry, last_entry)
+        for place, position in zip(places, positions, strict=True):
+            view = run.views.get(place) or parse_stored_entry(run.entries[place])
+            self._cache.put(StoredEntry(position, run.indexes[place], run.timestamp_ms, view))
 
     def _is_tailed(self) -> bool:
         confirmed = self.chain.confirmed
@@ -312,16 +314,19 @@ class Log:
         """
         assert not self._running, "run() is called once"
         self._running = True
-        try:
-            await self.owned_record.delete_dropped(self.ledgers)
-            while not (self._closing and self._idle):
-                await self._step()
-            self._end(LogClosed(str(self.name)))
-        except LogError as error:
-            self._end(error)
-        finally:
-            self._end(LogClosed(str(self.name)))
-            self._finished.set()
+        async with asyncio.TaskGroup() as tasks:
+            deleting = tasks.create_task(self._deletion.run(), name=f"deletions {self.name}")
+            try:
+                while not (self._closing and self._idle):
+                    await self._step()
+                await self._deletion.finish()
+                self._end(LogClosed(str(self.name)))
+            except LogError as error:
+                self._end(error)
+            finally:
+                self._end(LogClosed(str(self.name)))
+                deleting.cancel()
+                self._finished.set()
 
     async def _step(self) -> None:
         """Whatever is next; waits when there is nothing."""
@@ -329,10 +334,10 @@ class Log:
             raise self.owned_record.lost
         if self._writing is not None and self._appender is None:
             await self._seal(self._writing)
-        elif self._outstanding.queue:
+        elif self._outstanding.queued > 0:
             await self._begin_ledger()
         elif self.chain.records != self.owned_record.record.ledgers:
-            await self._record(self.chain.records)
+            await self._record()
         elif self._closing and self._appender is not None:
             self._retire()
         else:
@@ -343,7 +348,7 @@ class Log:
         """Nothing is outstanding, no ledger is open, and the record says so."""
         return (
             self._writing is None
-            and not self._outstanding.queue
+            and self._outstanding.queued == 0
             and self.chain.records == self.owned_record.record.ledgers
         )
 
@@ -369,7 +374,7 @@ class Log:
             self._retire()
 
     def _is_worth_moving(self, appender: Appender) -> bool:
-        is_young = self._age_s < self.config.degraded_age_s_min * self._patience
+        is_young = self._age_s < self.config.degraded_age_s_min * self._size_factor
         if not appender.degraded or is_young:
             return False
         return self.ledgers.full_ensemble_possible()
@@ -396,15 +401,14 @@ class Log:
 
     async def _begin_ledger(self) -> None:
         """The next ledger: created, recorded, and only then written to. Raises TopicFull."""
-        require_ledger_room(self.name, len(self.chain.records))
+        require_ledger_capacity(self.name, len(self.chain.records))
         appender = await self._rolling.create(newer_than=self._newest)
         assert appender.ledger > self._newest, "positions would go backwards"
         self._newest = appender.ledger
-        queue = self._outstanding.queue
-        record = TopicLedger(appender.ledger, queue[0].first_index)
+        record = TopicLedger(appender.ledger, self._outstanding.first_queued_index)
         try:
-            await self._record((*self.chain.records, record))
-        except BaseException as error:  # also cancelled: nobody else knows of the appender
+            await self._record(record)
+        except BaseException as error:  # also cancelled: only this call knows of the appender
             appender.abandon()
             if isinstance(error, LogError) and not self.owned_record.may_be_recorded(
                 appender.ledger
@@ -416,14 +420,16 @@ class Log:
         self._reported = -1
         self._ledger_bytes = 0
         self._opened_s = asyncio.get_running_loop().time()
-        self._patience = patience(len(self.chain.records))
+        self._size_factor = ledger_size_factor(len(self.chain.records))
         appender.progress = lambda: self._on_progress(appender)
-        while queue and self._appender is appender:
-            for _ in range(self._send(appender, list(islice(queue, QUEUE_RUN_ENTRIES)))):
-                queue.popleft()
+        self._send(appender, self._opened_s)
 
-    async def _record(self, records: tuple[TopicLedger, ...]) -> None:
-        await self._rolling.record(lambda record: with_data_ledgers(record, records))
+    async def _record(self, *added: TopicLedger) -> None:
+        """Bring the chain, and a ledger that is added to it, into the topic's record."""
+        chain = self.chain
+        await self._rolling.record(
+            lambda record: with_data_ledgers(record, (*chain.records, *added), chain.dropped)
+        )
 
     def _end(self, error: LogError) -> None:
         """Take nothing any more; what is outstanding has an unknown outcome."""
@@ -434,11 +440,26 @@ class Log:
             self._writing.progress = _ignore
             self._writing.abandon()
         self._writing = self._appender = None
-        contexts = self._outstanding.give_up()
+        unknown = self._outstanding.give_up()
         self._room.set()
-        if contexts:
-            self.on_failed(contexts, error)
+        if unknown:
+            self.on_failed(unknown, error)
         self._notify()
+
+    # ---- dropping the head -----------------------------------------------------------------------
+
+    def drop_through(self, position: Position) -> int:
+        """Drop the closed ledgers with no entry after `position`. Returns how many those are.
+
+        They are no part of the log from now on. `run` lists them in the topic's record as being
+        deleted, and then deletes them; until they are listed, a crash brings them back.
+        """
+        dropped = self.chain.drop_through(position)
+        for ledger in dropped:
+            self._reader.forget(ledger)
+        if dropped:
+            self._work.set()
+        return len(dropped)
 
     # ---- asking ----------------------------------------------------------------------------------
 
@@ -531,8 +552,8 @@ class Log:
             "degraded": self._writing is not None and self._writing.degraded,
             "confirmed": str(self.confirmed),
             "last_index": self.last_index,
-            "queued": len(self._outstanding.queue),
-            "in_flight": len(self._outstanding.in_flight),
+            "queued": self._outstanding.queued,
+            "in_flight": self._outstanding.in_flight,
             "outstanding_bytes": self._outstanding.bytes,
             "trouble": self._rolling.trouble or (self._writing.trouble if self._writing else ""),
         }
@@ -540,10 +561,10 @@ class Log:
     def check(self) -> None:
         self.chain.check()
         assert self._appender is None or self._appender is self._writing, "1: two ledgers"
-        assert self._appender is None or not self._outstanding.queue, (
+        assert self._appender is None or self._outstanding.queued == 0, (
             "1: a queue beside an appender"
         )
-        in_flight = len(self._outstanding.in_flight)
+        in_flight = self._outstanding.in_flight
         if self._writing is not None:
             assert in_flight == self._writing.appended - self._reported, "2: in flight"
             assert self.chain.counts[self._writing.ledger] == self._reported + 1, "2: reported"
@@ -558,4 +579,4 @@ def _not_set(*_: object) -> None:
 
 
 def _ignore() -> None:
-    """Progress of a ledger that nobody waits for any more."""
+    """Progress of a ledger that the log has let go."""

@@ -1,121 +1,215 @@
-"""What a log has accepted and not confirmed, as a machine: the queue, and what is in flight.
+"""What a log has accepted and not confirmed, as a machine: runs of entries, in one order.
 
-An entry is taken (it gets its index and time, and its place), sent to the open ledger, and
-confirmed; or it is put back when that ledger has closed without it, and sent to the next. Nothing
-overtakes.
+A run is taken (its entries get their indexes, their time and their place), sent to the open ledger,
+and confirmed; a ledger may take a part of it, and may confirm a part of that. When a ledger has
+closed without them, entries are put back, and sent to the next. Nothing overtakes.
 
 Invariants (`check`):
-    1. In flight, then queued, is the order in which the entries were taken.
-    2. Indexes are dense over their messages and end at the next one to be given.
-    3. `bytes` is what both hold.
+    1. Runs are in the order in which they were taken. Of the entries in that order, first come the
+       confirmed ones (their runs are gone as soon as all are), then those in flight, then those
+       that are queued.
+    2. Indexes are dense over the messages and end at the next one to be given.
+    3. `bytes`, `queued` and `in_flight` are what the runs add up to.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from magnetar.broker.errors import EntryTooLarge
-from magnetar.protos.entry import (
-    ENTRY_BYTES_MAX,
-    broker_metadata_prefix,
-    broker_metadata_prefixes,
-)
+from magnetar.protos.entry import broker_metadata_prefixes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from magnetar.protos.entry import EntryView
 
 
-@dataclass(slots=True)
-class Pending:
-    """An entry that is not confirmed yet."""
+@dataclass(slots=True, eq=False)
+class AppendRun:
+    """The entries of one append. Places in the run count from 0."""
 
     context: object
-    data: bytes | memoryview  # what the producer sent
-    prefix: bytes  # the broker's part, in front of it
-    messages: int
-    index: int  # of its last message
+    entries: Sequence[bytes]  # what the producer sent
+    views: Mapping[int, EntryView]  # by place; an entry without one holds one message
+    prefixes: list[bytes]  # the broker's part, in front of each entry
+    first_index: int  # of the first message
+    indexes: Sequence[int]  # of the last message of each entry
     timestamp_ms: int
-    size: int  # of both parts
-    view: EntryView | None  # of `data`; None: it is still to be made
+    size: int  # of entries and prefixes
+    sent: int = 0  # so many entries are in a ledger
+    confirmed: int = 0  # and so many of these are in the log
+
+    def size_of(self, start: int, stop: int) -> int:
+        """Bytes of the entries at these places, with their prefixes."""
+        if start == 0 and stop == len(self.entries):
+            return self.size
+        return sum(map(len, self.entries[start:stop])) + sum(map(len, self.prefixes[start:stop]))
+
+    def messages_of(self, start: int, stop: int) -> int:
+        before = self.indexes[start - 1] if start > 0 else self.first_index - 1
+        return self.indexes[stop - 1] - before
+
+
+@dataclass(slots=True)
+class Appended:
+    """Consecutive entries of one run that are in the log."""
+
+    run: AppendRun
+    start: int  # their places in the run
+    stop: int
+    ledger: int
+    first_entry: int  # entry id of the one at `start`
+    messages: int
+    bytes: int  # of what the producer sent
 
     @property
-    def first_index(self) -> int:
-        return self.index - self.messages + 1
+    def context(self) -> object:
+        return self.run.context
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
 
 
 class Outstanding:
     def __init__(self, *, next_index: int) -> None:
-        self.queue: deque[Pending] = deque()  # waits for a ledger
-        self.in_flight: deque[Pending] = deque()  # in the ledger that is not closed
         self.bytes = 0
+        self.queued = 0  # entries that wait for a ledger
+        self.in_flight = 0  # entries in the ledger that is not closed
+        self._runs: deque[AppendRun] = deque()  # with an entry that is not confirmed
+        self._queue: deque[AppendRun] = deque()  # the last ones of them: not wholly sent
         self._next_index = next_index
         self._timestamp_ms = 0  # never goes backwards, so that a search by time finds something
 
-    def take(self, view: EntryView, context: object, *, now_ms: int) -> Pending:
-        """Accept an entry; the caller sends it or queues it. Raises EntryTooLarge."""
-        timestamp_ms = max(now_ms, self._timestamp_ms)
-        index = self._next_index + view.num_messages - 1
-        prefix = broker_metadata_prefix(broker_timestamp_ms=timestamp_ms, index=index)
-        size = len(prefix) + len(view.data)
-        if size > ENTRY_BYTES_MAX:
-            raise EntryTooLarge(size, ENTRY_BYTES_MAX)
-        self._timestamp_ms = timestamp_ms
-        self._next_index = index + 1
+    def take(
+        self,
+        entries: Sequence[bytes],
+        views: Mapping[int, EntryView],
+        context: object,
+        *,
+        now_ms: int,
+    ) -> None:
+        """Accept entries, of sizes that a producer may send, and queue them."""
+        assert entries, "a run has an entry"
+        self._timestamp_ms = timestamp_ms = max(now_ms, self._timestamp_ms)
+        first_index, count = self._next_index, len(entries)
+        indexes: Sequence[int] = range(first_index, first_index + count)
+        if views:
+            indexes = _indexes(first_index, count, views)
+        prefixes = broker_metadata_prefixes(broker_timestamp_ms=timestamp_ms, indexes=indexes)
+        size = sum(map(len, entries)) + sum(map(len, prefixes))
+        run = AppendRun(context, entries, views, prefixes, first_index, indexes, timestamp_ms, size)
+        self._next_index = indexes[-1] + 1
         self.bytes += size
-        return Pending(
-            context, view.data, prefix, view.num_messages, index, timestamp_ms, size, view
-        )
+        self.queued += count
+        self._runs.append(run)
+        self._queue.append(run)
 
-    def take_plain(
-        self, entries: Sequence[bytes], contexts: Sequence[object], *, now_ms: int
-    ) -> list[Pending]:
-        """Accept entries of one message each, of sizes that a producer may send."""
-        timestamp_ms = max(now_ms, self._timestamp_ms)
-        index = self._next_index
-        prefixes = broker_metadata_prefixes(
-            broker_timestamp_ms=timestamp_ms, first_index=index, count=len(entries)
-        )
-        taken: list[Pending] = []
-        for context, data, prefix in zip(contexts, entries, prefixes, strict=True):
-            size = len(prefix) + len(data)
-            taken.append(Pending(context, data, prefix, 1, index, timestamp_ms, size, None))
-            self.bytes += size
-            index += 1
-        self._timestamp_ms = timestamp_ms
-        self._next_index = index
-        return taken
+    @property
+    def first_queued_index(self) -> int:
+        """Index of the first message that is queued."""
+        run = self._queue[0]
+        return run.indexes[run.sent - 1] + 1 if run.sent > 0 else run.first_index
 
-    def confirm(self, count: int) -> list[Pending]:
-        """The oldest so many of those in flight are in the log."""
-        confirmed = [self.in_flight.popleft() for _ in range(count)]
-        self.bytes -= sum(pending.size for pending in confirmed)
-        return confirmed
+    def unsent(self, *, entries_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """The first queued entries, each as prefix and data: at most so many, up to the one that
+        reaches `bytes_max`. The first is returned in any case."""
+        run = self._queue[0]
+        is_alone = len(self._queue) == 1 and run.sent == 0
+        if is_alone and len(run.entries) <= entries_max and run.size < bytes_max:
+            return list(zip(run.prefixes, run.entries, strict=True))
+        found: list[tuple[bytes, bytes]] = []
+        for run in self._queue:
+            places = slice(run.sent, run.sent + entries_max - len(found))
+            for parts in zip(run.prefixes[places], run.entries[places], strict=True):
+                found.append(parts)
+                bytes_max -= len(parts[0]) + len(parts[1])
+                if bytes_max <= 0:
+                    return found
+            if len(found) >= entries_max:
+                break
+        return found
+
+    def on_sent(self, count: int) -> int:
+        """So many of the first queued entries are in the open ledger. Returns their bytes."""
+        self.queued -= count
+        self.in_flight += count
+        size = 0
+        while count > 0:
+            run = self._queue[0]
+            stop = min(len(run.entries), run.sent + count)
+            size += run.size_of(run.sent, stop)
+            count -= stop - run.sent
+            run.sent = stop
+            if stop == len(run.entries):
+                self._queue.popleft()
+        return size
+
+    def confirm(self, count: int, *, ledger: int, first_entry: int) -> list[Appended]:
+        """So many of the first entries in flight are in the log, as entries of this ledger."""
+        assert count <= self.in_flight, "confirmed more than was sent"
+        self.in_flight -= count
+        appended: list[Appended] = []
+        while count > 0:
+            run = self._runs[0]
+            start, stop = run.confirmed, min(run.sent, run.confirmed + count)
+            size, messages = run.size_of(start, stop), run.messages_of(start, stop)
+            sent_bytes = size - sum(map(len, run.prefixes[start:stop]))
+            appended.append(Appended(run, start, stop, ledger, first_entry, messages, sent_bytes))
+            self.bytes -= size
+            first_entry += stop - start
+            count -= stop - start
+            run.confirmed = stop
+            if stop == len(run.entries):
+                self._runs.popleft()
+        return appended
 
     def put_back(self) -> int:
-        """What is in flight goes in front of the queue. Returns how many that were."""
-        count = len(self.in_flight)
-        self.queue.extendleft(reversed(self.in_flight))
-        self.in_flight.clear()
+        """What is in flight is queued again, in its place. Returns how many entries that were."""
+        count = self.in_flight
+        for run in self._runs:
+            run.sent = run.confirmed
+        self._queue = deque(self._runs)
+        self.queued += count
+        self.in_flight = 0
         return count
 
-    def give_up(self) -> list[object]:
-        """Forget everything; returns the contexts, in order."""
-        contexts = [pending.context for pending in (*self.in_flight, *self.queue)]
-        self.in_flight.clear()
-        self.queue.clear()
-        self.bytes = 0
-        return contexts
+    def give_up(self) -> list[AppendRun]:
+        """Forget everything. Returns the runs of which not all is confirmed, in order."""
+        runs = list(self._runs)
+        self._runs.clear()
+        self._queue.clear()
+        self.bytes = self.queued = self.in_flight = 0
+        return runs
 
     def check(self, *, confirmed_index: int) -> None:
         """`confirmed_index`: the first that is not confirmed."""
         index = confirmed_index
-        for pending in (*self.in_flight, *self.queue):
-            assert pending.first_index == index, "1, 2: order and indexes"
-            index = pending.index + 1
+        whole = True
+        for run in self._runs:
+            assert 0 <= run.confirmed <= run.sent <= len(run.entries), "1: a run's parts"
+            assert run.confirmed < len(run.entries), "1: a run that is confirmed stays"
+            assert whole or run.sent == 0, "1: sent before what was taken before"
+            whole = run.sent == len(run.entries)
+            first = run.indexes[run.confirmed - 1] + 1 if run.confirmed else run.first_index
+            assert first == index, "1, 2: order and indexes"
+            index = run.indexes[-1] + 1
         assert index == self._next_index, "2: the next index"
-        sizes = sum(pending.size for pending in (*self.in_flight, *self.queue))
-        assert self.bytes == sizes, "3: bytes"
+        assert list(self._queue) == [run for run in self._runs if run.sent < len(run.entries)], (
+            "1: the queue"
+        )
+        sizes = [run.size_of(run.confirmed, len(run.entries)) for run in self._runs]
+        assert self.bytes == sum(sizes), "3: bytes"
+        assert self.queued == sum(len(run.entries) - run.sent for run in self._runs), "3: queued"
+        assert self.in_flight == sum(run.sent - run.confirmed for run in self._runs), "3: in flight"
+
+
+def _indexes(first_index: int, count: int, views: Mapping[int, EntryView]) -> list[int]:
+    """The index of the last message of each entry."""
+    messages = [1] * count
+    for place, view in views.items():
+        messages[place] = view.num_messages
+    return list(accumulate(messages, initial=first_index - 1))[1:]

@@ -11,24 +11,19 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.broker.errors import LogDamaged, LogFenced, LogUnavailable, TopicFull
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.errors import InvalidRecord, MetadataError, ValueTooLarge
 from magnetar.metadata.model import NO_LEDGER, TopicRecord
 from magnetar.metadata.store import KEEP, Verdict, update
-from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.metadata.model import LedgerId
     from magnetar.metadata.store import Change, MetadataStore, Versioned
     from magnetar.protos.names import TopicName
-
-log = get_logger(__name__)
 
 METADATA_TIMEOUT_S: Final = 10.0
 """For one change: as long as a session may be away by default. Callers decide whether to go on."""
@@ -44,8 +39,11 @@ class OwnedRecord:
         self.record = decode_topic(taken.value)  # as we know it; ours to change
         self.epoch = self.record.epoch
         self.lost: LogFenced | None = None  # None: as far as we know the topic is ours
-        self._successor: TopicRecord | None = None  # None: nobody else's record was seen
+        self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
+        self.listed = asyncio.Event()  # ledgers were added to those that are being deleted
+        if self.record.deleting:
+            self.listed.set()
 
     @classmethod
     async def take(cls, name: TopicName, store: MetadataStore) -> OwnedRecord:
@@ -83,8 +81,11 @@ class OwnedRecord:
         found = await _update(self.name, self._store, apply)
         assert found is not None
         if found.version > self._version:
+            before = self.record.deleting
             self._version = found.version
             self.record = decode_topic(found.value)
+            if set(self.record.deleting) - set(before):
+                self.listed.set()
 
     async def verify(self) -> None:
         """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
@@ -116,22 +117,9 @@ class OwnedRecord:
         """Called once when the ownership is lost."""
         self._watchers.append(callback)
 
-    async def delete_dropped(self, ledgers: LedgerStore) -> None:
-        """Delete the ledgers that the record gave up. What fails is left for the next owner."""
-        deleted: list[LedgerId] = []
-        try:
-            for ledger in self.record.deleting:
-                try:
-                    await ledgers.delete(ledger)
-                except InvalidRecord as error:  # those behind it must not gather for that
-                    topic, why = str(self.name), str(error)
-                    log.warning("a ledger cannot be deleted", topic=topic, ledger=ledger, error=why)
-                else:
-                    deleted.append(ledger)
-            if deleted:
-                await self.change(lambda record: _without_deleted(record, deleted))
-        except (LedgerError, MetadataError, LogUnavailable) as error:
-            log.warning("ledgers to be deleted remain", topic=str(self.name), error=str(error))
+    async def forget(self, deleted: Collection[LedgerId]) -> None:
+        """Take deleted ledgers from the list. Raises what `change` raises."""
+        await self.change(lambda record: _without_deleted(record, deleted))
 
 
 def topic_path(name: TopicName) -> str:

@@ -50,6 +50,10 @@ class LogReader:
         if len(self._readers) > READERS_MAX:
             self._readers.popitem(last=False)
 
+    def forget(self, ledger: int) -> None:
+        """The ledger was dropped."""
+        self._readers.pop(ledger, None)
+
     async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """From `first` on, over the ends of ledgers, at most up to what is confirmed; [] at the
         end.
@@ -143,7 +147,7 @@ class LogReader:
         metadata = await self._ledgers.metadata(ledger)
         if metadata is None:
             raise LedgerNotFound(ledger)
-        if metadata.state is not LedgerState.CLOSED:  # we lost it to somebody who is recovering it
+        if metadata.state is not LedgerState.CLOSED:  # its next owner is recovering it
             raise RecoveryIncomplete(ledger, metadata.state.name)
         reader = self._ledgers.reader(metadata)
         self.keep(ledger, reader)

@@ -1,10 +1,9 @@
 """How much of a topic's record each of its parts may take.
 
-The metadata store takes a record of 1,000 KiB and no more. What grows is refused before that, each
-part at a bound of its own, so that many subscriptions do not stop the writers, nor many ledgers the
-subscribers; and so that there is always room for what must not fail: the next owner's epoch, the
-end of a ledger, cursors. Of a full topic everything can be read; whoever would make it grow is
-told (TopicFull).
+The metadata store takes records of at most 1,000 KiB. Each part of the record that grows has a
+bound of its own below that: many subscriptions do not stop the writers, and many ledgers do not
+stop the subscribers. What must not fail always fits: the next owner's epoch, the end of a ledger,
+cursors. A full topic can be read; a request that would make its record larger raises TopicFull.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 LEDGERS_MAX: Final = 10_000
 """At most 58 bytes each (five numbers of ten bytes, their tags, a header): 566 KiB. With
-`patience`, of a topic that always rolls as early as it may, two years, or 100 TiB."""
+`ledger_size_factor`, of a topic that always rolls as early as it may, two years, or 100 TiB."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 """Names, properties and the state that they begin with: 3,000 of 100 bytes. With the ledgers and
@@ -31,13 +30,13 @@ LEDGERS_PER_STEP: Final = 500
 """With each so many ledgers in its record, a topic's next ones are larger."""
 
 
-def patience(ledgers: int) -> int:
+def ledger_size_factor(ledgers: int) -> int:
     """How many times as large as usual a ledger may become in a topic that has this many."""
     return 1 + ledgers // LEDGERS_PER_STEP
 
 
-def require_ledger_room(name: TopicName, ledgers: int) -> None:
-    """Whether the record may list one more. Raises TopicFull."""
+def require_ledger_capacity(name: TopicName, ledgers: int) -> None:
+    """Raises TopicFull if the record may not list one more."""
     if ledgers >= LEDGERS_MAX:
         raise TopicFull(str(name), f"it has {ledgers} ledgers, as many as it may")
 

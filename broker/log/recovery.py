@@ -33,7 +33,8 @@ class RecoveredLog:
 async def recover_log(owned: OwnedRecord, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
     """Nothing is written but by closing ledgers. Raises LogFenced, LogUnavailable, LogDamaged."""
     found: list[TopicLedger] = []
-    next_index = 0
+    dropped = owned.record.dropped
+    next_index = 0 if dropped is None else dropped.next_index
     for record in owned.record.ledgers:
         next_index = record.first_index
         if record.closed_ms == 0:

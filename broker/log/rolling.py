@@ -1,8 +1,7 @@
-"""Creating, closing and recording a log's ledgers, through whatever weather.
+"""Creating, closing and recording a log's ledgers, while bookies and metadata may be away.
 
-Bookies and metadata may be away for a while; the attempts go on with a backoff, because the entries
-that wait keep their order only if nobody gives up. What ends an attempt is an answer: done, or not
-ours any more (LogFenced).
+Attempts go on with a back-off, because the entries that wait keep their order only if none of them
+is given up. An attempt ends with an answer: done, or the topic has another owner (LogFenced).
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ if TYPE_CHECKING:
 
     from magnetar.broker.log.ledgers import Appender, LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
-    from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger, TopicRecord
+    from magnetar.metadata.model import (
+        DroppedHead,
+        LedgerId,
+        LedgerMetadata,
+        TopicLedger,
+        TopicRecord,
+    )
 
 log = get_logger(__name__)
 
@@ -32,7 +37,7 @@ T = TypeVar("T")
 
 
 class Rolling:
-    """`kind` goes into the ledgers' own metadata, for whoever finds one that no topic lists."""
+    """`kind` goes into the ledgers' own metadata, where it tells what an orphaned ledger was."""
 
     def __init__(
         self,
@@ -52,7 +57,7 @@ class Rolling:
         self.trouble = ""  # for people: what is being tried again, and why; "": nothing
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
-        """Raises LogFenced."""
+        """Create a ledger. Raises LogFenced."""
         delays = self.delays()
         while True:
             self._raise_if_lost()
@@ -95,17 +100,15 @@ class Rolling:
             await self._pause(next(delays), f"closing ledger {appender.ledger}", trouble)
 
     async def record(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
-        """Change the topic's record, and delete the ledgers that it gives up by that. Raises
-        LogFenced, LogDamaged, TopicFull."""
+        """Change the topic's record. Raises LogFenced, LogDamaged, TopicFull."""
         delays = self.delays()
         while True:
             try:
                 await self._owned_record.change(change)
                 self.trouble = ""
-                break
+                return
             except LogUnavailable as error:
                 await self._pause(next(delays), "changing the topic's record", error)
-        await self._owned_record.delete_dropped(self._ledgers)
 
     async def discard(self, appender: Appender) -> None:
         """Delete a ledger that is not in the record."""
@@ -133,9 +136,11 @@ class Rolling:
         await asyncio.sleep(delay_s)
 
 
-def with_data_ledgers(record: TopicRecord, ledgers: tuple[TopicLedger, ...]) -> TopicRecord:
-    """The record with this list of data ledgers; those that are no longer in it are to be
-    deleted."""
+def with_data_ledgers(
+    record: TopicRecord, ledgers: tuple[TopicLedger, ...], head: DroppedHead | None
+) -> TopicRecord:
+    """The record with this list of data ledgers behind the dropped head; the ledgers that are no
+    longer in the list are to be deleted."""
     kept = {part.ledger for part in ledgers}
-    dropped = [part.ledger for part in record.ledgers if part.ledger not in kept]
-    return dropping(replace(record, ledgers=ledgers), dropped)
+    gone = [part.ledger for part in record.ledgers if part.ledger not in kept]
+    return dropping(replace(record, ledgers=ledgers, dropped=head), gone)

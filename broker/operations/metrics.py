@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.latency import LatencyHistogram
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.subscription import Subscription
-    from magnetar.broker.topic.topic import Topic
 
 SERIES_MAX: Final = 10_000
 """Of topics and subscriptions together: 550 topics with a subscription each. Collecting them takes

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.subscription import Subscription
-    from magnetar.broker.topic.topic import Topic
     from magnetar.protos.message import ReceivedEntry, ReceivedMessage
     from magnetar.protos.names import TopicName
 

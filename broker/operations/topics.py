@@ -14,8 +14,8 @@ from magnetar.broker.operations.model import CursorStats, InternalStats, LedgerI
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.subscription import Subscription
-    from magnetar.broker.topic.topic import Topic
     from magnetar.protos.names import NamespaceName, TopicName
 
 RANGES_SHOWN_MAX: Final = 1_000

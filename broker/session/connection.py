@@ -23,7 +23,7 @@ from magnetar.broker.session import reply
 from magnetar.broker.session.commands import NOTICES, REQUESTS, RULES, SEND
 from magnetar.broker.session.context import DELIVERY_BYTES_MAX, Context, Transport
 from magnetar.broker.session.producers import confirm_producer
-from magnetar.broker.session.publishing import publish, read_run
+from magnetar.broker.session.publishing import publish_parsed, read_run
 from magnetar.broker.session.session import Carry, Close, Confirm, Send, Session, Start
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
@@ -150,10 +150,8 @@ class Connection:
                 except CommandError as error:
                     self._refuse(error)
                     continue
-                body = command.body
-                if type(body) is pb.CommandSend:
-                    assert command.entry is not None, "a SEND without an entry does not parse"
-                    publish(context, body, command.entry, now)
+                if type(command.body) is pb.CommandSend:
+                    publish_parsed(context, command, now)
                 else:
                     for action in self._session.on_command(command, now):
                         self._carry_out(action)

@@ -12,15 +12,13 @@ from magnetar.protos.receipts import send_receipt_frames
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from magnetar.broker.dispatch.dispatcher import EntryDetail
     from magnetar.broker.log.entry import StoredEntry
-    from magnetar.broker.log.position import Position
     from magnetar.broker.session.context import Context
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import CloseReason
-    from magnetar.broker.topic.producer import Publish
     from magnetar.protos.names import TopicName
 
 log = get_logger(__name__)
@@ -34,17 +32,9 @@ class ProducerEvents:
         self._topic = topic
         self._producer_id = producer_id
 
-    def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
-        """All entries are in one ledger."""
+    def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
         self._context.put_control(
-            send_receipt_frames(
-                producer_id=self._producer_id,
-                ledger_id=receipts[0][1].ledger,
-                receipts=[
-                    (publish.sequence_id, publish.highest_sequence_id, position.entry)
-                    for publish, position in receipts
-                ],
-            )
+            send_receipt_frames(producer_id=self._producer_id, ledger_id=ledger, receipts=receipts)
         )
 
     def send_error(self, sequence_id: int, error: Exception) -> None:

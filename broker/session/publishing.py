@@ -9,48 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.session.session import Close, Sends
-from magnetar.protos.entry import parse_entry
-from magnetar.protos.errors import EntryError
-from magnetar.protos.sends import read_plain_sends
-from magnetar.runtime.log import get_logger
+from magnetar.protos.sends import read_sends, run_of
 
 if TYPE_CHECKING:
     from magnetar.broker.session.context import Context
-    from magnetar.protos import pulsar_pb2 as pb
+    from magnetar.protos.framing import Command
     from magnetar.protos.sends import SendRun
 
-log = get_logger(__name__)
-
-read_run: Final = read_plain_sends
-"""Reads the run of SENDs at a place of a frame, without parsing. None: there is none, and the
-command at that place must be parsed."""
+read_run: Final = read_sends
+"""Reads the run of SENDs at a place of a frame. None: there is none, and the command at that place
+must be parsed."""
 
 
 def publish_run(context: Context, run: SendRun, now: float) -> None:
-    """A run of SENDs whose entries are checked."""
+    """A run of SENDs; the topic's stages check the entries."""
     producer_id = run.producer_id
     admitted = context.session.on_sends(producer_id, now)
     if admitted is Sends.PUBLISH:
         context.published.add(producer_id)
-        context.producers[producer_id].publish_plain(run.sequence_ids, run.entries)
+        context.producers[producer_id].publish(run, now)
     elif type(admitted) is Close:
         context.end(admitted.reason)
 
 
-def publish(context: Context, send: pb.CommandSend, entry: memoryview, now: float) -> None:
-    """One SEND that was parsed; its entry is not checked yet."""
-    producer_id = send.producer_id
-    admitted = context.session.on_sends(producer_id, now)
-    if admitted is Sends.PUBLISH:
-        context.published.add(producer_id)
-        handle = context.producers[producer_id]
-        try:
-            # The entry is copied, because a view of it would keep its whole frame in memory.
-            view = parse_entry(bytes(entry))
-        except EntryError as error:
-            log.warning("entry refused", producer=handle.name, error=str(error))
-            handle.refuse(send.sequence_id, error)
-        else:
-            handle.publish_nowait(send.sequence_id, send.highest_sequence_id, view)
-    elif type(admitted) is Close:
-        context.end(admitted.reason)
+def publish_parsed(context: Context, command: Command, now: float) -> None:
+    """One SEND in a form that `read_run` leaves to the parser."""
+    publish_run(context, run_of(command), now)

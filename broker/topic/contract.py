@@ -10,13 +10,12 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from magnetar.broker.dispatch.dispatcher import EntryDetail
     from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
-    from magnetar.broker.topic.producer import Publish
 
 
 class SubscriptionType(IntEnum):
@@ -41,7 +40,7 @@ class InitialPosition(IntEnum):
 
 
 class AccessMode(IntEnum):
-    """Who else may produce to the topic beside this producer."""
+    """Whether other producers may produce to the topic beside this one."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -67,7 +66,7 @@ class CloseReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """The other end, for people who look at statistics."""
+    """The client of a producer or consumer, for statistics."""
 
     address: str
     version: str
@@ -119,8 +118,10 @@ class LastMessage:
 class ProducerEvents(Protocol):
     """What a session does for a producer. Called on the loop; must not call back synchronously."""
 
-    def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
-        """These publishes are durable. In the order in which they were sent."""
+    def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
+        """What was sent is durable, as entries of this ledger: sequence id, highest sequence id (0:
+        not said) and entry id of each, in send order. Ledger and entry ids are -1 for what the log
+        held already."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         """This publish was refused. In send order, too."""

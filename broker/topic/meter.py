@@ -7,7 +7,7 @@ from math import exp
 from typing import Final
 
 RATE_WINDOW_S: Final = 10.0
-"""How far back a rate looks: what happened this long ago counts 1/e of what happens now."""
+"""An event this long ago counts 1/e of one that happens now."""
 
 
 @dataclass(frozen=True, slots=True)

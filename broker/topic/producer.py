@@ -1,51 +1,44 @@
-"""A producer of a topic: takes publishes, answers each of them once, in the order of sending."""
+"""A producer of a topic: takes publishes, answers each of them once, in the order of sending.
+
+A publish goes through the topic's stages, and what they let through goes into the log, all in the
+step in which it was read. Where a stage waits for the outcome of another publish, the rest of the
+run and all that the producer sends later is held until that is known; the session does not read on
+meanwhile (`wait_room`), so no more is held than the frame that was being read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
-from magnetar.broker.errors import EntryTooLarge, LogError
+from magnetar.broker.errors import LogError
+from magnetar.broker.topic.answer_order import AnswerOrder
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.pipeline import Append, Decided, Duplicate, Held, Publish, Refuse
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from magnetar.broker.log.log import Log
-    from magnetar.broker.log.position import Position
+    from magnetar.broker.log.outstanding import Appended
     from magnetar.broker.topic.contract import ProducerEvents, ProducerRequest
-    from magnetar.protos.entry import EntryView
+    from magnetar.broker.topic.pipeline import Pipeline
+    from magnetar.protos.sends import SendRun
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a closing producer waits for the outcome of what it sent: appends are answered within
 milliseconds, or the log fails by itself."""
 
+log = get_logger(__name__)
 
-REFUSALS_MAX: Final = 1_000
-"""Refused publishes that wait for the outcome of what was sent before them. A client whose every
-publish is refused while the bookies are silent is disconnected."""
-
-
-@dataclass(slots=True)
-class Publish:
-    """One publish on its way through the log. Not frozen: there is one per entry."""
-
-    handle: ProducerHandle
-    sequence_id: int
-    highest_sequence_id: int
-    messages: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    behind: int  # how many publishes were accepted before it
-    sequence_id: int
-    error: Exception
+ANSWERS_WAITING_MAX: Final = 1_000
+"""Refused publishes and duplicates that wait for the outcome of what was sent before them. A client
+whose every publish is refused while the bookies are silent is disconnected."""
 
 
 class ProducerState(Enum):
@@ -55,7 +48,11 @@ class ProducerState(Enum):
 
 
 class ProducerHandle:
-    """What a session holds of a producer. Made by `Topic.add_producer`."""
+    """What a session holds of a producer. Made by `Topic.add_producer`.
+
+    `holding` are the producers of the topic that hold publishes. Each enters and leaves it by
+    itself, and the topic calls `resume_all` when outcomes are known.
+    """
 
     def __init__(
         self,
@@ -63,6 +60,8 @@ class ProducerHandle:
         name: str,
         events: ProducerEvents,
         log: Log,
+        pipeline: Pipeline,
+        holding: dict[ProducerHandle, None],
         *,
         connected_since: str,
         leave: Callable[[ProducerHandle], None],
@@ -78,12 +77,14 @@ class ProducerHandle:
         self.meter = Meter(now)
         self._connected_since = connected_since
         self._log = log
+        self._pipeline = pipeline
+        self._holding = holding
         self._leave = leave
         self._log_failed = log_failed
-        self._accepted = 0
-        self._answered = 0
-        self._refusals: deque[_Refusal] = deque()  # at most REFUSALS_MAX
+        self._order = AnswerOrder()
+        self._held: deque[Decided | Held] = deque()
         self._drained = asyncio.Event()
+        self._released = asyncio.Event()
 
     @property
     def exclusive(self) -> bool:
@@ -91,54 +92,28 @@ class ProducerHandle:
 
     @property
     def outstanding(self) -> int:
-        """Publishes whose outcome is not known yet."""
-        return self._accepted - self._answered
+        """Publishes that are not answered yet."""
+        held = sum([len(each.publish.sends) for each in self._held])
+        return self._order.outstanding + self._order.waiting + held
 
-    def publish_nowait(self, sequence_id: int, highest_sequence_id: int, view: EntryView) -> None:
-        """Append an entry. The outcome comes by the events; after the end of the producer nothing
-        happens, and the client will send it again."""
+    def publish(self, sends: SendRun, now: float) -> None:
+        """Take what the client sent. The outcome comes by the events. After the end of the
+        producer nothing happens, and the client will send it again."""
         if self.state is not ProducerState.OPEN:
             return
-        messages, size = view.num_messages, len(view.data)
-        publish = Publish(self, sequence_id, highest_sequence_id, messages, size)
-        try:
-            self._log.append_nowait(view, publish)
-        except EntryTooLarge as error:
-            self.refuse(sequence_id, error)
-        except LogError as error:
-            self._log_failed(error)
+        publish = Publish(self, sends, len(sends.entries))
+        if self._held:
+            self._held.append(Held(publish))
         else:
-            self._accepted += 1
-
-    def publish_plain(self, sequence_ids: Sequence[int], entries: Sequence[bytes]) -> None:
-        """As `publish_nowait`, entries of one message each that `parse_entry` accepts."""
-        if self.state is not ProducerState.OPEN:
-            return
-        publishes = [
-            Publish(self, sequence_id, 0, 1, len(entry))
-            for sequence_id, entry in zip(sequence_ids, entries, strict=True)
-        ]
-        try:
-            self._log.append_plain(entries, publishes)
-        except LogError as error:
-            self._log_failed(error)
-        else:
-            self._accepted += len(publishes)
-
-    def refuse(self, sequence_id: int, error: Exception) -> None:
-        """Answer an entry that is not appended: in its turn, behind what was published before."""
-        if self.state is not ProducerState.OPEN:
-            return
-        if len(self._refusals) >= REFUSALS_MAX:
-            self._leave(self)
-            self.evict(CloseReason.LOG_FAILED)
-        elif self.outstanding:
-            self._refusals.append(_Refusal(self._accepted, sequence_id, error))
-        else:
-            self.events.send_error(sequence_id, error)
+            self._decide(publish, 0, now)
+            if self._held:  # what it waits for may be known already
+                self.resume(now)
 
     async def wait_room(self) -> None:
         """Return when the topic takes more, or at once when the producer has ended."""
+        while self._held and self.state is ProducerState.OPEN:
+            self._released.clear()
+            await self._released.wait()
         if self.state is ProducerState.OPEN:
             await self._log.wait_room()
 
@@ -175,22 +150,47 @@ class ProducerHandle:
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
 
+    def resume(self, now: float) -> bool:
+        """Carry out what is held, as far as the outcomes that it waits for are known. Returns
+        whether that was anything."""
+        progressed = False
+        while self._held:
+            first = self._held[0]
+            if isinstance(first, Held):
+                if not first.ready:
+                    return progressed
+                self._held.popleft()
+                self._decide(first.publish, first.stage, now)
+            else:
+                self._held.popleft()
+                self._carry_out([first], now)
+            progressed = True
+        self._holding.pop(self, None)
+        self._released.set()
+        if self.outstanding == 0:
+            self._drained.set()
+        return progressed
+
     def evict(self, reason: CloseReason) -> None:
-        """The broker closes it. The topic has forgotten it already."""
+        """The broker closes it."""
         if self.state is not ProducerState.CLOSED:
             self._end()
             self.events.closed(reason)
 
-    def on_appended(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
-        """The log has these, in order."""
+    def on_appended(self, parts: Sequence[Appended]) -> None:
+        """The log has these, in order, in one ledger."""
         if self.state is ProducerState.CLOSED:
             return
-        if self._refusals:
-            self._answer_in_turn(receipts)
-        else:
-            self._answered += len(receipts)
-            self.events.receipts(receipts)
-        if self.outstanding == 0:
+        run: list[Appended] = []
+        for answer in self._order.on_appended(parts):
+            if isinstance(answer, Decided):
+                self._give_receipts(run)
+                run = []
+                self._answer(answer)
+            else:
+                run.append(answer)
+        self._give_receipts(run)
+        if not self._held and self._order.outstanding == 0:
             self._drained.set()
 
     def describe(self, now: float) -> dict[str, Any]:
@@ -210,23 +210,92 @@ class ProducerHandle:
             "metadata": dict(self.request.metadata),
         }
 
-    def _answer_in_turn(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
-        start = 0
-        while self._refusals:
-            count = self._refusals[0].behind - self._answered
-            if count > len(receipts) - start:
-                break
-            if count:
-                self.events.receipts(receipts[start : start + count])
-                start += count
-                self._answered += count
-            refusal = self._refusals.popleft()
-            self.events.send_error(refusal.sequence_id, refusal.error)
-        if start < len(receipts):
-            self._answered += len(receipts) - start
-            self.events.receipts(receipts[start:])
+    def _decide(self, publish: Publish, stage: int, now: float) -> None:
+        decided = self._pipeline.decide(publish, now, first=stage)
+        if decided:
+            self._carry_out(decided, now)
+        else:
+            self._append(publish, now)
+
+    def _carry_out(self, decided: Sequence[Decided | Held], now: float) -> None:
+        for place, each in enumerate(decided):
+            if self.state is ProducerState.CLOSED:
+                return
+            if isinstance(each, Held):
+                self._held.extendleft(reversed(decided[place:]))
+                self._holding[self] = None
+                return
+            if isinstance(each.answer, Append):
+                self._append(each.publish, now)
+            else:
+                self._settle(each)
+
+    def _append(self, publish: Publish, now: float) -> None:
+        sends = publish.sends
+        try:
+            self._log.append(sends.entries, sends.views, publish, now=now)
+        except LogError as error:
+            self._log_failed(error)
+        else:
+            self._order.on_append(len(sends.entries))
+
+    def _settle(self, decided: Decided) -> None:
+        """It has its outcome without the log."""
+        decided.publish.on_outcome(decided.answer.count)
+        if self._order.on_decided(decided):
+            self._answer(decided)
+        elif self._order.waiting > ANSWERS_WAITING_MAX:
+            self.evict(CloseReason.LOG_FAILED)
+            self._leave(self)
+
+    def _answer(self, decided: Decided) -> None:
+        sends, answer = decided.publish.sends, decided.answer
+        match answer:
+            case Refuse():
+                log.warning("entry refused", producer=self.name, error=str(answer.error))
+                for sequence_id in sends.sequence_ids:
+                    self.events.send_error(sequence_id, answer.error)
+            case Duplicate():
+                newest = max(chain(sends.sequence_ids, sends.highest_sequence_ids))
+                assert newest <= answer.stored_sequence_id, "the log cannot hold what is newer"
+                unstored = repeat(-1, answer.count)
+                numbers = zip(sends.sequence_ids, sends.highest_sequence_ids, unstored, strict=True)
+                self.events.receipts(-1, numbers)
+            case Append():
+                raise AssertionError("the log answers what is appended")
+            case _:
+                assert_never(answer)
+
+    def _give_receipts(self, parts: Sequence[Appended]) -> None:
+        if len(parts) == 1:
+            self.events.receipts(parts[0].ledger, _receipts_of(parts[0]))
+        elif parts:
+            self.events.receipts(
+                parts[0].ledger, chain.from_iterable([_receipts_of(part) for part in parts])
+            )
 
     def _end(self) -> None:
         self.state = ProducerState.CLOSED
-        self._refusals.clear()
+        for each in self._held:
+            each.publish.on_outcome(each.publish.unknown)  # it is not appended
+        self._held.clear()
+        self._holding.pop(self, None)
+        self._order.clear()
+        self._released.set()
         self._drained.set()
+
+
+def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:
+    """Publishes that waited for an outcome go on; so do those that waited for one of these."""
+    while any(handle.resume(now) for handle in tuple(holding)):
+        pass
+
+
+def _receipts_of(part: Appended) -> Iterable[tuple[int, int, int]]:
+    sends = cast("Publish", part.context).sends
+    numbers, highest = sends.sequence_ids, sends.highest_sequence_ids
+    if part.count != len(numbers):
+        numbers = numbers[part.start : part.stop]
+        highest = highest[part.start : part.stop]
+    entries = range(part.first_entry, part.first_entry + part.count)
+    return zip(numbers, highest, entries, strict=True)

@@ -1,16 +1,14 @@
-"""A topic as its owner serves it: a log, its cursors, the producers and the subscriptions.
+"""A persistent topic as its owner serves it: a log, its cursors, the producers and subscriptions.
 
-Theory of operation. A publish goes straight into the log, in the step in which it was parsed; the
-log calls back with batches of what is durable, which become receipts for the producers in the order
-of their sends. There is one way for that to end badly: the log fails or is fenced, and then the
-outcome of what is outstanding is unknown. Nothing is answered after that. All producers and
-consumers are disconnected; their clients look the topic up again and send what was not acknowledged
-once more, in order, to whoever serves it then. The broker is told once (`on_failed`), and closes
-the topic.
+Theory of operation. A publish goes through the stages (pipeline.py) into the log, in the step in
+which it was read. The log reports what is durable, and the producers get receipts in the order of
+their sends. If the log fails or is fenced, the outcome of what is outstanding is unknown: the topic
+answers nothing more and disconnects all producers and consumers. Their clients look the topic up
+again, and send what was not acknowledged once more, in order, to the next owner. The topic calls
+`on_failed` once, and the broker closes it.
 
-A clean close first takes no more publishes, gives the receipts that are still owed, disconnects
-everybody, makes the cursors durable and closes the ledgers: within CLOSE_TIMEOUT_S, whatever
-happens.
+A clean close takes no more publishes, gives the receipts that are still owed, disconnects all
+clients, makes the cursors durable and closes the ledgers, in that order and within CLOSE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -41,7 +39,14 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.meter import Meter
-from magnetar.broker.topic.producer import ProducerHandle, ProducerState
+from magnetar.broker.topic.pipeline import (
+    AccessModeStage,
+    ChecksumStage,
+    FormatStage,
+    Pipeline,
+    SizeStage,
+)
+from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.runtime.log import get_logger
 
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.latency import LatencyHistogram
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
+    from magnetar.broker.log.outstanding import Appended, AppendRun
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import (
         ConsumerEvents,
@@ -61,7 +67,8 @@ if TYPE_CHECKING:
         ProducerRequest,
         SubscribeRequest,
     )
-    from magnetar.broker.topic.producer import Publish
+    from magnetar.broker.topic.pipeline import Publish, Publisher
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import TopicName
     from magnetar.runtime.clock import Clock
@@ -71,12 +78,12 @@ CLOSE_TIMEOUT_S: Final = 5.0
 is left to the recovery by the next owner."""
 
 EPOCH_PROPERTY: Final = "topic-epoch"
-"""Of the topic's record: how often an exclusive producer has come anew."""
+"""Of the topic's record: the epoch of the last exclusive producer."""
 
 BROUGHT_EPOCH_MAX: Final = 1 << 62
-"""One beyond the topic's own is believed, as Pulsar does: its record may have been restored from
-before. But epochs have 64 bits, and nobody can be the next after the last: what no topic can have
-reached is refused, and there are numbers left for those who come anew."""
+"""A producer may bring an epoch beyond the topic's own, as in Pulsar: the record may be an old copy
+that was restored. Larger ones are refused: epochs have 64 bits, and the next producer needs one
+more."""
 
 _log = get_logger(__name__)
 
@@ -97,12 +104,12 @@ class ProducerNames:
 class TopicState(Enum):
     OPEN = "open"
     CLOSING = "closing"
-    FAILED = "failed"  # everybody is disconnected; waits for its close
+    FAILED = "failed"  # all clients are disconnected; the broker closes it
     CLOSED = "closed"
 
 
-class Topic:
-    """Made by `open`. Everything is called on the loop."""
+class PersistentTopic:
+    """A `Topic` whose entries are in ledgers. Made by `open`."""
 
     @classmethod
     async def open(
@@ -120,7 +127,7 @@ class Topic:
         limits: Limits | None = None,
         latency: LatencyHistogram | None = None,
     ) -> Self:
-        """Take the topic over: whoever served it before is fenced. `tasks` must outlive the topic.
+        """Take the topic over: its former owner is fenced. `tasks` must outlive the topic.
         `latency` counts how long publishes wait; None: a histogram of its own.
 
         Raises LogFenced, LogUnavailable, LogDamaged.
@@ -167,6 +174,15 @@ class Topic:
         self._on_failed = on_failed
         self._limits = limits
         self._in = Meter(now)
+        self.pipeline = Pipeline(
+            [
+                SizeStage(),
+                ChecksumStage(),
+                FormatStage(),
+                AccessModeStage(str(name), lambda: self._epoch),
+            ]
+        )
+        self._holding: dict[ProducerHandle, None] = {}
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
         self._closed = asyncio.Event()
@@ -184,8 +200,8 @@ class Topic:
     async def add_producer(
         self, request: ProducerRequest, events: ProducerEvents
     ) -> ProducerHandle:
-        """Let a producer in. Whoever is in its way is asked for a sign of life first, and put out
-        if there is none.
+        """Let a producer in. A producer that is in its way is probed first, and evicted if its
+        client does not answer.
 
         Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
         LogUnavailable while recording the epoch of an exclusive one.
@@ -194,7 +210,7 @@ class Topic:
             raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
         while True:
             self._require_open()
-            self.log.require_room()
+            self.log.require_capacity()
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
                 break
@@ -244,8 +260,10 @@ class Topic:
             name,
             events,
             self.log,
+            self.pipeline,
+            self._holding,
             connected_since=self._time_stamp(),
-            leave=self._forget_producer,
+            leave=self._on_left,
             log_failed=self._fail,
             now=asyncio.get_running_loop().time(),
         )
@@ -255,14 +273,14 @@ class Topic:
     async def _grant_epoch(self, handle: ProducerHandle) -> None:
         """A new exclusive producer gets the next epoch. One that comes back brings its own, and is
         too late if there has been another one since. Durable before the producer knows."""
-        current = int(self.log.properties.get(EPOCH_PROPERTY, "-1"))
+        current = self._epoch
         brought = handle.request.topic_epoch
         try:
             if brought is not None and brought < current:
                 why = f"its epoch is {brought}, there has been {current} since"
                 raise ProducerFenced(str(self.name), handle.name, why)
             if brought is not None and brought > max(current, BROUGHT_EPOCH_MAX):
-                raise NotAllowed(f"topic epoch {brought}", "nobody was ever given it")
+                raise NotAllowed(f"topic epoch {brought}", "no producer was given it")
             epoch = current + 1 if brought is None else brought
             if epoch != current:
                 await self.log.set_property(EPOCH_PROPERTY, str(epoch))
@@ -274,34 +292,45 @@ class Topic:
             raise TopicClosing(str(self.name))
         handle.topic_epoch = epoch
 
-    def _forget_producer(self, handle: ProducerHandle) -> None:
+    @property
+    def _epoch(self) -> int:
+        """Of the last exclusive producer; -1: there was none."""
+        return int(self.log.properties.get(EPOCH_PROPERTY, "-1"))
+
+    def _on_left(self, handle: ProducerHandle) -> None:
+        """A producer has ended."""
         assert self.producers[handle.name] is handle, "it has left already"
         del self.producers[handle.name]
+        resume_all(self._holding, asyncio.get_running_loop().time())
 
     def _evict(self, handle: ProducerHandle) -> None:
-        self._forget_producer(handle)
         handle.evict(CloseReason.REPLACED)
+        self._on_left(handle)
 
     # ---- the log's answers -----------------------------------------------------------------------
 
-    def _on_appended(self, appended: Sequence[tuple[object, Position]]) -> None:
-        receipts = cast("Sequence[tuple[Publish, Position]]", appended)
+    def _on_appended(self, appended: Sequence[Appended]) -> None:
         now = asyncio.get_running_loop().time()
-        groups: dict[ProducerHandle, list[tuple[Publish, Position]]] = {}
-        for receipt in receipts:
-            handle = receipt[0].handle
-            if handle in groups:
-                groups[handle].append(receipt)
+        groups: dict[Publisher, list[Appended]] = {}
+        messages = size = 0
+        for part in appended:
+            publish = cast("Publish", part.context)
+            publisher = publish.publisher
+            publish.on_outcome(part.count)
+            publisher.meter.count(part.messages, part.bytes, now)
+            messages += part.messages
+            size += part.bytes
+            if publisher in groups:
+                groups[publisher].append(part)
             else:
-                groups[handle] = [receipt]
-        for handle, group in groups.items():
-            messages = sum([publish.messages for publish, _ in group])
-            size = sum([publish.bytes for publish, _ in group])
-            handle.meter.count(messages, size, now)
-            self._in.count(messages, size, now)
-            handle.on_appended(group)
+                groups[publisher] = [part]
+        self._in.count(messages, size, now)
+        for publisher, parts in groups.items():
+            publisher.on_appended(parts)
+        if self._holding:
+            resume_all(self._holding, now)
 
-    def _on_log_failed(self, contexts: Sequence[object], error: BrokerError) -> None:
+    def _on_log_failed(self, unknown: Sequence[AppendRun], error: BrokerError) -> None:
         self._fail(error)
 
     async def _keep(self, run: Callable[[], Awaitable[None]]) -> None:
@@ -317,7 +346,7 @@ class Topic:
         self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
 
     def _fail(self, error: BrokerError) -> None:
-        """The outcome of what is outstanding is unknown: everybody has to come anew."""
+        """The outcome of what is outstanding is unknown: all clients must reconnect."""
         if self.state is TopicState.CLOSED or self.state is TopicState.FAILED:
             return
         closing = self.state is TopicState.CLOSING

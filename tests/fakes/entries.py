@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from magnetar.protos.entry import parse_entry
+from magnetar.protos.entry import checksums_of, parse_entry
 from magnetar.protos.message import (
     EntryHeader,
     OutgoingMessage,
@@ -13,6 +13,7 @@ from magnetar.protos.message import (
     encode_message,
     read_entry,
 )
+from magnetar.protos.sends import SendRun
 
 if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
@@ -26,6 +27,19 @@ def entry_of(*texts: str, publish_time_ms: int = 1_700_000_000_000) -> EntryView
         encode_message(messages[0], header) if len(texts) == 1 else encode_batch(messages, header)
     )
     return parse_entry(b"".join(parts))
+
+
+def sends_of(*views: EntryView, first: int = 0, producer_id: int = 1) -> SendRun:
+    """What a producer sends, entries of one message or batches, with consecutive sequence ids."""
+    entries = [bytes(view.data) for view in views]
+    return SendRun(
+        producer_id,
+        sequence_ids=list(range(first, first + len(views))),
+        highest_sequence_ids=[0] * len(views),
+        entries=entries,
+        checksums=checksums_of(entries),
+        views=dict(enumerate(views)),
+    )
 
 
 def texts_of(data: bytes | memoryview) -> list[str]:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from fakes.entries import texts_of
 
+from magnetar.broker.log.position import Position
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from magnetar.broker.dispatch.dispatcher import EntryDetail
     from magnetar.broker.log.entry import StoredEntry
-    from magnetar.broker.log.position import Position
     from magnetar.broker.topic.contract import CloseReason
-    from magnetar.broker.topic.producer import Publish
 
 
 class FakeProducerSession:
@@ -26,11 +26,12 @@ class FakeProducerSession:
         self.batches: list[int] = []
         self.reason: CloseReason | None = None
 
-    def receipts(self, receipts: Sequence[tuple[Publish, Position]]) -> None:
+    def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
         assert self.reason is None, "answered after it was closed"
-        assert receipts
-        self.batches.append(len(receipts))
-        self.answers += [(publish.sequence_id, position) for publish, position in receipts]
+        answers = [(number, Position(ledger, entry)) for number, _, entry in receipts]
+        assert answers
+        self.batches.append(len(answers))
+        self.answers += answers
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         assert self.reason is None, "answered after it was closed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fakes.entries import entry_of, texts_of
 from fakes.ledgers import FakeLedgers, LedgerWorld, Steps
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from magnetar.broker.errors import LogError
     from magnetar.broker.log.ledgers import LedgerStore
+    from magnetar.broker.log.outstanding import Appended, AppendRun
     from magnetar.metadata.store import MetadataStore, Versioned
+    from magnetar.protos.entry import EntryView
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
 
@@ -63,24 +65,31 @@ class TopicLog:
         log.on_appended = self._on_appended
         log.on_failed = self._on_failed
 
-    def _on_appended(self, done: Sequence[tuple[object, Position]]) -> None:
-        self.appended.extend(done)
-        self.batches.append(len(done))
+    def _on_appended(self, done: Sequence[Appended]) -> None:
+        self.appended += reported(done)
+        self.batches.append(sum(part.count for part in done))
 
-    def _on_failed(self, contexts: Sequence[object], error: LogError) -> None:
+    def _on_failed(self, unknown: Sequence[AppendRun], error: LogError) -> None:
         assert self.error is None, "reported twice"
-        self.failed.extend(contexts)
+        for run in unknown:
+            self.failed.extend(_names(run.context)[run.confirmed :])
         self.error = error
 
     def append(self, *names: str) -> None:
-        """Entries of one message; the text is also the context."""
+        """Entries of one message, each in a call of its own; the text is also what is reported."""
         for name in names:
-            self.log.append_nowait(entry_of(name), name)
-            self.log.check()
+            self.append_view(entry_of(name), name)
 
-    def append_plain(self, *names: str) -> None:
-        """The same in one call."""
-        self.log.append_plain([bytes(entry_of(name).data) for name in names], names)
+    def append_view(self, view: EntryView, name: object = None) -> None:
+        """Any entry."""
+        now = asyncio.get_running_loop().time()
+        self.log.append([bytes(view.data)], {0: view}, [name], now=now)
+        self.log.check()
+
+    def append_run(self, *names: str) -> None:
+        """Entries of one message in one call."""
+        entries = [bytes(entry_of(name).data) for name in names]
+        self.log.append(entries, {}, names, now=asyncio.get_running_loop().time())
         self.log.check()
 
     async def append_and_wait(self, *names: str) -> None:
@@ -96,6 +105,19 @@ class TopicLog:
                 texts += texts_of(entry.data)
             first = self.log.chain.next_position(entries[-1].position)
         return texts
+
+
+def reported(parts: Sequence[Appended]) -> list[tuple[object, Position]]:
+    """What was appended under the names of a `TopicLog`, and where it is."""
+    return [
+        (name, Position(part.ledger, part.first_entry + number))
+        for part in parts
+        for number, name in enumerate(_names(part.context)[part.start : part.stop])
+    ]
+
+
+def _names(context: object) -> Sequence[object]:
+    return cast("Sequence[object]", context)
 
 
 @contextlib.asynccontextmanager

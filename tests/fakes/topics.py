@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from fakes.entries import entry_of
+from fakes.entries import entry_of, sends_of
 from fakes.ledgers import FakeLedgers
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import SMALL, TOPIC
@@ -21,7 +21,7 @@ from magnetar.broker.topic.contract import (
     SubscribeRequest,
     SubscriptionType,
 )
-from magnetar.broker.topic.topic import ProducerNames, Topic, TopicState
+from magnetar.broker.topic.topic import PersistentTopic, ProducerNames, TopicState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,16 +34,23 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
+    from magnetar.protos.entry import EntryView
 
 CLIENT = ClientInfo("127.0.0.1:1", "test")
+
+
+def publish(handle: ProducerHandle, *views: EntryView, first: int) -> None:
+    """Publish entries as one run, the first with this sequence id."""
+    handle.publish(sends_of(*views, first=first), asyncio.get_running_loop().time())
 
 
 class TopicWorld:
     """An open topic. `failures` holds what the broker was told of it."""
 
     def __init__(self) -> None:
-        self.topic: Topic
+        self.topic: PersistentTopic
         self.failures: list[BrokerError] = []
         self._consumers = 0
         self._published = 0
@@ -51,7 +58,7 @@ class TopicWorld:
 
     def on_failed(self, topic: Topic, error: BrokerError) -> None:
         assert topic is self.topic
-        assert topic.state is TopicState.FAILED
+        assert self.topic.state is TopicState.FAILED
         self.failures.append(error)
 
     async def produce(
@@ -85,7 +92,7 @@ class TopicWorld:
         for text in texts:
             words = text.split() if batches else [text]
             view = entry_of(*words, publish_time_ms=time_ms or 1_700_000_000_000)
-            handle.publish_nowait(self._published, self._published, view)
+            publish(handle, view, first=self._published)
             self._published += 1
         await wait_until(lambda: len(session.answers) == before + len(texts), what="receipts")
         positions = [answer for _, answer in session.answers[before:]]
@@ -140,7 +147,7 @@ async def opened_topic(
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
     it = TopicWorld()
     async with asyncio.TaskGroup() as tasks:
-        topic = it.topic = await Topic.open(
+        topic = it.topic = await PersistentTopic.open(
             TOPIC,
             store=store if store is not None else world.store(),
             ledgers=FakeLedgers(world.ledgers),
@@ -160,7 +167,7 @@ async def opened_topic(
             abandon(topic)
 
 
-def abandon(topic: Topic) -> None:
+def abandon(topic: PersistentTopic) -> None:
     """What is left of it when its broker dies: no task, and nothing written any more."""
     for subscription in topic.subscriptions.values():
         subscription._drop_dispatcher()

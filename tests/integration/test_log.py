@@ -172,7 +172,7 @@ async def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
                 while old.topic.error is None:
                     names.append(f"m{len(names)}")
                     try:
-                        old.topic.log.append_nowait(entry_of(names[-1]), names[-1])
+                        old.topic.append_view(entry_of(names[-1]), names[-1])
                     except LogFenced:
                         names.pop()
                         return

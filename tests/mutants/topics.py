@@ -80,11 +80,13 @@ enter(
 
 def _behind_the_queue(right: Any, fired: Fired) -> Any:
     def put_back(self: Any) -> int:
-        count = len(self.in_flight)
-        if count and self.queue:
+        count: int = right(self)
+        sent = [run for run in self._runs if count and run.confirmed == 0][:1]
+        if sent and len(self._runs) > 1:
             fired()
-        self.queue.extend(self.in_flight)
-        self.in_flight.clear()
+            self._runs.remove(sent[0])
+            self._runs.append(sent[0])
+            self._queue = type(self._queue)(self._runs)
         return count
 
     return put_back

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.ledgers import Buffer, LedgerStore, ReadEntry
+    from magnetar.broker.log.outstanding import Appended
     from magnetar.metadata.model import LedgerId, LedgerMetadata
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
@@ -183,10 +184,10 @@ class Publisher:
         self.world.trace.note(self.client.name, "owns the topic", log.owned_record.epoch)
         logs = self.world.oracle.logs
 
-        def on_appended(done: Sequence[tuple[object, Position]]) -> None:
+        def on_appended(done: Sequence[Appended]) -> None:
             if self.client.alive:
-                for message, position in done:
-                    logs.on_acknowledged(str(message), position)
+                for part in done:
+                    logs.on_acknowledged(str(part.context), Position(part.ledger, part.first_entry))
 
         log.on_appended = on_appended
         log.on_failed = lambda messages, error: None  # each is there or not
@@ -221,7 +222,7 @@ class Publisher:
             name.encode() + b"." * self.random.choice(SIZES), sequence_id=self._sent
         )
         view = parse_entry(b"".join(encode_message(message, HEADER)))
-        log.append_nowait(view, name)
+        log.append([bytes(view.data)], {0: view}, name, now=asyncio.get_running_loop().time())
         self.world.oracle.logs.on_sent(name)
         held = log.describe()["outstanding_bytes"]
         assert isinstance(held, int)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.entries import entry_of
 from fakes.topic_log import TOPIC, World
-from fakes.topics import opened_topic
+from fakes.topics import opened_topic, publish
 from support import settle, wait_until
 
 from magnetar.broker.errors import LogError, LogFenced
@@ -107,7 +107,7 @@ async def test_when_another_broker_takes_the_topic(applied: bool) -> None:
         opened_topic(world) as new,
     ):
         producer, _ = await it.produce("p")
-        producer.publish_nowait(0, 0, entry_of("b"))
+        publish(producer, entry_of("b"), first=0)
         await wait_until(lambda: it.failures != [], what="a fenced log")
         assert session.reason is None, "told to come back"
         go_on.set()

@@ -102,7 +102,11 @@ def topics(draw: st.DrawFn) -> model.TopicRecord:
         ),
         deleting=tuple(part.ledger for part in parts[cut:]),
         properties=draw(properties),
+        dropped=draw(heads) if cut == 0 else None,
     )
+
+
+heads = st.none() | st.builds(model.DroppedHead, ledger_ids, counts.map(model.EntryId), counts)
 
 
 @st.composite

@@ -16,6 +16,7 @@ from magnetar.metadata.model import (
     BookieId,
     BookieRegistration,
     BrokerId,
+    DroppedHead,
     EntryId,
     LedgerId,
     LedgerMetadata,
@@ -234,5 +235,7 @@ def test_a_topics_ledgers_increase_and_none_is_used_and_deleted() -> None:
         TopicRecord(1, ledgers(5), deleting=(LedgerId(5),))
     with pytest.raises(InvalidRecord, match=r"\[3\]"):
         TopicRecord(1, cursor_ledgers=(LedgerId(3),), deleting=(LedgerId(3),))
+    with pytest.raises(InvalidRecord, match="5 was dropped"):
+        TopicRecord(1, ledgers(5), dropped=DroppedHead(LedgerId(5), EntryId(0), 7))
     with pytest.raises(InvalidRecord, match="epoch"):
         TopicRecord(-1)

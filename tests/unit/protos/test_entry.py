@@ -365,5 +365,5 @@ def test_many_prefixes_are_the_single_ones(timestamp_ms: int, first: int, count:
         for number in range(count)
     ]
     assert expected == broker_metadata_prefixes(
-        broker_timestamp_ms=timestamp_ms, first_index=first, count=count
+        broker_timestamp_ms=timestamp_ms, indexes=range(first, first + count)
     )

@@ -1,4 +1,4 @@
-"""Plain SENDs read by hand, against the parsers that know everything."""
+"""Runs of SENDs against the parsers that know everything."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.entry import MESSAGE_BYTES_MAX, parse_entry
+from magnetar.protos.compression import Compression
+from magnetar.protos.entry import (
+    MESSAGE_BYTES_MAX,
+    NO_CHECKSUM,
+    EntryView,
+    checksum_in,
+    checksums_of,
+    parse_stored_entry,
+    varint,
+)
 from magnetar.protos.errors import CommandError, EntryError
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch, encode_message
-from magnetar.protos.sends import read_plain_sends
+from magnetar.protos.sends import SendRun, read_sends, run_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,132 +34,200 @@ class Sent:
     producer_id: int = 1
     name: str = "producer"
     time_ms: int = 1_700_000_000_000
-    num_messages: int = 1
+    num_messages: int = 0  # 0: not said
     highest: int = 0
     key: str | None = None
     batch: bool = False
+    uncompressed: int = 0  # as Apache's Java client adds it to every message
+    schema: bytes | None = None  # likewise
+    unchecked: bool = False  # without a checksum
 
-    def frame(self) -> bytes:
+    def entry(self) -> bytes:
         message = OutgoingMessage(self.payload, self.sequence_id, partition_key=self.key)
         header = EntryHeader(self.name, self.time_ms)
         encode = encode_batch([message], header) if self.batch else encode_message(message, header)
         entry = b"".join(encode)
-        head = framing.send_header(
-            producer_id=self.producer_id,
-            sequence_id=self.sequence_id,
-            num_messages=self.num_messages,
-            highest_sequence_id=self.highest,
-            entry_size=len(entry),
-        )
-        return head + entry
+        if self.uncompressed or self.schema is not None:
+            size = int.from_bytes(entry[6:10])
+            metadata = pb.MessageMetadata.FromString(entry[10 : 10 + size])
+            metadata.uncompressed_size = self.uncompressed
+            if self.schema is not None:
+                metadata.schema_version = self.schema
+            front = metadata.SerializeToString()
+            body = len(front).to_bytes(4) + front + entry[10 + size :]
+            entry = b"\x0e\x01" + checksums_of([bytes(6) + body])[0].to_bytes(4) + body
+        return entry[6:] if self.unchecked else entry
+
+    def frame(self) -> bytes:
+        entry = self.entry()
+        body = b"\x08" + varint(self.producer_id) + b"\x10" + varint(self.sequence_id)
+        if self.num_messages:
+            body += b"\x18" + varint(self.num_messages)
+        if self.highest:
+            body += b"\x30" + varint(self.highest)
+        command = b"\x08\x06\x32" + varint(len(body)) + body
+        total = 4 + len(command) + len(entry)
+        return total.to_bytes(4) + len(command).to_bytes(4) + command + entry
 
     @property
     def plain(self) -> bool:
-        return not (self.num_messages != 1 or self.highest or self.key or self.batch)
+        unusual = self.highest or self.key or self.batch or self.unchecked
+        return not unusual and self.num_messages in (0, 1) and self.producer_id < 0x80
 
 
 SENT = st.builds(
     Sent,
     st.one_of(st.integers(0, 400), st.integers(0, 2**63 - 1)),
     payload=st.binary(max_size=40),
-    producer_id=st.sampled_from([1, 1, 1, 2, 127]),
+    producer_id=st.sampled_from([1, 1, 1, 1, 1, 2, 127, 300]),
     name=st.sampled_from(["producer", "p", "", "\N{SNOWMAN}"]),
     time_ms=st.sampled_from([0, 1, 1_700_000_000_000, 1_700_000_000_001, 2**63 - 1]),
-    num_messages=st.sampled_from([1, 1, 1, 2]),
+    num_messages=st.sampled_from([0, 0, 0, 1, 1, 2]),
     highest=st.sampled_from([0, 0, 0, 5]),
     key=st.sampled_from([None, None, None, "key"]),
     batch=st.sampled_from([False, False, False, True]),
+    uncompressed=st.sampled_from([0, 0, 1, 1024, 2**32 - 1]),
+    schema=st.sampled_from([None, None, b"", b"\0\0\0\0\0\0\0\7", b"long" * 9]),
+    unchecked=st.sampled_from([False, False, False, True]),
 )
 
 
-def slowly(frame: bytes) -> tuple[int, int, bytes] | None:
-    """Producer, sequence id and entry of a SEND that is in order and names nothing besides; None
-    for anything else."""
+def slowly(frame: bytes) -> tuple[int, int, int, bytes] | None:
+    """Producer, sequence id, highest sequence id and entry of a SEND. None: it is none."""
     try:
         command = framing.parse_command(memoryview(frame)[4:])
-        body: Any = command.body
-        if command.type != pb.BaseCommand.SEND or len(body.ListFields()) != 2:
-            return None
-        assert command.entry is not None
-        view = parse_entry(bytes(command.entry))
-    except (CommandError, EntryError):
+    except CommandError:
         return None
-    if view.sequence_id != body.sequence_id or view.is_batch or view.partition_key is not None:
+    body: Any = command.body
+    if command.type != pb.BaseCommand.SEND:
         return None
-    return body.producer_id, body.sequence_id, bytes(view.data)
+    assert command.entry is not None
+    entry = bytes(command.entry)
+    return body.producer_id, body.sequence_id, body.highest_sequence_id, entry
 
 
-def agrees(frames: list[bytes], at: int) -> int:
-    """Whatever is read from `frames[at]` on is what the slow way says; returns how many were."""
-    buffer = memoryview(b"".join(frames))
-    begin = sum(map(len, frames[:at]))
-    run = read_plain_sends(buffer, begin)
-    if run is None:
-        return 0
-    count = len(run.entries)
-    assert count > 0
-    assert run.end == begin + sum(map(len, frames[at : at + count]))
-    expected = [slowly(frame) for frame in frames[at : at + count]]
-    found = zip(run.sequence_ids, run.entries, strict=True)
-    assert [(run.producer_id, *each) for each in found] == expected
-    return count
+def holds(run: SendRun, frames: list[bytes]) -> None:
+    """The run is these frames, all that was said of them, and nothing else."""
+    expected = [slowly(frame) for frame in frames]
+    numbers = zip(run.sequence_ids, run.highest_sequence_ids, run.entries, strict=True)
+    assert [(run.producer_id, *each) for each in numbers] == expected
+    assert run.checksums == [checksum_in(entry) for entry in run.entries]
+    for place, entry in enumerate(run.entries):
+        view, error = parsed(entry)
+        assert repr(run.errors.get(place)) == repr(error)
+        if view is not None and place not in run.views:
+            # An entry without a view is taken for one whole message, and has nothing more to say.
+            plain = (view.is_batch, view.chunk, view.partition_key, view.compression)
+            assert plain == (False, None, None, Compression.NONE)
+            assert view.num_messages == 1
+        else:
+            assert run.views.get(place) == view
+
+
+def parsed(entry: bytes) -> tuple[EntryView | None, EntryError | None]:
+    try:
+        return parse_stored_entry(entry), None
+    except EntryError as error:
+        return None, error
 
 
 @given(st.lists(SENT, min_size=1, max_size=12))
-def test_what_is_plain_is_read_and_nothing_else(sent: list[Sent]) -> None:
+def test_a_run_holds_all_consecutive_sends_of_a_producer(sent: list[Sent]) -> None:
     frames = [each.frame() for each in sent]
-    at = 0
+    buffer = memoryview(b"".join(frames))
+    at = begin = 0
     while at < len(sent):
-        count = agrees(frames, at)
-        run = sent[at : at + max(count, 1)]
-        assert all(each.plain for each in run) if count else not run[0].plain
-        after = at + count
-        if count and after < len(sent):  # it is as long as can be
-            assert not sent[after].plain or sent[after].producer_id != run[0].producer_id
-        at += max(count, 1)
+        run = read_sends(buffer, begin)
+        assert run is not None
+        same = [each.producer_id == sent[at].producer_id for each in sent[at:]]
+        assert len(run) == [*same, False].index(False)
+        assert run.end == begin + sum(map(len, frames[at : at + len(run)]))
+        holds(run, frames[at : at + len(run)])
+        at, begin = at + len(run), run.end
+
+
+@given(st.lists(SENT.filter(lambda each: each.plain), min_size=1, max_size=12))
+def test_a_plain_message_needs_no_view(sent: list[Sent]) -> None:
+    """Also in the form in which Apache's Java client writes it; a long schema version is not."""
+    run = read_sends(memoryview(b"".join(each.frame() for each in sent)), 0)
+    assert run is not None
+    assert set(run.views) == {
+        place for place in range(len(run)) if len(sent[place].schema or b"") > 16
+    }
+
+
+@given(st.lists(SENT.map(lambda s: s), min_size=2, max_size=8), st.data())
+def test_a_part_is_what_its_frames_are(sent: list[Sent], data: st.DataObject) -> None:
+    frames = [each.frame() for each in sent]
+    run = read_sends(memoryview(b"".join(frames)), 0)
+    assert run is not None
+    start = data.draw(st.integers(0, len(run) - 1))
+    stop = data.draw(st.integers(start + 1, len(run)))
+    part = run.part(start, stop)
+    holds(part, frames[start:stop])
+    assert set(part.views) == {place - start for place in run.views if start <= place < stop}
 
 
 @settings(deadline=None)  # 300 frames each, read twice
-@given(st.integers(0, 2**40), st.integers(1, 300))
-@example(0, 300)
-@example(2**14 - 2, 4)
-@example(2**63 - 3, 3)
-def test_a_run_goes_on_through_numbers_of_any_size(first: int, count: int) -> None:
-    frames = [Sent(first + number, b"x").frame() for number in range(count)]
-    assert agrees(frames, 0) == count
+@given(st.integers(0, 2**40), st.integers(1, 300), st.sampled_from([0, 1]))
+@example(0, 300, 0)
+@example(2**14 - 2, 4, 1)
+@example(2**63 - 3, 3, 0)
+def test_a_run_goes_on_through_numbers_of_any_size(first: int, count: int, said: int) -> None:
+    frames = [Sent(first + n, b"x", num_messages=said).frame() for n in range(count)]
+    run = read_sends(memoryview(b"".join(frames)), 0)
+    assert run is not None
+    holds(run, frames)
+    assert len(run) == count
+    assert run.views == {}
 
 
 @given(
-    st.lists(SENT.filter(lambda each: each.plain), min_size=1, max_size=3),
+    st.lists(SENT, min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=3),
 )
-def test_damage_anywhere_never_gets_through(
-    sent: list[Sent], damage: list[tuple[int, int]]
-) -> None:
+def test_damage_anywhere_is_seen(sent: list[Sent], damage: list[tuple[int, int]]) -> None:
+    """A run holds what the frames say, whatever they say; checksums are compared later."""
     data = bytearray(b"".join(each.frame() for each in sent))
     for place, byte in damage:
         data[place % len(data)] = byte
-    run = read_plain_sends(memoryview(bytes(data)), 0)
-    if run is None:
-        return
-    frames = framing.split_frames(bytes(data[: run.end]))
-    expected = [slowly(b"\0\0\0\0" + bytes(frame)) for frame in frames]
-    found = zip(run.sequence_ids, run.entries, strict=True)
-    assert [(run.producer_id, *each) for each in found] == expected
+    run = read_sends(memoryview(bytes(data)), 0)
+    if run is not None:
+        frames = framing.split_frames(bytes(data[: run.end]))
+        holds(run, [b"\0\0\0\0" + bytes(frame) for frame in frames])
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_no_plain_send(data: bytes) -> None:
-    assert read_plain_sends(memoryview(data), 0) is None
+def test_any_bytes_are_no_send(data: bytes) -> None:
+    assert read_sends(memoryview(data), 0) is None
 
 
 def test_a_truncated_send_is_left_alone() -> None:
     whole = Sent(300).frame()
     for size in range(len(whole)):
-        assert read_plain_sends(memoryview(whole[:size]), 0) is None
-    run = read_plain_sends(memoryview(whole + whole[:-1]), 0)
+        assert read_sends(memoryview(whole[:size]), 0) is None
+    run = read_sends(memoryview(whole + whole[:-1]), 0)
     assert run is not None
     assert run.sequence_ids == [300]
+    assert run.end == len(whole)
+
+
+def test_another_command_ends_the_run() -> None:
+    ping = framing.encode_command(pb.CommandPing())
+    run = read_sends(memoryview(Sent(1).frame() + ping + Sent(2).frame()), 0)
+    assert run is not None
+    assert run.sequence_ids == [1]
+    assert read_sends(memoryview(ping), 0) is None
+
+
+def test_a_send_that_is_written_in_another_order_is_a_run_of_one() -> None:
+    entry = Sent(5).entry()
+    body = pb.CommandSend(producer_id=1, sequence_id=5, highest_sequence_id=6).SerializeToString()
+    command = b"\x32" + bytes([len(body)]) + body + b"\x08\x06"  # the type comes last
+    total = 4 + len(command) + len(entry)
+    frame = total.to_bytes(4) + len(command).to_bytes(4) + command + entry
+    assert read_sends(memoryview(frame), 0) is None
+    holds(run_of(framing.parse_command(memoryview(frame)[4:])), [frame])
 
 
 def test_a_field_hidden_behind_the_sequence_id_is_seen() -> None:
@@ -160,19 +237,27 @@ def test_a_field_hidden_behind_the_sequence_id_is_seen() -> None:
     command = b"\x08\x06\x32" + bytes([len(body)]) + body
     sizes = (4 + len(command) + len(entry)).to_bytes(4) + len(command).to_bytes(4)
     frame = sizes + command + entry
-    assert read_plain_sends(memoryview(frame), 0) is None
-    behind = read_plain_sends(memoryview(Sent(5, name="p", time_ms=10).frame() + frame), 0)
-    assert behind is not None
-    assert behind.sequence_ids == [5]
+    run = read_sends(memoryview(Sent(5, name="p", time_ms=10).frame() + frame), 0)
+    assert run is not None
+    assert run.sequence_ids == [5, 5]
+    assert list(run.views) == [1]
 
 
-def test_a_payload_beyond_the_limit_is_left_to_be_refused() -> None:
-    def sent(size: int) -> bytes:
-        header = EntryHeader("p", 1)
-        front, payload = encode_message(OutgoingMessage(bytes(MESSAGE_BYTES_MAX), 1), header)
-        entry = front + payload + bytes(size - MESSAGE_BYTES_MAX)
-        head = framing.send_header(producer_id=1, sequence_id=1, entry_size=len(entry))
-        return head + entry
+def test_an_entry_that_cannot_be_parsed_is_in_the_run_with_its_error() -> None:
+    batch = bytearray(Sent(2, batch=True).entry())
+    broken = bytes(batch[:-13])  # its payload cannot hold what the metadata says
+    head = framing.send_header(producer_id=1, sequence_id=2, entry_size=len(broken))
+    run = read_sends(memoryview(Sent(1).frame() + head + broken + Sent(3).frame()), 0)
+    assert run is not None
+    assert run.sequence_ids == [1, 2, 3]
+    assert set(run.errors) == {1}
+    assert run.checksums[1] != NO_CHECKSUM
 
-    assert read_plain_sends(memoryview(sent(MESSAGE_BYTES_MAX)), 0) is not None
-    assert read_plain_sends(memoryview(sent(MESSAGE_BYTES_MAX + 1)), 0) is None
+
+def test_a_run_takes_entries_of_every_size() -> None:
+    """Whether one is too large is for the topic's stages."""
+    entry = Sent(1).entry() + bytes(MESSAGE_BYTES_MAX)
+    head = framing.send_header(producer_id=1, sequence_id=1, entry_size=len(entry))
+    run = read_sends(memoryview(head + entry), 0)
+    assert run is not None
+    assert run.entries == [entry]

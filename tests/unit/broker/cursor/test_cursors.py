@@ -130,7 +130,7 @@ async def test_partly_acked_batches_survive_a_crash() -> None:
     receipts = Receipts()
     async with opened(world, close=False) as topic, dying_cursors(topic.log) as cursors:
         for _ in range(3):
-            topic.log.append_nowait(entry_of("a", "b", "c"), None)
+            topic.append_view(entry_of("a", "b", "c"))
         await wait_until(lambda: len(topic.appended) == 3)
         first, second, third = positions_of(topic)
         cursor = await cursors.ensure("s", EARLIEST)
@@ -603,7 +603,7 @@ async def test_backlog_counts_entries_and_messages() -> None:
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         sizes = [1, 3, 2, 5, 1, 1, 4, 2, 1, 1, 1, 1]  # batches; ledgers of five entries
         for size in sizes:
-            topic.log.append_nowait(entry_of(*["x"] * size), None)
+            topic.append_view(entry_of(*["x"] * size))
         await wait_until(lambda: len(topic.appended) == len(sizes))
         positions = positions_of(topic)
         cursor = await cursors.ensure("s", EARLIEST)

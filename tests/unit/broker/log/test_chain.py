@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.metadata.model import LedgerId, TopicLedger
+from magnetar.metadata.model import DroppedHead, EntryId, LedgerId, TopicLedger
 
 
 def closed(ledger: int, first_index: int, entries: int) -> TopicLedger:
@@ -137,3 +137,57 @@ def test_a_position_in_a_ledger_that_was_trimmed_counts_as_before_everything() -
 def test_positions_order_print_and_compare() -> None:
     assert EARLIEST < Position(0, -1) < Position(0, 0) < Position(1, -1) < LATEST
     assert str(Position(12, 3)) == "12:3"
+
+
+@given(chains(), positions)
+def test_dropping_the_head_leaves_the_rest_as_it_was(chain: Chain, through: Position) -> None:
+    entries, indexes = all_entries(chain), [record.first_index for record in chain.records]
+    next_index, confirmed, newest = chain.next_index, chain.confirmed, chain.newest
+    counts = dict(chain.counts)
+    goes = []
+    for record in chain.records:
+        last = Position(record.ledger, counts[record.ledger] - 1)
+        if record.closed_ms == 0 or last > through:
+            break
+        goes.append(record.ledger)
+
+    assert chain.drop_through(through) == tuple(goes)
+    chain.check()
+    kept = [position for position in entries if position.ledger not in goes]
+    assert all_entries(chain) == kept
+    assert chain.entry_count == len(kept)
+    assert [record.first_index for record in chain.records] == indexes[len(goes) :]
+    assert chain.next_index == next_index
+    assert chain.newest == newest
+    if not chain.records or chain.entry_count:
+        assert chain.confirmed == confirmed, "what is confirmed stays confirmed"
+    assert chain.first_index == [*indexes, next_index][len(goes)]
+    for ledger in goes:
+        assert not chain.is_entry(Position(ledger, 0))
+        assert chain.ceiling(Position(ledger, 0)) == (kept[0] if kept else chain.end)
+    assert chain.drop_through(through) == ()
+
+
+def test_a_log_goes_on_after_everything_was_dropped() -> None:
+    chain = Chain([closed(3, 0, 2), closed(8, 4, 3)], next_index=10)
+    assert chain.drop_through(LATEST) == (3, 8)
+    assert chain.records == ()
+    assert chain.dropped == DroppedHead(LedgerId(8), EntryId(2), 10)
+    assert chain.confirmed == Position(8, 2)
+    assert chain.end == Position(8, 3)
+    assert chain.messages == 0
+    assert chain.entries(after=Position(8, 2), through=chain.confirmed) == 0
+    chain.open_ledger(TopicLedger(LedgerId(9), 10))
+    chain.grow(1, next_index=11)
+    chain.check()
+    assert chain.ceiling(Position(8, 3)) == chain.next_position(Position(8, 2)) == Position(9, 0)
+    assert chain.entries(after=Position(8, 2), through=chain.confirmed) == 1
+
+
+def test_the_open_ledger_is_never_dropped() -> None:
+    chain = Chain([closed(3, 0, 2)], next_index=2)
+    chain.open_ledger(TopicLedger(LedgerId(8), 2))
+    chain.grow(4, next_index=6)
+    assert chain.drop_through(LATEST) == (3,)
+    assert chain.drop_through(LATEST) == ()
+    assert [record.ledger for record in chain.records] == [8]

@@ -36,7 +36,7 @@ async def test_appends_are_reported_in_order_in_batches_and_read_back() -> None:
     async with opened(world, config=replace(SMALL, ledger_entries_max=1000)) as topic:
         assert world.ledgers.ledgers == {}, "a ledger was created before the first append"
         topic.append(*NAMES)
-        assert topic.appended == [], "reported from inside append_nowait"
+        assert topic.appended == [], "reported while appending"
         await wait_until(lambda: len(topic.appended) == len(NAMES))
         assert [context for context, _ in topic.appended] == NAMES
         positions = [position for _, position in topic.appended]
@@ -48,10 +48,10 @@ async def test_appends_are_reported_in_order_in_batches_and_read_back() -> None:
 
 
 async def test_many_entries_at_once_fill_ledgers_as_single_ones_do() -> None:
-    async def main(config: LogConfig, plain: bool) -> tuple[list[list[bytes]], list[object]]:
+    async def main(config: LogConfig, as_run: bool) -> tuple[list[list[bytes]], list[object]]:
         world = World()
         async with opened(world, config=config) as topic:
-            append = topic.append_plain if plain else topic.append
+            append = topic.append_run if as_run else topic.append
             for names in (NAMES[:1], NAMES[1:4], NAMES[4:17], NAMES[17:]):
                 append(*names)
                 await settle(3)
@@ -72,11 +72,11 @@ async def test_many_entries_at_once_fill_ledgers_as_single_ones_do() -> None:
 async def test_many_entries_at_once_survive_a_ledger_that_fails() -> None:
     world = World()
     async with opened(world, config=replace(SMALL, ledger_entries_max=1000)) as topic:
-        topic.append_plain(*NAMES[:4])
+        topic.append_run(*NAMES[:4])
         await settle(5)
         [appender] = world.ledgers.appenders
         appender.failure = QuorumTimeout(appender.ledger, 0, 1.0)
-        topic.append_plain(*NAMES[4:])
+        topic.append_run(*NAMES[4:])
         await wait_until(lambda: len(topic.appended) == len(NAMES))
         assert [context for context, _ in topic.appended] == NAMES
         assert await topic.contents() == NAMES
@@ -242,9 +242,9 @@ async def test_the_queue_is_bounded_and_room_comes_back() -> None:
 async def test_indexes_count_messages_and_survive_restarts() -> None:
     world = World()
     async with opened(world, close=False) as topic:
-        topic.log.append_nowait(entry_of("a", "b", "c"), None)
+        topic.append_view(entry_of("a", "b", "c"))
         await topic.append_and_wait("d")
-        topic.log.append_nowait(entry_of("e", "f"), None)
+        topic.append_view(entry_of("e", "f"))
         await wait_until(lambda: topic.log.last_index == 5)
     for more in ("g", "h"):  # once after a crash, once after a clean close
         async with opened(world) as topic:

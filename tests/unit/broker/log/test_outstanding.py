@@ -2,76 +2,90 @@
 
 from __future__ import annotations
 
-import pytest
 from fakes.entries import entry_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.errors import EntryTooLarge
 from magnetar.broker.log.outstanding import Outstanding
-from magnetar.protos.entry import ENTRY_BYTES_MAX, BrokerMetadata, strip_broker_metadata
+from magnetar.protos.entry import BrokerMetadata, strip_broker_metadata
+
+SINGLE = entry_of("m")
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["take", "take plain"]), st.integers(1, 4))
-        | st.tuples(st.sampled_from(["send", "confirm"]), st.integers(1, 5))
-        | st.tuples(st.just("fail"), st.just(0)),
+        st.tuples(st.just("take"), st.lists(st.integers(1, 4), min_size=1, max_size=6))
+        | st.tuples(st.sampled_from(["send", "confirm", "fail"]), st.integers(1, 5)),
         max_size=60,
     )
 )
-def test_entries_leave_in_the_order_in_which_they_came(script: list[tuple[str, int]]) -> None:
+def test_entries_leave_in_the_order_in_which_they_came(
+    script: list[tuple[str, int | list[int]]],
+) -> None:
+    """Runs of messages and batches, sent and confirmed in parts that do not fit the runs."""
     outstanding = Outstanding(next_index=100)
-    taken = 0
-    messages = 0
-    confirmed: list[object] = []
+    waiting: list[tuple[int, int, int]] = []  # of each entry: run, place, index
+    flying: list[tuple[int, int, int]] = []
+    runs = messages = entry = 0
+    confirmed: list[tuple[int, int]] = []
     confirmed_index = 100
-    for what, count in script:
-        match what:
-            case "take":
-                view = entry_of(*["m"] * count)
-                pending = outstanding.take(view, taken, now_ms=taken)
+    for what, argument in script:
+        if isinstance(argument, list):
+            views = {place: entry_of(*["m"] * n) for place, n in enumerate(argument) if n > 1}
+            data = [bytes(views.get(place, SINGLE).data) for place in range(len(argument))]
+            outstanding.take(data, views, runs, now_ms=runs)
+            for place, count in enumerate(argument):
                 messages += count
-                assert pending.index == 99 + messages
-                stored = pending.prefix + bytes(view.data)
-                assert len(stored) == pending.size
-                assert strip_broker_metadata(stored)[0] == BrokerMetadata(taken, pending.index)
-                outstanding.queue.append(pending)
-                taken += 1
-            case "take plain":
-                entries = [bytes(entry_of("m").data)] * count
-                contexts = [*range(taken, taken + count)]
-                many = outstanding.take_plain(entries, contexts, now_ms=taken)
-                for pending, data in zip(many, entries, strict=True):
-                    stored = pending.prefix + data
-                    assert len(stored) == pending.size
-                    assert strip_broker_metadata(stored)[0] == BrokerMetadata(taken, pending.index)
-                messages += count
-                outstanding.queue.extend(many)
-                taken += count
-            case "send":
-                for _ in range(min(count, len(outstanding.queue))):
-                    outstanding.in_flight.append(outstanding.queue.popleft())
-            case "confirm":
-                done = outstanding.confirm(min(count, len(outstanding.in_flight)))
-                confirmed += [pending.context for pending in done]
-                confirmed_index = done[-1].index + 1 if done else confirmed_index
-            case _:
-                in_flight = len(outstanding.in_flight)
-                assert outstanding.put_back() == in_flight
+                waiting.append((runs, place, 99 + messages))
+            runs += 1
+        elif what == "send" and waiting:
+            payloads = outstanding.unsent(entries_max=argument, bytes_max=1 << 20)
+            assert len(payloads) == min(argument, len(waiting))
+            for prefix, data_sent in payloads:
+                run, place, index = waiting.pop(0)
+                found, _ = strip_broker_metadata(prefix + data_sent)
+                assert found == BrokerMetadata(run, index)
+                flying.append((run, place, index))
+            size = sum(len(prefix) + len(sent) for prefix, sent in payloads)
+            assert outstanding.on_sent(len(payloads)) == size
+        elif what == "confirm" and flying:
+            done, flying = flying[:argument], flying[argument:]
+            parts = outstanding.confirm(len(done), ledger=7, first_entry=entry)
+            assert [part.first_entry for part in parts] == [
+                entry + sum(before.count for before in parts[:number])
+                for number in range(len(parts))
+            ]
+            entry += len(done)
+            for part in parts:
+                assert isinstance(part.context, int)
+                confirmed += [(part.context, place) for place in range(part.start, part.stop)]
+            assert sum(part.messages for part in parts) == done[-1][2] + 1 - confirmed_index
+            confirmed_index = done[-1][2] + 1
+            assert confirmed[-len(done) :] == [(run, place) for run, place, _ in done]
+        elif what == "fail":
+            assert outstanding.put_back() == len(flying)
+            waiting, flying = flying + waiting, []
+        assert (outstanding.queued, outstanding.in_flight) == (len(waiting), len(flying))
+        if waiting:
+            expected = waiting[0][2]  # of its last message; the first one comes right after these
+            assert expected - 4 < outstanding.first_queued_index <= expected
         outstanding.check(confirmed_index=confirmed_index)
-    assert confirmed + outstanding.give_up() == list(range(taken))
-    assert outstanding.bytes == 0
+    left = {run for run, _, _ in flying + waiting}
+    assert [run.context for run in outstanding.give_up()] == sorted(left)
+    outstanding_bytes: int = outstanding.bytes
+    assert outstanding_bytes == 0
 
 
-def test_an_entry_that_is_too_large_takes_no_index() -> None:
+def test_unsent_ends_with_the_entry_that_reaches_the_limit() -> None:
     outstanding = Outstanding(next_index=0)
-    view = entry_of("x")
-    view.data = bytes(ENTRY_BYTES_MAX)
-    with pytest.raises(EntryTooLarge) as caught:
-        outstanding.take(view, None, now_ms=1)
-    assert caught.value.limit == ENTRY_BYTES_MAX
-    prefix = caught.value.size - ENTRY_BYTES_MAX
-    outstanding.check(confirmed_index=0)
-    view.data = bytes(ENTRY_BYTES_MAX - prefix)
-    assert outstanding.take(view, None, now_ms=1).size == ENTRY_BYTES_MAX
+    data = bytes(SINGLE.data)
+    outstanding.take([data] * 3, {}, "a", now_ms=1)
+    outstanding.take([data] * 3, {}, "b", now_ms=1)
+    size = outstanding.bytes // 6
+
+    def count(bytes_max: int) -> int:
+        return len(outstanding.unsent(entries_max=100, bytes_max=bytes_max))
+
+    assert [count(limit) for limit in (0, 1, size, size + 1, 4 * size, 5 * size + 1)] == [
+        1, 1, 1, 2, 4, 6
+    ]  # fmt: skip

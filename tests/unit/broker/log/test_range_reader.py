@@ -104,7 +104,7 @@ async def test_search_finds_the_first_entry_past_a_time() -> None:
     world = World()
     async with opened(world) as topic:
         for number, name in enumerate(NAMES):
-            topic.log.append_nowait(entry_of(name, publish_time_ms=100 + 10 * number), name)
+            topic.append_view(entry_of(name, publish_time_ms=100 + 10 * number), name)
         await wait_until(lambda: len(topic.appended) == len(NAMES))
         for time_ms in (0, 100, 101, 155, 320, 321, 9999):
             found = await topic.log.search(

@@ -9,7 +9,7 @@ import pytest
 from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
 from fakes.topic_log import SMALL, TOPIC, World, opened, opened_cursors
-from fakes.topics import opened_topic
+from fakes.topics import opened_topic, publish
 from support import wait_until
 
 from magnetar.broker.cursor.journal import CursorConfig
@@ -20,7 +20,7 @@ from magnetar.broker.log.record_limits import (
     LEDGERS_MAX,
     LEDGERS_PER_STEP,
     SUBSCRIPTIONS_BYTES_MAX,
-    patience,
+    ledger_size_factor,
 )
 from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.contract import AccessMode, CloseReason
@@ -77,7 +77,7 @@ async def test_a_record_that_outgrows_its_limit_ends_the_log_with_its_name() -> 
 async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_writers_are_told() -> (
     None
 ):
-    last_takes = SMALL.ledger_entries_max * patience(LEDGERS_MAX)
+    last_takes = SMALL.ledger_entries_max * ledger_size_factor(LEDGERS_MAX)
 
     world = World()
     await with_many_ledgers(world, LEDGERS_MAX - 1)
@@ -85,7 +85,7 @@ async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_write
         handle, session = await it.produce("p")
         _, consumer = await it.subscribe()
         for number in range(last_takes + 1):
-            handle.publish_nowait(number, number, entry_of(str(number)))
+            publish(handle, entry_of(str(number)), first=number)
         await wait_until(lambda: session.reason is not None, what="an end")
         assert session.receipted == list(range(last_takes))
         assert consumer.reason is CloseReason.UNLOADED
@@ -103,8 +103,8 @@ async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_write
 
 
 async def test_ledgers_grow_with_their_number() -> None:
-    assert patience(0) == patience(LEDGERS_PER_STEP - 1) == 1
-    assert patience(LEDGERS_PER_STEP) == 2
+    assert ledger_size_factor(0) == ledger_size_factor(LEDGERS_PER_STEP - 1) == 1
+    assert ledger_size_factor(LEDGERS_PER_STEP) == 2
 
     world = World()
     await with_many_ledgers(world, LEDGERS_PER_STEP - 1)

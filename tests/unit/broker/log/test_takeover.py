@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.entries import entry_of
 from fakes.ledgers import BrokerDied, FakeLedgers, Steps
-from fakes.topic_log import QUICK, SMALL, TOPIC, SteppingStore, World, opened, opened_cursors
+from fakes.topic_log import (
+    QUICK,
+    SMALL,
+    TOPIC,
+    SteppingStore,
+    World,
+    opened,
+    opened_cursors,
+    reported,
+)
 from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
@@ -66,7 +75,7 @@ class Script:
         self.cursors = cursors
         self.steps = steps
         self.told = told
-        topic.log.on_appended = lambda done: told.appended.extend(done)  # type: ignore[arg-type]
+        topic.log.on_appended = lambda done: told.appended.extend(reported(done))  # type: ignore[arg-type]
 
     @property
     def ended(self) -> bool:
@@ -96,7 +105,7 @@ class Script:
         goal = len(self.told.appended) + len(names)
         for name in names:
             self.told.attempted.append(name)
-            self.topic.log.append_nowait(entry_of(name), name)
+            self.topic.append_view(entry_of(name), name)
         await self.wait(lambda: len(self.told.appended) == goal)
 
     async def ensure(self, name: str) -> Cursor:

@@ -4,50 +4,74 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, cast
 
-from fakes.entries import entry_of
+from fakes.entries import entry_of, sends_of
 from fakes.sessions import FakeProducerSession
 from support import settle
 
-from magnetar.broker.errors import EntryTooLarge, LogError, LogFenced
+from magnetar.broker.errors import LogError, LogFenced
+from magnetar.broker.log.outstanding import Appended, Outstanding
 from magnetar.broker.log.position import Position
 from magnetar.broker.topic.contract import ClientInfo, CloseReason, ProducerRequest
-from magnetar.broker.topic.producer import REFUSALS_MAX, ProducerHandle, ProducerState, Publish
+from magnetar.broker.topic.pipeline import Answer, Append, Pipeline, Publish, Refuse
+from magnetar.broker.topic.producer import ANSWERS_WAITING_MAX, ProducerHandle, ProducerState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from magnetar.broker.log.log import Log
     from magnetar.protos.entry import EntryView
 
 REFUSED = ValueError("refused")
 
 
+class RefusesSome:
+    """A stage that refuses the sequence ids of a set."""
+
+    def __init__(self) -> None:
+        self.refused: set[int] = set()
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        return [
+            Refuse(1, REFUSED) if number in self.refused else Append(1)
+            for number in publish.sends.sequence_ids
+        ]
+
+
 class PlainLog:
     """Keeps what is appended until the test says that it is durable."""
 
     def __init__(self) -> None:
-        self.pending: list[Publish] = []
+        self.outstanding = Outstanding(next_index=0)
         self.error: LogError | None = None
-        self.entry = -1
+        self.entry = 0
         self.has_room = asyncio.Event()
 
-    def append_nowait(self, view: EntryView, context: object) -> None:
+    @property
+    def pending(self) -> int:
+        return self.outstanding.in_flight
+
+    def append(
+        self,
+        entries: Sequence[bytes],
+        views: Mapping[int, EntryView],
+        context: object,
+        *,
+        now: float,
+    ) -> None:
         if self.error is not None:
             raise self.error
-        assert isinstance(context, Publish)
-        self.pending.append(context)
+        self.outstanding.take(entries, views, context, now_ms=0)
+        self.outstanding.on_sent(len(entries))
 
     async def wait_room(self) -> None:
         await self.has_room.wait()
 
-    def confirm(self, count: int) -> None:
-        done = self.pending[:count]
-        del self.pending[:count]
-        if done:
-            first = self.entry + 1
-            self.entry += len(done)
-            handle = done[0].handle
-            handle.on_appended(
-                [(publish, Position(0, first + index)) for index, publish in enumerate(done)]
-            )
+    def confirm(self, count: int) -> list[Appended]:
+        """The first so many are durable; returns what the log would report."""
+        count = min(count, self.pending)
+        parts = self.outstanding.confirm(count, ledger=0, first_entry=self.entry)
+        self.entry += count
+        return parts
 
 
 class Setup:
@@ -56,11 +80,14 @@ class Setup:
         self.session = FakeProducerSession()
         self.left: list[ProducerHandle] = []
         self.errors: list[LogError] = []
+        self.stage = RefusesSome()
         self.handle = ProducerHandle(
             ProducerRequest(1, "p", ClientInfo("here", "1")),
             "p",
             self.session,
             cast("Log", self.log),
+            Pipeline([self.stage]),
+            {},
             connected_since="",
             leave=self.left.append,
             log_failed=self.errors.append,
@@ -69,15 +96,24 @@ class Setup:
 
     def publish(self, *sequence_ids: int) -> None:
         for sequence_id in sequence_ids:
-            self.handle.publish_nowait(sequence_id, sequence_id, entry_of("x"))
+            self.handle.publish(sends_of(entry_of("x"), first=sequence_id), 0.0)
+
+    def refuse(self, sequence_id: int) -> None:
+        self.stage.refused.add(sequence_id)
+        self.publish(sequence_id)
+
+    def confirm(self, count: int) -> None:
+        parts = self.log.confirm(count)
+        if parts:
+            self.handle.on_appended(parts)
 
 
 async def test_receipts_come_in_batches_in_order() -> None:
     it = Setup()
     it.publish(0, 1, 2, 3)
     assert it.handle.outstanding == 4
-    it.log.confirm(3)
-    it.log.confirm(3)
+    it.confirm(3)
+    it.confirm(3)
     assert it.session.answers == [(n, Position(0, n)) for n in range(4)]
     assert it.session.batches == [3, 1]
     assert it.handle.outstanding == 0
@@ -86,15 +122,15 @@ async def test_receipts_come_in_batches_in_order() -> None:
 
 async def test_a_refusal_waits_for_what_was_sent_before_it() -> None:
     it = Setup()
-    it.handle.refuse(0, REFUSED)
+    it.refuse(0)
     it.publish(1, 2)
-    it.handle.refuse(3, REFUSED)
+    it.refuse(3)
     it.publish(4)
-    it.handle.refuse(5, REFUSED)
+    it.refuse(5)
     assert [number for number, _ in it.session.answers] == [0]
-    it.log.confirm(1)
+    it.confirm(1)
     assert [number for number, _ in it.session.answers] == [0, 1]
-    it.log.confirm(2)
+    it.confirm(2)
     assert [number for number, _ in it.session.answers] == [0, 1, 2, 3, 4, 5]
 
 
@@ -105,28 +141,33 @@ async def test_answers_are_in_send_order_whatever_happens() -> None:
         chance = random.Random(seed)
         for number in range(40):
             if chance.random() < 0.3:
-                it.handle.refuse(number, REFUSED)
+                it.refuse(number)
             else:
                 it.publish(number)
             if chance.random() < 0.3:
-                it.log.confirm(chance.randrange(5))
-        it.log.confirm(100)
+                it.confirm(chance.randrange(5))
+        it.confirm(100)
         assert [number for number, _ in it.session.answers] == list(range(40)), seed
         refused = {number for number, answer in it.session.answers if answer is REFUSED}
         assert len(refused) + len(it.session.receipted) == 40
         assert it.handle.outstanding == 0
 
 
-async def test_what_the_log_refuses_is_an_error_in_its_turn() -> None:
+async def test_a_run_is_answered_in_its_order() -> None:
     it = Setup()
-    it.publish(0)
-    it.log.error = EntryTooLarge(10, 5)
-    it.publish(1)
-    it.log.error = None
-    it.publish(2)
-    it.log.confirm(2)
+    it.stage.refused = {1, 4}
+    it.handle.publish(sends_of(*[entry_of("x")] * 5), 0.0)
+    assert it.log.pending == 3
+    it.confirm(2)
     assert [number for number, _ in it.session.answers] == [0, 1, 2]
-    assert it.session.answers[1][1].__class__ is EntryTooLarge
+    it.confirm(1)
+    assert it.session.answers == [
+        (0, Position(0, 0)),
+        (1, REFUSED),
+        (2, Position(0, 1)),
+        (3, Position(0, 2)),
+        (4, REFUSED),
+    ]
 
 
 async def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> None:
@@ -141,12 +182,12 @@ async def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> No
 async def test_endless_refusals_disconnect() -> None:
     it = Setup()
     it.publish(0)
-    for number in range(1, REFUSALS_MAX + 2):
+    for number in range(1, ANSWERS_WAITING_MAX + 2):
         assert it.session.reason is None
-        it.handle.refuse(number, REFUSED)
+        it.refuse(number)
     assert it.session.reason is CloseReason.LOG_FAILED
     assert it.left == [it.handle]
-    it.log.confirm(1)
+    it.confirm(1)
     assert it.session.answers == []
 
 
@@ -157,10 +198,10 @@ async def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
         closing = tasks.create_task(it.handle.close())
         await settle()
         it.publish(2)
-        it.log.confirm(1)
+        it.confirm(1)
         await settle()
         assert not closing.done()
-        it.log.confirm(5)
+        it.confirm(5)
     assert it.session.receipted == [0, 1]
     assert it.session.reason is None
     assert it.left == [it.handle]
@@ -172,12 +213,12 @@ async def test_after_the_connection_nothing_is_answered() -> None:
     it = Setup()
     it.publish(0)
     it.handle.close_nowait()
-    it.log.confirm(1)
-    it.handle.refuse(1, REFUSED)
+    it.confirm(1)
+    it.refuse(1)
     it.publish(2)
     await it.handle.wait_room()
     assert it.session.answers == []
-    assert it.log.pending == []
+    assert it.log.pending == 0, "nothing was added"
     assert it.handle.state is ProducerState.CLOSED
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from fakes.entries import entry_of
+from fakes.entries import entry_of, sends_of
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import World
-from fakes.topics import opened_topic
+from fakes.topics import opened_topic, publish
 from support import settle, wait_until
 
 from magnetar.broker.errors import (
@@ -23,7 +24,12 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
+from magnetar.broker.topic.pipeline import Answer, Publish, Wait
 from magnetar.broker.topic.topic import BROUGHT_EPOCH_MAX, ProducerNames, TopicState
+from magnetar.protos.errors import ChecksumMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 async def test_receipts_of_several_producers_each_in_order() -> None:
@@ -32,7 +38,7 @@ async def test_receipts_of_several_producers_each_in_order() -> None:
         two, two_session = await it.produce("two")
         for number in range(30):
             handle = one if number % 3 else two
-            handle.publish_nowait(number, number, entry_of(str(number)))
+            publish(handle, entry_of(str(number)), first=number)
         await wait_until(lambda: one.outstanding == two.outstanding == 0)
         assert one_session.receipted == [n for n in range(30) if n % 3]
         assert two_session.receipted == list(range(0, 30, 3))
@@ -152,9 +158,9 @@ async def test_other_access_modes_are_not_allowed_by_name(mode: AccessMode) -> N
 async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
     async with opened_topic(World()) as it:
         handle, session = await it.produce()
-        handle.publish_nowait(0, 0, entry_of("small"))
-        handle.publish_nowait(1, 1, replace(entry_of("large"), data=bytes(5_260_000)))
-        handle.publish_nowait(2, 2, entry_of("small"))
+        publish(handle, entry_of("small"), first=0)
+        publish(handle, replace(entry_of("large"), data=bytes(5_260_000)), first=1)
+        publish(handle, entry_of("small"), first=2)
         await wait_until(lambda: len(session.answers) == 3)
         assert [number for number, _ in session.answers] == [0, 1, 2]
         assert session.receipted == [0, 2]
@@ -164,22 +170,22 @@ async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away()
     world = World()
     async with opened_topic(world) as old:
         producer, session = await old.produce("p")
-        producer.publish_nowait(0, 0, entry_of("first"))
+        publish(producer, entry_of("first"), first=0)
         await wait_until(lambda: session.receipted == [0])
         _, consumer = await old.subscribe()
         await wait_until(lambda: consumer.texts == ["first"])
         world.ledgers.hold()
-        producer.publish_nowait(1, 1, entry_of("unknown"))
+        publish(producer, entry_of("unknown"), first=1)
         async with opened_topic(world) as new:
             world.ledgers.release()
-            producer.publish_nowait(2, 2, entry_of("never"))
+            publish(producer, entry_of("never"), first=2)
             await wait_until(lambda: old.topic.state is TopicState.FAILED)
             assert session.receipted == [0]
             assert session.reason is CloseReason.LOG_FAILED
             assert consumer.reason is CloseReason.UNLOADED
             assert len(old.failures) == 1
             assert isinstance(old.failures[0], LogFenced)
-            producer.publish_nowait(3, 3, entry_of("ignored"))
+            publish(producer, entry_of("ignored"), first=3)
             with pytest.raises(TopicClosing):
                 await old.produce("q")
             with pytest.raises(TopicClosing):
@@ -215,12 +221,12 @@ async def test_closing_gives_the_receipts_that_are_owed() -> None:
         _, consumer = await it.subscribe()
         await it.publish("a")
         world.ledgers.hold()
-        producer.publish_nowait(0, 0, entry_of("b"))
+        publish(producer, entry_of("b"), first=0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(it.topic.close())
             tasks.create_task(it.topic.close())
             await settle()
-            producer.publish_nowait(1, 1, entry_of("late"))
+            publish(producer, entry_of("late"), first=1)
             with pytest.raises(TopicClosing):
                 await it.produce()
             assert session.reason is None
@@ -244,11 +250,11 @@ async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
         producer, session = await it.produce()
         await it.publish("a")
         world.ledgers.hold()
-        producer.publish_nowait(0, 0, entry_of("b"))
+        publish(producer, entry_of("b"), first=0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(it.topic.close())
             await settle()
-            producer.publish_nowait(1, 1, entry_of("late"))
+            publish(producer, entry_of("late"), first=1)
             assert producer.outstanding == 1
             goodbye = tasks.create_task(producer.close())
             await settle()
@@ -266,7 +272,7 @@ async def test_closing_is_bounded_when_bookies_are_silent(monkeypatch: pytest.Mo
         producer, session = await it.produce()
         await it.publish("a")
         world.ledgers.hold()
-        producer.publish_nowait(0, 0, entry_of("b"))
+        publish(producer, entry_of("b"), first=0)
         await it.topic.close()
         assert session.receipted == []
         assert session.reason is CloseReason.UNLOADED
@@ -335,7 +341,7 @@ async def test_back_pressure_is_the_logs() -> None:
         handle, _ = await it.produce()
         await handle.wait_room()
         world.ledgers.hold()
-        handle.publish_nowait(0, 0, entry_of("x" * 2_000))
+        publish(handle, entry_of("x" * 2_000), first=0)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(handle.wait_room())
             await settle()
@@ -347,7 +353,7 @@ async def test_sessions_are_not_called_after_they_left() -> None:
     async with opened_topic(World()) as it:
         producer, producer_session = await it.produce(session=FakeProducerSession())
         consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())
-        producer.publish_nowait(0, 0, entry_of("a"))
+        publish(producer, entry_of("a"), first=0)
         producer.close_nowait()
         consumer.close_nowait()
         await it.publish("b")
@@ -356,3 +362,69 @@ async def test_sessions_are_not_called_after_they_left() -> None:
         assert consumer_session.entries == []
     assert producer_session.reason is None
     assert consumer_session.reason is None
+
+
+class WaitsFor:
+    """A test's stage: a producer's publishes wait for the outcome of the last one of another."""
+
+    def __init__(self, waiting: str, for_whom: str) -> None:
+        self.waiting = waiting
+        self.for_whom = for_whom
+        self.last: Publish | None = None
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        if publish.publisher.name == self.for_whom:
+            self.last = publish
+        elif publish.publisher.name == self.waiting and self.last and not self.last.known:
+            return [Wait(self.last)]
+        return ()
+
+
+async def test_a_publish_waits_for_the_outcome_of_another_and_is_then_appended() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
+        early, _ = await it.produce("early")
+        late, session = await it.produce("late")
+        world.ledgers.hold()
+        publish(early, entry_of("first"), first=0)
+        publish(late, entry_of("second"), entry_of("third"), first=0)
+        publish(late, entry_of("fourth"), first=2)
+        assert late.outstanding == 3
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(late.wait_room())
+            await settle()
+            assert not reading.done(), "the session reads no more while publishes are held"
+            world.ledgers.release()
+        await wait_until(lambda: session.receipted == [0, 1, 2])
+        _, consumer = await it.subscribe()
+        await wait_until(lambda: len(consumer.texts) == 4)
+        assert consumer.texts == ["first", "second", "third", "fourth"]
+
+
+async def test_a_producer_that_closes_gets_the_answers_for_what_is_held() -> None:
+    world = World()
+    async with opened_topic(world) as it:
+        it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
+        early, _ = await it.produce("early")
+        late, session = await it.produce("late")
+        world.ledgers.hold()
+        publish(early, entry_of("first"), first=0)
+        publish(late, entry_of("second"), first=0)
+        async with asyncio.TaskGroup() as tasks:
+            closing = tasks.create_task(late.close())
+            await settle()
+            assert not closing.done()
+            world.ledgers.release()
+        assert session.receipted == [0]
+
+
+async def test_a_corrupt_entry_is_refused_and_its_neighbours_are_appended() -> None:
+    async with opened_topic(World()) as it:
+        handle, session = await it.produce()
+        sends = sends_of(entry_of("a"), entry_of("b"), entry_of("c"))
+        sends.checksums[1] ^= 1
+        handle.publish(sends, asyncio.get_running_loop().time())
+        await wait_until(lambda: len(session.answers) == 3)
+        assert session.receipted == [0, 2]
+        assert isinstance(session.answers[1][1], ChecksumMismatch)

@@ -1,0 +1,112 @@
+"""Deleting the ledgers that a topic no longer uses, in two phases.
+
+Theory of operation. The topic's record first lists a ledger as being deleted, in the same
+compare-and-set that takes it out of use. Only then is the ledger deleted: its metadata goes, and
+the bookies collect their copies. At last the record forgets it. A crash at any step leaves a ledger
+that is listed, or one that is deleted; the next owner finds the list and finishes. Deleting again
+what is deleted does nothing.
+
+`run` is a task of its own, so that neither appends nor rolls wait for deletions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.broker.errors import LogError
+from magnetar.metadata.errors import InvalidRecord, MetadataError
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.supervise import Backoff
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.ledgers import LedgerStore
+    from magnetar.broker.log.owned_record import OwnedRecord
+    from magnetar.metadata.model import LedgerId
+
+log = get_logger(__name__)
+
+ATTEMPTS_MAX: Final = 8
+"""Tries in a row, within about two minutes. After these the ledgers wait, listed, until another one
+is dropped or the topic has another owner."""
+
+RETRY_S_FIRST: Final = 1.0
+RETRY_S_MAX: Final = 60.0
+
+LEDGERS_PER_PASS: Final = 100
+"""Deleted between two changes of the topic's record. A crash repeats as many deletions."""
+
+LEDGERS_AT_CLOSE: Final = 8
+"""Deleted when the log closes; what remains is left to the next owner, so that a hand-over does not
+wait for a long list. A cursor ledger and an empty data ledger are usual."""
+
+
+class Deletion:
+    """Of the ledgers that one topic's record lists as being deleted."""
+
+    def __init__(self, owned_record: OwnedRecord, ledgers: LedgerStore) -> None:
+        self._owned_record = owned_record
+        self._ledgers = ledgers
+        # Every topic draws its own delays: after an outage not all come back at once.
+        chance = random.Random(f"{owned_record.name} {owned_record.epoch} deletion")
+        self._backoff = Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance)
+        self._refused: set[LedgerId] = set()  # cannot be deleted, whatever is tried
+
+    async def run(self) -> None:
+        """Delete what is listed, whenever something is. Ends when the topic is lost."""
+        while self._owned_record.lost is None:
+            await self._owned_record.listed.wait()
+            self._owned_record.listed.clear()
+            await self._delete_all()
+
+    async def finish(self) -> None:
+        """The log closes: try the first few once more."""
+        await self._delete_some(LEDGERS_AT_CLOSE)
+
+    @property
+    def _left(self) -> list[LedgerId]:
+        listed = self._owned_record.record.deleting
+        return [ledger for ledger in listed if ledger not in self._refused]
+
+    async def _delete_all(self) -> None:
+        attempts, delays = 0, self._backoff.delays()
+        while self._left and self._owned_record.lost is None:
+            if await self._delete_some(LEDGERS_PER_PASS):
+                attempts, delays = 0, self._backoff.delays()
+                continue
+            attempts += 1
+            if attempts == ATTEMPTS_MAX:
+                log.error("ledgers remain to be deleted", topic=self._name, ledgers=len(self._left))
+                return
+            await asyncio.sleep(next(delays))
+
+    async def _delete_some(self, ledgers_max: int) -> bool:
+        """Returns whether all of the first so many are deleted and forgotten."""
+        deleted: list[LedgerId] = []
+        failure: Exception | None = None
+        for ledger in self._left[:ledgers_max]:
+            try:
+                await self._ledgers.delete(ledger)
+            except InvalidRecord as error:  # those behind it must not gather for that
+                self._refused.add(ledger)
+                why = str(error)
+                log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)
+            except (LedgerError, MetadataError) as error:
+                failure = error
+                break
+            else:
+                deleted.append(ledger)
+        try:
+            if deleted:
+                await self._owned_record.forget(deleted)
+        except LogError as error:  # they stay listed, and are deleted once more
+            failure = error
+        if failure is not None:
+            log.warning("deleting ledgers failed", topic=self._name, error=str(failure))
+        return failure is None
+
+    @property
+    def _name(self) -> str:
+        return str(self._owned_record.name)

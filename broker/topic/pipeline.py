@@ -1,0 +1,268 @@
+"""The stages between a session and the log: what decides before a publish is appended.
+
+Theory of operation. A publish is a run of entries of one producer. Each stage in turn decides on
+it: append, and then the next stage decides; or an answer that ends it here (duplicate, refuse); or
+wait for the outcome of another publish. A stage may answer differently for parts of the run. The
+run is split there, and the later stages see only the parts that are left.
+
+A stage that waits answers so for all the rest of the run. The rest, and everything that its
+producer sends later, is held; once the outcome is known, the same stage decides on the rest anew,
+and the earlier stages do not see it again. So every stage sees the entries of a producer in send
+order, and each entry until it has decided.
+
+Stages are machines: they do no I/O, and time is passed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from magnetar.broker.errors import ProducerFenced
+from magnetar.protos.entry import (
+    ENTRY_SENT_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    NO_CHECKSUM,
+    checksums_of,
+    payload_bytes_of,
+)
+from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from magnetar.broker.log.outstanding import Appended
+    from magnetar.broker.topic.meter import Meter
+    from magnetar.protos.sends import SendRun
+
+
+class Publisher(Protocol):
+    """The producer of a publish."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic_epoch(self) -> int | None: ...  # None: it is not exclusive
+
+    @property
+    def meter(self) -> Meter: ...
+
+    def on_appended(self, parts: Sequence[Appended]) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Publish:
+    """A run of entries of one producer, on its way into the log."""
+
+    publisher: Publisher
+    sends: SendRun
+    unknown: int  # of its entries, how many have no outcome yet
+    whole: Publish | None = None  # the one that this is a part of; None: it is no part
+
+    @property
+    def known(self) -> bool:
+        """Whether the outcome of each of its entries is known."""
+        return self.unknown == 0
+
+    def part(self, start: int, stop: int) -> Publish:
+        if start == 0 and stop == len(self.sends):
+            return self
+        return Publish(self.publisher, self.sends.part(start, stop), stop - start, self)
+
+    def is_in(self, other: Publish) -> bool:
+        """Whether it is this other one, or a part of it."""
+        publish: Publish | None = self
+        while publish is not None and publish is not other:
+            publish = publish.whole
+        return publish is not None
+
+    def on_outcome(self, entries: int) -> None:
+        """The outcome of so many of its entries is known."""
+        publish: Publish | None = self
+        while publish is not None:
+            publish.unknown -= entries
+            assert publish.unknown >= 0, "an entry has one outcome"
+            publish = publish.whole
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """The next entries are to be appended, as far as this stage is concerned."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The log holds the next entries already: the producer gets receipts without a position."""
+
+    count: int
+    stored_sequence_id: int  # the highest of this producer that the log holds
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The next entries are not appended, and the producer is told why."""
+
+    count: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The rest of the run is decided on anew once the outcome of a publish is known."""
+
+    until: Publish | None  # let through by the same stage; None: what this run has before
+
+
+Answer = Append | Duplicate | Refuse | Wait
+
+
+class Stage(Protocol):
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        """Answers for the entries of the run, in order and for all of them. (): append all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    publish: Publish
+    answer: Append | Duplicate | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A publish on which a stage has yet to decide."""
+
+    publish: Publish
+    stage: int = 0  # which one
+    until: Publish | None = None  # whose outcome is waited for; None: only for its turn
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be decided on, if it is the first that its producer has sent."""
+        return self.until is None or self.until.known
+
+
+class Pipeline:
+    """The stages of one topic."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = stages
+
+    def decide(self, publish: Publish, now: float, *, first: int = 0) -> list[Decided | Held]:
+        """What becomes of a publish, in the order of its entries; the stages before `first` have
+        decided. What follows a Held must wait for it, also if it is Decided. []: append all."""
+        stages = self.stages[first:] if first else self.stages
+        for number, stage in enumerate(stages, first):
+            answers = stage.decide(publish, now)
+            if answers:
+                return self._split(publish, answers, number, now)
+        return []
+
+    def _split(
+        self, publish: Publish, answers: Sequence[Answer], number: int, now: float
+    ) -> list[Decided | Held]:
+        found: list[Decided | Held] = []
+        at = 0
+        before: Publish | None = None  # the last part that this stage let through
+        is_held = False
+        for answer in answers:
+            if isinstance(answer, Wait):
+                until = answer.until or before
+                assert until is not None, "there is nothing to wait for"
+                assert not publish.is_in(until), "a publish cannot wait for itself"
+                found.append(Held(publish.part(at, len(publish.sends)), number, until))
+                return found
+            part = publish.part(at, at + answer.count)
+            at += answer.count
+            if not isinstance(answer, Append):
+                found.append(Decided(part, answer))
+                continue
+            before = part
+            if is_held:
+                found.append(Held(part, number + 1))
+                continue
+            found += self.decide(part, now, first=number + 1) or [Decided(part, answer)]
+            is_held = any(isinstance(each, Held) for each in found)
+        assert at == len(publish.sends), "a stage answers for every entry"
+        return found
+
+
+# ---- the stages of every topic -------------------------------------------------------------------
+
+
+class SizeStage:
+    """Refuses entries that are larger than what the broker announced at CONNECT."""
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        sends = publish.sends
+        if max(map(len, sends.entries)) <= MESSAGE_BYTES_MAX:
+            return ()
+        refused: dict[int, Exception] = {}
+        for place, entry in enumerate(sends.entries):
+            view = sends.views.get(place)
+            payload_bytes = payload_bytes_of(entry) if view is None else view.payload_bytes
+            if len(entry) > ENTRY_SENT_BYTES_MAX:
+                refused[place] = EntryTooLarge("entry", len(entry), ENTRY_SENT_BYTES_MAX)
+            elif payload_bytes > MESSAGE_BYTES_MAX:
+                refused[place] = EntryTooLarge("payload", payload_bytes, MESSAGE_BYTES_MAX)
+        return _refusing(publish, refused)
+
+
+class ChecksumStage:
+    """Refuses entries whose bytes are not those of which their producer took the checksum."""
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        stated = publish.sends.checksums
+        found = checksums_of(publish.sends.entries)
+        if found == stated:
+            return ()
+        return _refusing(
+            publish,
+            {
+                place: ChecksumMismatch(expected, actual)
+                for place, (expected, actual) in enumerate(zip(stated, found, strict=True))
+                if expected not in (actual, NO_CHECKSUM)
+            },
+        )
+
+
+class FormatStage:
+    """Refuses entries whose metadata cannot be read."""
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        errors = publish.sends.errors
+        return _refusing(publish, errors) if errors else ()
+
+
+class AccessModeStage:
+    """Refuses what an exclusive producer sends after another one has taken its place."""
+
+    def __init__(self, topic: str, current_epoch: Callable[[], int]) -> None:
+        self._topic = topic
+        self._current_epoch = current_epoch
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        epoch = publish.publisher.topic_epoch
+        if epoch is None or epoch >= (current := self._current_epoch()):
+            return ()
+        why = f"its epoch is {epoch}, the topic's is {current}"
+        error = ProducerFenced(self._topic, publish.publisher.name, why)
+        return [Refuse(len(publish.sends), error)]
+
+
+def _refusing(publish: Publish, refused: Mapping[int, Exception]) -> Sequence[Answer]:
+    """Refuse the entries at these places, and append the others. (): there are none."""
+    if not refused:
+        return ()
+    answers: list[Answer] = []
+    at = 0
+    for place, error in sorted(refused.items()):
+        if place > at:
+            answers.append(Append(place - at))
+        answers.append(Refuse(1, error))
+        at = place + 1
+    if at < len(publish.sends):
+        answers.append(Append(len(publish.sends) - at))
+    return answers

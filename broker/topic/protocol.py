@@ -1,0 +1,86 @@
+"""What sessions, the broker and the admin calls know of a topic, whichever kind it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.broker.dispatch.explain import Reason
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.contract import (
+        CloseReason,
+        ConsumerEvents,
+        ProducerEvents,
+        ProducerRequest,
+        SubscribeRequest,
+    )
+    from magnetar.broker.topic.meter import Meter
+    from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.broker.topic.subscription import Subscription
+    from magnetar.protos.names import TopicName
+
+
+class Topic(Protocol):
+    """A topic that this broker serves. Everything is called on the loop."""
+
+    @property
+    def name(self) -> TopicName: ...
+
+    @property
+    def log(self) -> Log:
+        """Where its entries are, to be read by range."""
+
+    @property
+    def producers(self) -> Mapping[str, ProducerHandle]:
+        """Those that are connected, by name."""
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]: ...
+
+    @property
+    def published(self) -> Meter:
+        """What producers have published since the topic was opened."""
+
+    @property
+    def delivered_total(self) -> tuple[int, int]:
+        """Messages and bytes that were delivered since the topic was opened."""
+
+    async def add_producer(
+        self, request: ProducerRequest, events: ProducerEvents
+    ) -> ProducerHandle:
+        """Let a producer in. A producer that is in its way is probed first, and evicted if its
+        client does not answer.
+
+        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
+        LogUnavailable while recording the epoch of an exclusive one.
+        """
+
+    async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
+        """Let a consumer in. Makes the subscription if there is none of that name.
+
+        Raises ConsumerBusy, NotAllowed, SubscriptionFenced, TopicClosing; LogError.
+        """
+
+    async def ensure_subscription(
+        self, name: str, start: Position, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """A durable subscription of this name, beginning with the entry at or after `start` if it
+        is new. Durable on return. Raises TopicClosing, LogError."""
+
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
+        """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
+        SubscriptionFenced, TopicClosing, LogError."""
+
+    def explain(self, name: str) -> list[Reason]:
+        """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
+
+    async def stats(self) -> dict[str, Any]:
+        """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
+
+    async def close(self, reason: CloseReason = ...) -> None:
+        """Serve no more. Returns within a few seconds, and never raises operating errors. May be
+        called more than once."""

@@ -1,0 +1,228 @@
+"""Dropping the head of a log: what is listed, deleted and forgotten, and what stays."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.ledgers import BrokerDied, FakeLedgers, LedgerWorld, Steps
+from fakes.topic_log import SMALL, TOPIC, SteppingStore, World, opened, opened_cursors
+from support import settle, wait_until
+
+from magnetar.broker.errors import LogError
+from magnetar.broker.log.deletion import ATTEMPTS_MAX, LEDGERS_AT_CLOSE, LEDGERS_PER_PASS
+from magnetar.broker.log.owned_record import topic_path
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.metadata.codec import decode_topic
+from magnetar.metadata.errors import InvalidRecord, Unavailable
+
+if TYPE_CHECKING:
+    from magnetar.metadata.model import LedgerId, TopicRecord
+
+NAMES = [f"m{number}" for number in range(12)]  # two full ledgers and two entries
+TINY = replace(SMALL, ledger_entries_max=1)
+CALM = replace(SMALL, check_interval_s=60.0)  # for tests in which much time passes
+LONG_S = 600.0  # longer than all attempts in a row
+
+
+async def record_of(world: World) -> TopicRecord:
+    found = await world.store().get(topic_path(TOPIC))
+    assert found is not None
+    return decode_topic(found.value)
+
+
+class Unwilling(FakeLedgers):
+    """Does not delete, so many times; or never deletes the ledgers in `refused`."""
+
+    def __init__(self, world: LedgerWorld, failures: int = 0) -> None:
+        super().__init__(world)
+        self.failures = failures
+        self.asked = 0
+        self.refused: set[int] = set()
+
+    async def delete(self, ledger: LedgerId) -> None:
+        self.asked += 1
+        if ledger in self.refused:
+            raise InvalidRecord("ledger metadata", "nonsense")
+        if self.failures > 0:
+            self.failures -= 1
+            raise Unavailable("a fault")
+        await super().delete(ledger)
+
+
+async def test_closed_ledgers_of_the_head_are_deleted_and_forgotten() -> None:
+    world = World()
+    async with opened(world) as topic:
+        await topic.append_and_wait(*NAMES)
+        first, second, third = (record.ledger for record in topic.log.chain.records)
+        assert topic.log.drop_through(Position(second, 3)) == 1, "the second has entry 4 still"
+        await wait_until(lambda: world.ledgers.deleted == [first])
+        assert await topic.contents() == NAMES[5:]
+        assert topic.log.first == Position(second, 0)
+        assert topic.log.chain.first_index == 5
+        assert topic.log.drop_through(Position(second, 4)) == 1
+        assert topic.log.drop_through(LATEST) == 0, "the third is open"
+        await wait_until(lambda: world.ledgers.deleted == [first, second])
+        await topic.append_and_wait("more")
+        assert await topic.contents() == [*NAMES[10:], "more"]
+    record = await record_of(world)
+    assert [part.ledger for part in record.ledgers] == [third]
+    assert record.deleting == ()
+
+
+async def test_indexes_and_positions_go_on_after_everything_was_dropped() -> None:
+    """Also where the next owner is given smaller ledger ids: it asks for others."""
+    world = World()
+    world.ledgers.next_id(1_000)
+    async with opened(world) as topic:
+        await topic.append_and_wait(*NAMES)
+        before = topic.log.confirmed
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        cursor = await cursors.ensure("s", EARLIEST)
+        await topic.log.wait_room()
+        cursor.acknowledge_cumulative(topic.log.confirmed)
+        await cursor.flush()
+        assert topic.log.drop_through(LATEST) == 3
+        assert topic.log.confirmed == before
+        assert cursor.backlog_entries == 0
+    assert world.ledgers.ledgers == {}
+    assert (await record_of(world)).ledgers == ()
+    world.ledgers._next = 0
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        assert topic.log.confirmed == before
+        assert topic.log.last_index == 11
+        assert await topic.contents() == []
+        await topic.append_and_wait("next")
+        [entry] = await topic.log.read(EARLIEST, entries_max=9, bytes_max=9_999)
+        assert entry.index == 12
+        assert entry.position > before
+        cursor_again = cursors.get("s")
+        assert cursor_again is not None
+        assert cursor_again.backlog_entries == 1
+
+
+async def test_a_cursor_at_the_end_of_the_dropped_head_keeps_its_backlog() -> None:
+    world = World()
+    async with opened(world) as topic:
+        await topic.append_and_wait(*NAMES)
+        async with opened_cursors(topic.log) as cursors:
+            cursor = await cursors.ensure("s", EARLIEST)
+            first, _, _ = (record.ledger for record in topic.log.chain.records)
+            cursor.acknowledge_cumulative(Position(first, 4))
+            await cursor.flush()
+            assert topic.log.drop_through(cursor.mark_delete) == 1
+            assert cursor.backlog_entries == 7
+            cursor.acknowledge([position for _, position in topic.appended[6:8]])
+            await cursor.flush()
+            assert cursor.backlog_entries == 5
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        found = cursors.get("s")
+        assert found is not None
+        assert found.backlog_entries == 5
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_crash_at_any_call_leaves_each_ledger_listed_or_deleted(after: bool) -> None:
+    number = 0
+    while await dies_while_dropping(Steps(number, after=after)):
+        number += 1
+    assert number >= 5, "it died at hardly any call"
+
+
+async def dies_while_dropping(steps: Steps) -> bool:
+    """Returns whether the steps were as many as that."""
+    world = World()
+    async with opened(world) as topic:
+        await topic.append_and_wait(*NAMES)
+    store = SteppingStore(world.tree, steps)
+    try:
+        async with opened(world, steps=steps, store=store, close=False) as topic:
+            topic.log.drop_through(LATEST)
+            await wait_until(lambda: steps.dead or len(world.ledgers.deleted) == 3)
+            await settle()
+    except* BrokerDied:
+        pass
+    record = await record_of(world)
+    listed = {part.ledger for part in record.ledgers} | set(record.deleting)
+    assert set(world.ledgers.ledgers) <= listed, f"an orphan after {steps.taken}"
+    async with opened(world) as topic:
+        assert len(await topic.contents()) == (12 if record.ledgers else 0)
+        await wait_until(lambda: not topic.log.owned_record.record.deleting)
+        assert topic.log.last_index == 11
+    record = await record_of(world)
+    assert set(world.ledgers.ledgers) == {part.ledger for part in record.ledgers}
+    return steps.dead
+
+
+async def test_deletions_are_tried_again_while_appends_go_on() -> None:
+    world = World()
+    ledgers = Unwilling(world.ledgers, failures=3)
+    async with opened(world, ledgers=ledgers) as topic:
+        await topic.append_and_wait(*NAMES)
+        topic.log.drop_through(LATEST)
+        await wait_until(lambda: ledgers.asked > 0)
+        assert world.ledgers.deleted == []
+        await topic.append_and_wait("meanwhile")
+        await wait_until(lambda: len(world.ledgers.deleted) == 2)
+        assert ledgers.asked == 3 + 2
+
+
+async def test_deletions_that_fail_for_long_are_left_to_the_next_occasion() -> None:
+    world = World()
+    ledgers = Unwilling(world.ledgers, failures=1_000_000)
+    async with opened(world, ledgers=ledgers, config=CALM) as topic:
+        await topic.append_and_wait(*NAMES)
+        first, second, _ = (record.ledger for record in topic.log.chain.records)
+        topic.log.drop_through(Position(first, 4))
+        await asyncio.sleep(LONG_S)
+        assert ledgers.asked == ATTEMPTS_MAX
+        assert topic.log.owned_record.record.deleting == (first,)
+        ledgers.failures = 0
+        topic.log.drop_through(Position(second, 4))
+        await wait_until(lambda: set(world.ledgers.deleted) == {first, second})
+
+
+async def test_a_ledger_that_cannot_be_deleted_does_not_hold_up_the_others() -> None:
+    world = World()
+    ledgers = Unwilling(world.ledgers)
+    async with opened(world, ledgers=ledgers, config=CALM) as topic:
+        await topic.append_and_wait(*NAMES)
+        first, second, _ = (record.ledger for record in topic.log.chain.records)
+        ledgers.refused.add(first)
+        topic.log.drop_through(LATEST)
+        await wait_until(lambda: world.ledgers.deleted == [second])
+        await asyncio.sleep(LONG_S)
+        assert ledgers.asked == 2, "it is not asked for again and again"
+    assert (await record_of(world)).deleting == (first,)
+
+
+async def test_a_long_list_does_not_hold_up_the_close() -> None:
+    world = World()
+    async with opened(world, config=TINY) as topic:
+        await topic.append_and_wait(*[f"m{number}" for number in range(LEDGERS_PER_PASS + 20)])
+    ledgers = Unwilling(world.ledgers, failures=1)
+    async with opened(world, ledgers=ledgers, close=False) as topic:
+        topic.log.drop_through(LATEST)
+        await wait_until(lambda: ledgers.asked == 1)  # the next attempt is a second away
+        await topic.log.close()
+        assert len(world.ledgers.deleted) == LEDGERS_AT_CLOSE
+        assert len((await record_of(world)).deleting) == LEDGERS_PER_PASS + 20 - LEDGERS_AT_CLOSE
+    async with opened(world) as topic:
+        await wait_until(lambda: world.ledgers.ledgers == {})
+    assert (await record_of(world)).deleting == ()
+
+
+async def test_a_stale_owner_deletes_nothing() -> None:
+    world = World()
+    async with opened(world) as topic:
+        await topic.append_and_wait(*NAMES)
+        async with opened(world) as new:
+            topic.log.drop_through(LATEST)
+            await wait_until(lambda: topic.log.owned_record.lost is not None)
+            await settle()
+            assert world.ledgers.deleted == []
+            assert await new.contents() == NAMES
+            with pytest.raises(LogError):
+                topic.append("late")

@@ -1,0 +1,370 @@
+"""The stages before the log: which entries get where, and in which order they are answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from fakes.entries import entry_of, sends_of
+from fakes.sessions import FakeProducerSession
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar.broker.errors import ProducerFenced
+from magnetar.broker.log.outstanding import Appended, Outstanding
+from magnetar.broker.topic.contract import ClientInfo, ProducerRequest
+from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.pipeline import (
+    AccessModeStage,
+    Answer,
+    Append,
+    ChecksumStage,
+    Decided,
+    Duplicate,
+    FormatStage,
+    Held,
+    Pipeline,
+    Publish,
+    Refuse,
+    SizeStage,
+    Wait,
+)
+from magnetar.broker.topic.producer import ProducerHandle, resume_all
+from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX, NO_CHECKSUM
+from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.broker.errors import LogError
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
+    from magnetar.protos.entry import EntryView
+    from magnetar.protos.sends import SendRun
+
+NUMBERS = 1_000_000  # sequence ids in all: what is stored has the highest
+
+
+# ---- random stages over random runs, against a model that knows each entry's fate ----------------
+
+
+@dataclass
+class Scripted:
+    """A stage that has an answer for each entry, and waits before some of them."""
+
+    plan: Mapping[tuple[str, int], str]
+    seen: list[tuple[str, int]] = field(default_factory=list)
+    passed: list[Publish] = field(default_factory=list)
+    waits: dict[tuple[str, int], Publish | None] = field(default_factory=dict)
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        name = publish.publisher.name
+        answers: list[Answer] = []
+        for number in publish.sends.sequence_ids:
+            key = name, number
+            what = self.plan.get(key, "append")
+            if what.startswith("wait") and key not in self.waits:
+                within = what.endswith("within") and any(isinstance(a, Append) for a in answers)
+                others = [each for each in self.passed if not publish.is_in(each)]
+                if within or others:
+                    self.waits[key] = None if within else others[len(others) // 2]
+                    answers.append(Wait(self.waits[key]))
+                    return self._passing(publish, answers)
+            until = self.waits.get(key)
+            assert until is None or until.known, "asked again before the outcome was known"
+            self.seen.append(key)
+            answers.append(_answer(what))
+        return self._passing(publish, answers)
+
+    def _passing(self, publish: Publish, answers: list[Answer]) -> Sequence[Answer]:
+        if any(isinstance(answer, Append) for answer in answers):
+            self.passed.append(publish)
+        plain = all(isinstance(answer, Append) for answer in answers)
+        return () if plain else answers
+
+
+def _answer(what: str) -> Answer:
+    if "duplicate" in what:
+        return Duplicate(1, NUMBERS)
+    return Refuse(1, ValueError(what)) if "refuse" in what else Append(1)
+
+
+class World:
+    """Producers, the topic's part of their work, and a log that confirms when it is told to."""
+
+    def __init__(self, names: Sequence[str], stages: Sequence[Scripted]) -> None:
+        self.outstanding = Outstanding(next_index=0)
+        self.appended: list[tuple[str, int]] = []
+        self.entry = 0
+        self.holding: dict[ProducerHandle, None] = {}
+        self.sessions = {name: FakeProducerSession() for name in names}
+        self.handles = {
+            name: ProducerHandle(
+                ProducerRequest(1, name, ClientInfo("here", "1")),
+                name,
+                self.sessions[name],
+                cast("Log", self),
+                Pipeline(stages),
+                self.holding,
+                connected_since="",
+                leave=lambda _: None,
+                log_failed=self.failed,
+                now=0.0,
+            )
+            for name in names
+        }
+
+    def failed(self, error: LogError) -> None:
+        raise error
+
+    def append(
+        self,
+        entries: Sequence[bytes],
+        views: Mapping[int, EntryView],
+        context: object,
+        *,
+        now: float,
+    ) -> None:
+        publish = cast("Publish", context)
+        assert len(entries) == len(publish.sends.sequence_ids)
+        self.appended += [(publish.publisher.name, n) for n in publish.sends.sequence_ids]
+        self.outstanding.take(entries, views, context, now_ms=0)
+        self.outstanding.on_sent(len(entries))
+
+    def confirm(self, count: int) -> None:
+        """As PersistentTopic does it."""
+        count = min(count, self.outstanding.in_flight)
+        parts = self.outstanding.confirm(count, ledger=1, first_entry=self.entry)
+        self.entry += count
+        groups: dict[ProducerHandle, list[Appended]] = {}
+        for part in parts:
+            publish = cast("Publish", part.context)
+            publish.on_outcome(part.count)
+            groups.setdefault(cast("ProducerHandle", publish.publisher), []).append(part)
+        for handle, group in groups.items():
+            handle.on_appended(group)
+        self.resume()
+
+    def resume(self) -> None:
+        resume_all(self.holding, 0.0)
+
+
+FATES = st.sampled_from(
+    ["append"] * 4
+    + ["duplicate", "refuse", "wait append", "wait duplicate", "wait refuse"]
+    + ["wait append within", "wait duplicate within"]
+)
+PLANS = st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 14)), FATES, max_size=25)
+STEPS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(1, 6))
+    | st.tuples(st.just("confirm"), st.integers(1, 8)),
+    min_size=4,
+    max_size=14,
+)
+
+
+@settings(max_examples=400)
+@given(PLANS, PLANS, STEPS)
+def test_answers_come_in_send_order_whatever_the_stages_say(
+    first: dict[tuple[str, int], str],
+    second: dict[tuple[str, int], str],
+    steps: list[tuple[str, int]],
+) -> None:
+    stages = [Scripted(first), Scripted(second)]
+    world = World("ab", stages)
+    sent = {"a": 0, "b": 0}
+    for who, count in steps:
+        if who == "confirm":
+            world.confirm(count)
+        else:
+            sends = sends_of(*[entry_of("x")] * count, first=sent[who])
+            world.handles[who].publish(sends, 0.0)
+            sent[who] += count
+        for name, session in world.sessions.items():
+            numbers = [number for number, _ in session.answers]
+            assert numbers == list(range(len(numbers))), "in send order, each once"
+            assert world.handles[name].outstanding == sent[name] - len(numbers)
+    while world.outstanding.in_flight:
+        world.confirm(3)
+    assert world.holding == {}
+    for name, session in world.sessions.items():
+        assert [number for number, _ in session.answers] == list(range(sent[name]))
+        for number, answer in session.answers:
+            assert kind(answer) == fate(first, second, (name, number))
+        appended = [number for owner, number in world.appended if owner == name]
+        assert appended == sorted(appended), "appended in send order"
+        for stage in stages:
+            seen = [number for owner, number in stage.seen if owner == name]
+            assert seen == sorted(set(seen)), "a stage decides once on each entry, in send order"
+    assert all(publish.known for stage in stages for publish in stage.passed)
+
+
+def kind(answer: Position | Exception) -> str:
+    if isinstance(answer, Exception):
+        return "refuse"
+    return "duplicate" if answer == (-1, -1) else "append"
+
+
+def fate(
+    first: Mapping[tuple[str, int], str],
+    second: Mapping[tuple[str, int], str],
+    key: tuple[str, int],
+) -> str:
+    for plan in (first, second):
+        for outcome in ("duplicate", "refuse"):
+            if outcome in plan.get(key, "append"):
+                return outcome
+    return "append"
+
+
+def test_what_follows_a_held_part_of_a_run_is_not_decided_before_it() -> None:
+    """The first stage splits the run; the second holds the first part."""
+    first = Scripted({("a", 2): "refuse"})
+    second = Scripted({("a", 1): "wait append"})
+    world = World("a", [first, second])
+    world.handles["a"].publish(sends_of(entry_of("x")), 0.0)
+    world.handles["a"].publish(sends_of(*[entry_of("x")] * 3, first=1), 0.0)
+    assert second.seen == [("a", 0)]
+    assert world.sessions["a"].answers == []
+    world.confirm(1)
+    assert second.seen == [("a", 0), ("a", 1), ("a", 3)]
+    world.confirm(2)
+    assert [kind(answer) for _, answer in world.sessions["a"].answers] == [
+        "append",
+        "append",
+        "refuse",
+        "append",
+    ]
+
+
+def test_what_a_producer_held_at_its_end_has_an_outcome() -> None:
+    """Another producer that waits for it goes on."""
+    first = Scripted({})
+    second = Scripted({("a", 1): "wait append within"})
+    world = World("ab", [first, second])
+    world.handles["a"].publish(sends_of(*[entry_of("x")] * 2), 0.0)
+    assert world.handles["a"].outstanding == 2
+    [held] = first.passed
+    world.confirm(0)
+    assert not held.known
+    first.waits[("b", 0)] = held
+
+    class WaitsForHeld:
+        def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+            return () if held.known else [Wait(held)]
+
+    waiting = ProducerHandle(
+        ProducerRequest(2, "c", ClientInfo("here", "1")),
+        "c",
+        FakeProducerSession(),
+        cast("Log", world),
+        Pipeline([WaitsForHeld()]),
+        world.holding,
+        connected_since="",
+        leave=lambda _: None,
+        log_failed=world.failed,
+        now=0.0,
+    )
+    waiting.publish(sends_of(entry_of("x")), 0.0)
+    assert waiting in world.holding
+    world.handles["a"].close_nowait()
+    world.resume()
+    assert not held.known, "the first entry is in flight still"
+    world.confirm(1)
+    assert held.known
+    assert waiting not in world.holding
+    assert world.appended == [("a", 0), ("c", 0)]
+
+
+# ---- the stages that every topic has -------------------------------------------------------------
+
+
+class Somebody:
+    """A producer as stages know it."""
+
+    name = "p"
+
+    def __init__(self, topic_epoch: int | None = None) -> None:
+        self.topic_epoch = topic_epoch
+        self.meter = Meter(0.0)
+
+    def on_appended(self, parts: Sequence[Appended]) -> None:
+        raise AssertionError("nothing is appended here")
+
+
+def publish_of(sends: SendRun, *, topic_epoch: int | None = None) -> Publish:
+    return Publish(Somebody(topic_epoch), sends, len(sends))
+
+
+def test_entries_are_refused_by_their_sizes() -> None:
+    sends = sends_of(*[entry_of("x") for _ in range(4)])
+    sends.entries[1] = bytes(ENTRY_SENT_BYTES_MAX + 1)
+    sends.views[2].payload_bytes = MESSAGE_BYTES_MAX + 1
+    answers = SizeStage().decide(publish_of(sends), 0.0)
+    refused = answers[1]
+    assert answers[0] == Append(1)
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, EntryTooLarge)
+    assert refused.error.size == ENTRY_SENT_BYTES_MAX + 1
+    assert isinstance(answers[2], Refuse)
+    assert "payload" in str(answers[2].error)
+    assert answers[3:] == [Append(1)]
+    assert SizeStage().decide(publish_of(sends_of(entry_of("x"))), 0.0) == ()
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_plain_payload_may_have_the_limit_and_no_more(over: int) -> None:
+    view = entry_of("x")
+    entry = bytes(view.data) + bytes(MESSAGE_BYTES_MAX - view.payload_bytes + over)
+    sends = sends_of(view)
+    sends.entries[0] = entry
+    sends.views.clear()
+    answers = SizeStage().decide(publish_of(sends), 0.0)
+    assert [type(answer) for answer in answers] == ([Refuse] if over else [])
+
+
+def test_an_entry_is_refused_for_its_checksum_if_it_states_one() -> None:
+    sends = sends_of(*[entry_of("x")] * 3)
+    sends.checksums[0] ^= 1
+    sends.checksums[1] = NO_CHECKSUM
+    answers = ChecksumStage().decide(publish_of(sends), 0.0)
+    assert isinstance(answers[0], Refuse)
+    assert isinstance(answers[0].error, ChecksumMismatch)
+    assert answers[1:] == [Append(2)]
+    sends.checksums[0] ^= 1
+    assert ChecksumStage().decide(publish_of(sends), 0.0) == ()
+
+
+def test_an_entry_that_cannot_be_read_is_refused_with_the_reason() -> None:
+    sends = sends_of(*[entry_of("x")] * 3)
+    error = sends.errors[2] = MalformedEntry("a reason")
+    assert FormatStage().decide(publish_of(sends), 0.0) == [Append(2), Refuse(1, error)]
+    sends.errors.clear()
+    assert FormatStage().decide(publish_of(sends), 0.0) == ()
+
+
+def test_a_producer_of_an_earlier_epoch_is_refused() -> None:
+    stage = AccessModeStage("topic", lambda: 7)
+    sends = sends_of(*[entry_of("x")] * 2)
+    [answer] = stage.decide(publish_of(sends, topic_epoch=6), 0.0)
+    assert isinstance(answer, Refuse)
+    assert answer.count == 2
+    assert isinstance(answer.error, ProducerFenced)
+    assert stage.decide(publish_of(sends, topic_epoch=7), 0.0) == ()
+    assert stage.decide(publish_of(sends), 0.0) == ()
+
+
+def test_the_first_stage_that_objects_decides() -> None:
+    sends = sends_of(*[entry_of("x")] * 2)
+    sends.checksums[1] ^= 1
+    sends.errors[1] = MalformedEntry("also")
+    pipeline = Pipeline([SizeStage(), ChecksumStage(), FormatStage()])
+    publish = publish_of(sends)
+    first, second = pipeline.decide(publish, 0.0)
+    assert isinstance(first, Decided)
+    assert first.answer == Append(1)
+    assert isinstance(second, Decided)
+    assert isinstance(second.answer, Refuse)
+    assert isinstance(second.answer.error, ChecksumMismatch)
+    assert not isinstance(second, Held)

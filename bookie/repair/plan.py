@@ -52,18 +52,14 @@ Step = Move | Rewrite | Widen
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RepairPlan:
     steps: tuple[Step, ...]
     unwritable: tuple[Member, ...]  # lost members, and bad ones, of the segment being written
-
-    @property
-    def empty(self) -> bool:
-        return not self.steps and not self.unwritable
 
 
 def plan_repair(
     metadata: LedgerMetadata, mark: UnderReplication, gone: frozenset[Member], *, copies_wanted: int
-) -> Plan:
+) -> RepairPlan:
     """`gone`: the members to be replaced. Moves come first: they are what losing another bookie
     would make impossible."""
     moves = [
@@ -89,7 +85,7 @@ def plan_repair(
             for bad in mark.bad
             if bad.member in tail.members and bad.last_entry >= tail.first_entry
         }
-    return Plan(
+    return RepairPlan(
         (*moves, *rewrites, *widen), tuple(sorted(unwritable, key=lambda each: each.bookie))
     )
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
     from magnetar.bookie.repair.marks import Mark, Marks
-    from magnetar.bookie.repair.plan import Plan, Step
+    from magnetar.bookie.repair.plan import RepairPlan, Step
     from magnetar.metadata.model import LedgerMetadata, Segment
     from magnetar.metadata.store import MetadataStore
     from magnetar.metadata.under_replication import UnderReplication
@@ -71,7 +71,7 @@ _NOBODY: Final = Member(BookieId("?"), "0" * 32)
 
 
 @dataclass(slots=True)
-class Counts:
+class ReplicatorCounts:
     """What was done since the start."""
 
     ledgers_repaired: int = 0  # marks removed
@@ -114,7 +114,7 @@ class Replicator:
         recover: Callable[[LedgerId], Awaitable[LedgerMetadata]],
     ) -> None:
         """`name` is told to whoever looks at a lock."""
-        self.counts = Counts()
+        self.counts = ReplicatorCounts()
         self.marked = 0  # ledgers, when they were looked for last
         self._store = store
         self._marks = marks
@@ -236,7 +236,7 @@ class Replicator:
             self.counts.ledgers_repaired += 1
             self._forget(ledger)
 
-    def _plan(self, metadata: LedgerMetadata, what: UnderReplication) -> Plan:
+    def _plan(self, metadata: LedgerMetadata, what: UnderReplication) -> RepairPlan:
         """A member that was marked as lost, and is listed again, is not to be replaced."""
         directory = self._services.directory
         leaving = directory.decommissioned
@@ -327,7 +327,7 @@ class Replicator:
     # -- what is being written -------------------------------------------------------------------
 
     async def _maybe_recover(
-        self, metadata: LedgerMetadata, plan: Plan
+        self, metadata: LedgerMetadata, plan: RepairPlan
     ) -> RepairError | LedgerError | None:
         """None: the ledger was recovered, and is closed. Else why not, or not yet."""
         ledger, tail = metadata.ledger, metadata.last_segment

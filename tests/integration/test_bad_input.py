@@ -12,6 +12,7 @@ import google_crc32c
 import pytest
 from fakes.broker import Cluster, running_broker
 from fakes.entries import entry_of
+from fakes.grpc_reply import read_frames
 from fakes.wire import TRANSPORTS, WireClient, wire_to
 from support import settle, wait_until
 
@@ -22,7 +23,7 @@ from magnetar.protos.broker_pb2 import ReadRangeRequest
 from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import CallFailed, StreamClosed
-from magnetar.runtime.grpc_frames import call_unary, open_channel, read_frames
+from magnetar.runtime.grpc_frames import call_unary, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
+from magnetar.client.callbacks import report
+from magnetar.client.producing.outgoing import (
+    PENDING_BYTES_MAX,
+    Room,
+    outgoing_message,
+    outgoing_with_callback,
+)
+from magnetar.client.signature import sending
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
+    from magnetar.client.producing.outgoing import Outgoing, OutgoingWithCallback
     from magnetar.client.producing.publisher import Publisher
     from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
@@ -37,19 +41,8 @@ class Producer:
         self._let_in_is_due = False
         self._seal_is_due = False
 
-    async def send(
-        self,
-        content: bytes | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
-    ) -> MessageId:
+    @sending(outgoing_message)
+    async def send(self, outgoing: Outgoing) -> MessageId:
         """Publish a message and wait until it is stored; gives its id.
 
         Messages that several tasks send in the same turn of the loop share a batch. Cancelling does
@@ -57,19 +50,7 @@ class Producer:
         AlreadyClosed, ...; with a full queue waits (`block_if_queue_full`) or raises
         ProducerQueueIsFull or MemoryBufferIsFull.
         """
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size = outgoing
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
         if self._take_room(size):
             self._submit(message, size, outcome)
@@ -86,39 +67,15 @@ class Producer:
                 self.on_burst_end()  # there may be room for the next one, if not for this
             raise
 
-    def send_async(
-        self,
-        content: bytes | None,
-        callback: SendCallback | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
-    ) -> None:
+    @sending(outgoing_with_callback)
+    def send_async(self, outgoing: OutgoingWithCallback) -> None:
         """Publish a message without waiting; `callback(result, message_id)` is called with the
         outcome. Never waits: with a full queue, or while others wait for room, the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once.
 
         Not in Apache's asyncio client, but in its synchronous one.
         """
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size, callback = outgoing
         if self._take_room(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:

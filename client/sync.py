@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.asyncio import Client as AsyncClient
-from magnetar.client.callbacks import SendCallback, report
+from magnetar.client.callbacks import report
 from magnetar.client.consumer import (
     acknowledgeable,
     check_cumulative,
@@ -38,18 +38,23 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX, Room, outgoing_message
+from magnetar.client.producing.outgoing import (
+    PENDING_BYTES_MAX,
+    Room,
+    outgoing_message,
+    outgoing_with_callback,
+)
 from magnetar.client.reader import begin_at_latest, reader_subscription
-from magnetar.client.signature import taking
+from magnetar.client.signature import sending, taking
 from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
+    from collections.abc import Callable
 
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
+    from magnetar.client.producing.outgoing import Outgoing, OutgoingWithCallback
     from magnetar.client.producing.publisher import Publisher
     from magnetar.protos.message import OutgoingMessage
 
@@ -218,38 +223,15 @@ class Producer:
         self._waiting: deque[object] = deque()  # a ticket of each who waits for room
         self._crossing = thread.crossing(self._submit)
 
-    def send(
-        self,
-        content: bytes | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
-    ) -> MessageId:
+    @sending(outgoing_message)
+    def send(self, outgoing: Outgoing) -> MessageId:
         """Publish a message and wait until it is stored; gives its id. Closes its batch at once.
 
         Raises Timeout (indefinite), MessageTooBig, AlreadyClosed, ...; with a full queue waits
         (`block_if_queue_full`) or raises ProducerQueueIsFull or MemoryBufferIsFull.
         """
         self._thread.check_may_wait()
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size = outgoing
         error = self._take_room(size)
         if error is not None:
             raise error
@@ -257,36 +239,12 @@ class Producer:
         self._hand_over(message, size, outcome.settle, waits=True)
         return outcome.wait()
 
-    def send_async(
-        self,
-        content: bytes | None,
-        callback: SendCallback | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
-    ) -> None:
+    @sending(outgoing_with_callback)
+    def send_async(self, outgoing: OutgoingWithCallback) -> None:
         """Publish a message; `callback(result, message_id)` is called with the outcome, on the
         client's own thread. With a full queue waits (`block_if_queue_full`), or the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once."""
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size, callback = outgoing
         error = self._take_room(size)
         if error is None:
             self._hand_over(message, size, partial(report, callback), waits=False)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from magnetar.client.callbacks import SendCallback
 from magnetar.client.errors import (
     InvalidMessage,
     MemoryBufferIsFull,
@@ -30,11 +31,18 @@ PENDING_BYTES_MAX: Final = 64 << 20
 """Bytes of one producer that may wait for their receipts, whatever the number of messages: 1,000 of
 5 MiB would be 5 GB. Apache's Java client has the same figure for a whole client."""
 
+Outgoing = tuple[OutgoingMessage, int]
+"""A message, and its size for limits in bytes."""
+
+OutgoingWithCallback = tuple[OutgoingMessage, int, SendCallback | None]
+
 _U63_MAX = 2**63 - 1
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 def outgoing_message(
+    clock: Clock,
+    /,
     content: bytes | None,
     properties: Mapping[str, str] | None = None,
     partition_key: str | None = None,
@@ -45,9 +53,7 @@ def outgoing_message(
     event_timestamp: int | None = None,
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
-    *,
-    clock: Clock,
-) -> tuple[OutgoingMessage, int]:
+) -> Outgoing:
     """The message that the arguments of `send` describe, and how much it counts against limits in
     bytes. Raises InvalidMessage, NotAllowedError."""
     payload = b"" if content is None else content
@@ -82,6 +88,38 @@ def outgoing_message(
         delay_ms = deliver_after // timedelta(milliseconds=1)
         message.deliver_at_ms = _checked("deliver_after", clock.now_ms() + delay_ms)
     return message, size
+
+
+def outgoing_with_callback(
+    clock: Clock,
+    /,
+    content: bytes | None,
+    callback: SendCallback | None,
+    properties: Mapping[str, str] | None = None,
+    partition_key: str | None = None,
+    ordering_key: str | None = None,
+    sequence_id: int | None = None,
+    replication_clusters: list[str] | None = None,
+    disable_replication: bool | None = None,
+    event_timestamp: int | None = None,
+    deliver_at: int | None = None,
+    deliver_after: timedelta | None = None,
+) -> OutgoingWithCallback:
+    """As `outgoing_message`, from the arguments of `send_async`."""
+    message, size = outgoing_message(
+        clock,
+        content,
+        properties,
+        partition_key,
+        ordering_key,
+        sequence_id,
+        replication_clusters,
+        disable_replication,
+        event_timestamp,
+        deliver_at,
+        deliver_after,
+    )
+    return message, size, callback
 
 
 class Room:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pulsar
 import pytest
+from support import ManualClock
 
-from magnetar.client.errors import InvalidConfiguration, NotAllowedError
+from magnetar.client import producer, sync
+from magnetar.client.errors import InvalidConfiguration, InvalidMessage, NotAllowedError
 from magnetar.client.message import MessageId
 from magnetar.client.options import (
     ClientOptions,
@@ -21,6 +23,8 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
+from magnetar.client.producing.outgoing import Outgoing, outgoing_message
+from magnetar.client.signature import sending
 from magnetar.client.sync import Client
 
 DIFFERENT = {
@@ -59,6 +63,32 @@ def test_parameters_are_apaches(options: type, method: Any) -> None:
 def test_both_faces_show_the_parameters() -> None:
     shown = list(inspect.signature(Client.create_producer).parameters)
     assert shown == ["self", *inspect.signature(ProducerOptions).parameters]
+
+
+@pytest.mark.parametrize("face", [sync.Producer, producer.Producer])
+@pytest.mark.parametrize("name", ["send", "send_async"])
+def test_both_producers_take_apaches_parameters(face: type, name: str) -> None:
+    ours = inspect.signature(getattr(face, name)).parameters
+    theirs = inspect.signature(getattr(pulsar.Producer, name)).parameters
+    assert list(ours) == list(theirs)
+    required = [key for key, one in ours.items() if one.default is inspect.Parameter.empty]
+    assert required == ["self", "content", *(["callback"] if name == "send_async" else [])]
+
+
+async def test_an_invalid_message_is_refused_when_the_asyncio_send_is_awaited() -> None:
+    class Face:
+        _clock = ManualClock(1_000_000)
+
+        @sending(outgoing_message)
+        async def send(self, outgoing: Outgoing) -> Outgoing:
+            return outgoing
+
+    assert inspect.iscoroutinefunction(Face.send)
+    pending = Face().send("text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="content must be bytes"):
+        await pending
+    message, _ = await Face().send(content=b"x", partition_key="k")
+    assert (message.payload, message.partition_key) == (b"x", "k")
 
 
 def test_enums_are_apaches() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import report
 from magnetar.client.producing.outgoing import (
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
-    from magnetar.client.producing.outgoing import Outgoing, OutgoingWithCallback
     from magnetar.client.producing.publisher import Publisher
     from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
@@ -42,7 +41,7 @@ class Producer:
         self._seal_is_due = False
 
     @sending(outgoing_message)
-    async def send(self, outgoing: Outgoing) -> MessageId:
+    async def send(self, *args: Any, **kwargs: Any) -> MessageId:
         """Publish a message and wait until it is stored; gives its id.
 
         Messages that several tasks send in the same turn of the loop share a batch. Cancelling does
@@ -50,7 +49,7 @@ class Producer:
         AlreadyClosed, ...; with a full queue waits (`block_if_queue_full`) or raises
         ProducerQueueIsFull or MemoryBufferIsFull.
         """
-        message, size = outgoing
+        message, size = outgoing_message(self._clock, *args, **kwargs)
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
         if self._take_room(size):
             self._submit(message, size, outcome)
@@ -68,14 +67,14 @@ class Producer:
             raise
 
     @sending(outgoing_with_callback)
-    def send_async(self, outgoing: OutgoingWithCallback) -> None:
+    def send_async(self, *args: Any, **kwargs: Any) -> None:
         """Publish a message without waiting; `callback(result, message_id)` is called with the
         outcome. Never waits: with a full queue, or while others wait for room, the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once.
 
         Not in Apache's asyncio client, but in its synchronous one.
         """
-        message, size, callback = outgoing
+        message, size, callback = outgoing_with_callback(self._clock, *args, **kwargs)
         if self._take_room(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,34 +36,17 @@ def taking(
     return decorate
 
 
-class Sender(Protocol):
-    _clock: Clock
-
-
-Face = TypeVar("Face", bound=Sender)
-
-
 def sending(
-    make: Callable[Concatenate[Clock, P], Options],
-) -> Callable[[Callable[[Face, Options], Result]], Callable[Concatenate[Face, P], Result]]:
-    """Make a method of what `make` returns into one that takes the parameters of `make`, without
-    the clock. A coroutine function stays one, and raises the errors of `make` when it is awaited.
-    """
+    make: Callable[Concatenate[Clock, P], object],
+) -> Callable[[Callable[Concatenate[Owner, ...], Result]], Callable[Concatenate[Owner, P], Result]]:
+    """Declare that a method hands its arguments on to `make`, after a clock. The method itself
+    is not wrapped: only type checkers and `inspect.signature` see the difference."""
 
     def decorate(
-        method: Callable[[Face, Options], Any],
-    ) -> Callable[Concatenate[Face, P], Any]:
-        @functools.wraps(method)
-        async def call_later(self: Face, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-            return await method(self, make(self._clock, *args, **kwargs))
-
-        @functools.wraps(method)
-        def call(self: Face, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-            return method(self, make(self._clock, *args, **kwargs))
-
-        made = call_later if inspect.iscoroutinefunction(method) else call
-        _show(made, list(inspect.signature(make).parameters.values())[1:])
-        return made
+        method: Callable[Concatenate[Owner, ...], Result],
+    ) -> Callable[Concatenate[Owner, P], Result]:
+        _show(method, list(inspect.signature(make).parameters.values())[1:])
+        return method
 
     return decorate
 

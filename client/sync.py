@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
-    from magnetar.client.producing.outgoing import Outgoing, OutgoingWithCallback
     from magnetar.client.producing.publisher import Publisher
     from magnetar.protos.message import OutgoingMessage
 
@@ -224,14 +223,14 @@ class Producer:
         self._crossing = thread.crossing(self._submit)
 
     @sending(outgoing_message)
-    def send(self, outgoing: Outgoing) -> MessageId:
+    def send(self, *args: Any, **kwargs: Any) -> MessageId:
         """Publish a message and wait until it is stored; gives its id. Closes its batch at once.
 
         Raises Timeout (indefinite), MessageTooBig, AlreadyClosed, ...; with a full queue waits
         (`block_if_queue_full`) or raises ProducerQueueIsFull or MemoryBufferIsFull.
         """
         self._thread.check_may_wait()
-        message, size = outgoing
+        message, size = outgoing_message(self._clock, *args, **kwargs)
         error = self._take_room(size)
         if error is not None:
             raise error
@@ -240,11 +239,11 @@ class Producer:
         return outcome.wait()
 
     @sending(outgoing_with_callback)
-    def send_async(self, outgoing: OutgoingWithCallback) -> None:
+    def send_async(self, *args: Any, **kwargs: Any) -> None:
         """Publish a message; `callback(result, message_id)` is called with the outcome, on the
         client's own thread. With a full queue waits (`block_if_queue_full`), or the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once."""
-        message, size, callback = outgoing
+        message, size, callback = outgoing_with_callback(self._clock, *args, **kwargs)
         error = self._take_room(size)
         if error is None:
             self._hand_over(message, size, partial(report, callback), waits=False)

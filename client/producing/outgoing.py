@@ -6,7 +6,6 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from magnetar.client.callbacks import SendCallback
 from magnetar.client.errors import (
     InvalidMessage,
     MemoryBufferIsFull,
@@ -19,6 +18,7 @@ from magnetar.protos.message import OutgoingMessage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from magnetar.client.callbacks import SendCallback
     from magnetar.runtime.clock import Clock
 
 UNASSIGNED: Final = -1
@@ -30,11 +30,6 @@ MESSAGE_OVERHEAD_BYTES: Final = 16
 PENDING_BYTES_MAX: Final = 64 << 20
 """Bytes of one producer that may wait for their receipts, whatever the number of messages: 1,000 of
 5 MiB would be 5 GB. Apache's Java client has the same figure for a whole client."""
-
-Outgoing = tuple[OutgoingMessage, int]
-"""A message, and its size for limits in bytes."""
-
-OutgoingWithCallback = tuple[OutgoingMessage, int, SendCallback | None]
 
 _U63_MAX = 2**63 - 1
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -53,7 +48,7 @@ def outgoing_message(
     event_timestamp: int | None = None,
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
-) -> Outgoing:
+) -> tuple[OutgoingMessage, int]:
     """The message that the arguments of `send` describe, and how much it counts against limits in
     bytes. Raises InvalidMessage, NotAllowedError."""
     payload = b"" if content is None else content
@@ -104,7 +99,7 @@ def outgoing_with_callback(
     event_timestamp: int | None = None,
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
-) -> OutgoingWithCallback:
+) -> tuple[OutgoingMessage, int, SendCallback | None]:
     """As `outgoing_message`, from the arguments of `send_async`."""
     message, size = outgoing_message(
         clock,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pulsar
 import pytest
-from support import ManualClock
 
 from magnetar.client import producer, sync
-from magnetar.client.errors import InvalidConfiguration, InvalidMessage, NotAllowedError
+from magnetar.client.errors import InvalidConfiguration, NotAllowedError
 from magnetar.client.message import MessageId
 from magnetar.client.options import (
     ClientOptions,
@@ -23,8 +22,6 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.producing.outgoing import Outgoing, outgoing_message
-from magnetar.client.signature import sending
 from magnetar.client.sync import Client
 
 DIFFERENT = {
@@ -72,23 +69,10 @@ def test_both_producers_take_apaches_parameters(face: type, name: str) -> None:
     theirs = inspect.signature(getattr(pulsar.Producer, name)).parameters
     assert list(ours) == list(theirs)
     required = [key for key, one in ours.items() if one.default is inspect.Parameter.empty]
+    assert inspect.iscoroutinefunction(getattr(face, name)) == (
+        face is producer.Producer and name == "send"
+    )
     assert required == ["self", "content", *(["callback"] if name == "send_async" else [])]
-
-
-async def test_an_invalid_message_is_refused_when_the_asyncio_send_is_awaited() -> None:
-    class Face:
-        _clock = ManualClock(1_000_000)
-
-        @sending(outgoing_message)
-        async def send(self, outgoing: Outgoing) -> Outgoing:
-            return outgoing
-
-    assert inspect.iscoroutinefunction(Face.send)
-    pending = Face().send("text")  # type: ignore[arg-type]
-    with pytest.raises(InvalidMessage, match="content must be bytes"):
-        await pending
-    message, _ = await Face().send(content=b"x", partition_key="k")
-    assert (message.payload, message.partition_key) == (b"x", "k")
 
 
 def test_enums_are_apaches() -> None:

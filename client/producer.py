@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from magnetar.client.callbacks import report
+from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.producing.outgoing import (
     PENDING_BYTES_MAX,
     Room,
     outgoing_message,
-    outgoing_with_callback,
+    send_async_parameters,
 )
 from magnetar.client.signature import sending
 
@@ -66,15 +66,17 @@ class Producer:
                 self.on_burst_end()  # there may be room for the next one, if not for this
             raise
 
-    @sending(outgoing_with_callback)
-    def send_async(self, *args: Any, **kwargs: Any) -> None:
+    @sending(send_async_parameters)
+    def send_async(
+        self, content: bytes | None, callback: SendCallback | None, *args: Any, **kwargs: Any
+    ) -> None:
         """Publish a message without waiting; `callback(result, message_id)` is called with the
         outcome. Never waits: with a full queue, or while others wait for room, the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once.
 
         Not in Apache's asyncio client, but in its synchronous one.
         """
-        message, size, callback = outgoing_with_callback(self._clock, *args, **kwargs)
+        message, size = outgoing_message(self._clock, content, *args, **kwargs)
         if self._take_room(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.asyncio import Client as AsyncClient
-from magnetar.client.callbacks import report
+from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.consumer import (
     acknowledgeable,
     check_cumulative,
@@ -42,7 +42,7 @@ from magnetar.client.producing.outgoing import (
     PENDING_BYTES_MAX,
     Room,
     outgoing_message,
-    outgoing_with_callback,
+    send_async_parameters,
 )
 from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import sending, taking
@@ -238,12 +238,14 @@ class Producer:
         self._hand_over(message, size, outcome.settle, waits=True)
         return outcome.wait()
 
-    @sending(outgoing_with_callback)
-    def send_async(self, *args: Any, **kwargs: Any) -> None:
+    @sending(send_async_parameters)
+    def send_async(
+        self, content: bytes | None, callback: SendCallback | None, *args: Any, **kwargs: Any
+    ) -> None:
         """Publish a message; `callback(result, message_id)` is called with the outcome, on the
         client's own thread. With a full queue waits (`block_if_queue_full`), or the outcome is
         ProducerQueueIsFull or MemoryBufferIsFull at once."""
-        message, size, callback = outgoing_with_callback(self._clock, *args, **kwargs)
+        message, size = outgoing_message(self._clock, content, *args, **kwargs)
         error = self._take_room(size)
         if error is None:
             self._hand_over(message, size, partial(report, callback), waits=False)

@@ -100,8 +100,10 @@ def send_async_parameters(
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
 ) -> None:
-    """Declare the parameters of `send_async` for `sending`: the callback comes second. Nothing calls
-    it: a second call per message would cost more than the list."""
+    """Declare the parameters of `send_async` for `sending`: the callback comes second.
+
+    Nothing calls it: a second call per message would cost more than the list.
+    """
 
 
 class Room:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Storage
 
 
-class DamagedStore:
+class FormerStores:
     """The stores of the former incarnations. Its reads block."""
 
     def __init__(self, stores: Mapping[str, Storage | None]) -> None:

@@ -33,7 +33,7 @@ from magnetar.bookie.contract import (
     LedgerPage,
     ReadRequest,
 )
-from magnetar.bookie.damaged_store import DamagedStore
+from magnetar.bookie.damaged_store import FormerStores
 from magnetar.bookie.errors import ReadsOverloaded, StorageFailed
 from magnetar.bookie.first_add_check import FirstAdds
 from magnetar.bookie.read_cache import ReadCache, Run
@@ -97,7 +97,7 @@ class State(StrEnum):
 
 
 @dataclass(slots=True)
-class Counts:
+class BookieCounts:
     """Work done since the start."""
 
     adds_stored: int = 0
@@ -130,7 +130,7 @@ class BookieService:
         change."""
         self.identity = identity
         self.state = State.SERVING
-        self.counts = Counts()
+        self.counts = BookieCounts()
         self.read_cache = ReadCache(read_cache_bytes)
         admission.watch_removals(self.read_cache.forget)
         self._data_dir = data_dir
@@ -139,7 +139,7 @@ class BookieService:
         self._admission = admission
         self._first_adds = FirstAdds(check_first_add, self._settle)
         self._read_thread = read_thread
-        self._damaged_store = DamagedStore(formers)
+        self._damaged_store = FormerStores(formers)
         self._read_only_watchers: list[Callable[[bool], None]] = []
         self._reads_waiting = 0
         self._streams: dict[FrameStream, Outbox] = {}

@@ -20,7 +20,7 @@ from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
-from magnetar.broker.session.refusal import OPERATING_ERRORS
+from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata import paths

@@ -7,11 +7,6 @@ accepted before, leaves their outcome unknown.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from magnetar.broker.log.position import Position
-
 
 class BrokerError(Exception):
     """Base of every operating error of this package."""
@@ -85,8 +80,9 @@ class ReadFailed(LogError):
 
     definite = False
 
-    def __init__(self, position: Position, cause: Exception) -> None:
-        super().__init__(f"entry {position} cannot be read: {cause}")
+    def __init__(self, position: tuple[int, int], cause: Exception) -> None:
+        ledger, entry = position
+        super().__init__(f"entry {ledger}:{entry} cannot be read: {cause}")
         self.position = position
         self.cause = cause
 
@@ -291,7 +287,8 @@ class InvalidPermits(BrokerError):
 class InvalidAck(BrokerError):
     """An acknowledgement that names no possible entry."""
 
-    def __init__(self, subscription: str, position: Position) -> None:
-        super().__init__(f"subscription {subscription!r}: there can be no entry {position}")
+    def __init__(self, subscription: str, position: tuple[int, int]) -> None:
+        ledger, entry = position
+        super().__init__(f"subscription {subscription!r}: there can be no entry {ledger}:{entry}")
         self.subscription = subscription
         self.position = position

@@ -6,15 +6,17 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.producing.outgoing import PendingLimit, outgoing_message
+from magnetar.client.producing.outgoing import (
+    PendingLimit,
+    outgoing_message,
+    send_async_parameters,
+)
+from magnetar.client.signature import sending
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
@@ -39,19 +41,8 @@ class Producer:
         self._let_in_is_due = False
         self._seal_is_due = False
 
-    async def send(
-        self,
-        content: bytes | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
-    ) -> MessageId:
+    @sending(outgoing_message)
+    async def send(self, *args: Any, **kwargs: Any) -> MessageId:
         """Publish a message and wait until it is stored. Returns its id.
 
         Messages that several tasks send in the same turn of the loop share a batch.
@@ -68,19 +59,7 @@ class Producer:
         InvalidMessage, and AlreadyClosed if the producer is closed. Cancelling the call does not
         take back a message that the producer has accepted.
         """
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size = outgoing_message(self._clock, *args, **kwargs)
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
         if self._maybe_reserve(size):
             self._submit(message, size, outcome)
@@ -97,19 +76,9 @@ class Producer:
                 self.on_burst_end()  # the next message may fit where this one did not
             raise
 
+    @sending(send_async_parameters)
     def send_async(
-        self,
-        content: bytes | None,
-        callback: SendCallback | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
+        self, content: bytes | None, callback: SendCallback | None, *args: Any, **kwargs: Any
     ) -> None:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
@@ -118,19 +87,7 @@ class Producer:
         MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid. Apache's
         asyncio client does not have this method; its synchronous client does.
         """
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size = outgoing_message(self._clock, content, *args, **kwargs)
         if self._maybe_reserve(size):
             self._publisher.submit(message, size, partial(report, callback))
         else:

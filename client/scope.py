@@ -59,7 +59,7 @@ class Scope:
             async with asyncio.TaskGroup() as self._group:
                 self._opened.set()
                 await asyncio.Event().wait()  # until it is cancelled
-        except Exception as error:
+        except ExceptionGroup as error:  # a task's; nothing else leaves the group but cancellation
             self._on_failure(error)
             context = {"message": "a task of the client failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)

@@ -1,4 +1,5 @@
-"""Gives a method the parameters of an options class, so that they are declared once."""
+"""Gives a method parameters that are declared once: by an options class, or by the function that
+makes a message."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from magnetar.runtime.clock import Clock
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -27,9 +30,28 @@ def takes_parameters_of(
         def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> Result:
             return method(self, options(*args, **kwargs))
 
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        theirs = inspect.signature(options).parameters.values()
-        setattr(call, "__signature__", inspect.Signature([own, *theirs]))  # noqa: B010
+        _show(call, list(inspect.signature(options).parameters.values()))
         return call
 
     return decorate
+
+
+def sending(
+    make: Callable[Concatenate[Clock, P], object],
+) -> Callable[[Callable[Concatenate[Owner, ...], Result]], Callable[Concatenate[Owner, P], Result]]:
+    """Declare that a method hands its arguments on to `make`, after a clock. The method itself
+    is not wrapped: only type checkers and `inspect.signature` see the difference."""
+
+    def decorate(
+        method: Callable[Concatenate[Owner, ...], Result],
+    ) -> Callable[Concatenate[Owner, P], Result]:
+        _show(method, list(inspect.signature(make).parameters.values())[1:])
+        return method
+
+    return decorate
+
+
+def _show(call: Callable[..., object], parameters: list[inspect.Parameter]) -> None:
+    """Let `inspect.signature` report these parameters."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    setattr(call, "__signature__", inspect.Signature([own, *parameters]))  # noqa: B010

@@ -38,14 +38,17 @@ from magnetar.client.options import (
     ProducerOptions,
     ReaderOptions,
 )
-from magnetar.client.producing.outgoing import PendingLimit, outgoing_message
+from magnetar.client.producing.outgoing import (
+    PendingLimit,
+    outgoing_message,
+    send_async_parameters,
+)
 from magnetar.client.reader import begin_at_latest, reader_subscription
-from magnetar.client.signature import takes_parameters_of
+from magnetar.client.signature import sending, takes_parameters_of
 from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
+    from collections.abc import Callable
 
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
@@ -239,19 +242,8 @@ class Producer:
         self._waiting: deque[object] = deque()  # one ticket for each send over the limit
         self._bridge = thread.bridge(self._submit)
 
-    def send(
-        self,
-        content: bytes | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
-    ) -> MessageId:
+    @sending(outgoing_message)
+    def send(self, *args: Any, **kwargs: Any) -> MessageId:
         """Publish a message and wait until it is stored. Returns its id.
 
         The producer sends the message's batch at once, without waiting for more messages.
@@ -268,19 +260,7 @@ class Producer:
         InvalidMessage, and AlreadyClosed if the producer is closed.
         """
         self._thread.check_may_wait()
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size = outgoing_message(self._clock, *args, **kwargs)
         error = self._reserve(size)
         if error is not None:
             raise error
@@ -288,19 +268,9 @@ class Producer:
         self._hand_over(message, size, outcome.settle, waits=True)
         return outcome.wait()
 
+    @sending(send_async_parameters)
     def send_async(
-        self,
-        content: bytes | None,
-        callback: SendCallback | None,
-        properties: Mapping[str, str] | None = None,
-        partition_key: str | None = None,
-        ordering_key: str | None = None,
-        sequence_id: int | None = None,
-        replication_clusters: list[str] | None = None,
-        disable_replication: bool | None = None,
-        event_timestamp: int | None = None,
-        deliver_at: int | None = None,
-        deliver_after: timedelta | None = None,
+        self, content: bytes | None, callback: SendCallback | None, *args: Any, **kwargs: Any
     ) -> None:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
@@ -310,19 +280,7 @@ class Producer:
         MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid, and
         AlreadyClosed if the client is closed.
         """
-        message, size = outgoing_message(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-            clock=self._clock,
-        )
+        message, size = outgoing_message(self._clock, content, *args, **kwargs)
         error = self._reserve(size)
         if error is None:
             self._hand_over(message, size, partial(report, callback), waits=False)

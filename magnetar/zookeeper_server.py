@@ -11,20 +11,18 @@ import importlib.util
 import os
 import shutil
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from magnetar.local_process import LocalProcess, ProcessFailed
+from magnetar.local_process import LocalProcess
 from magnetar.runtime.ports import free_ports
 
 READY_S: Final = 30.0
 """An ensemble of three answers after 1.0 to 2.2 s on two idle cores; busy machines take longer."""
 
 STOP_S: Final = 5.0
-_POLL_S: Final = 0.02
 _ANSWER_S: Final = 1.0
 
 
@@ -90,7 +88,6 @@ class ZooKeeperEnsemble:
     ) -> None:
         """Raises JavaMissing, ZooKeeperJarsMissing. Writes the configuration."""
         assert size >= 1, size
-        self._ready_s = ready_s
         java = find_java()
         jars = find_jars() if jars is None else jars
         if ports is None:
@@ -149,17 +146,6 @@ class ZooKeeperEnsemble:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def leader(self) -> LocalProcess:
-        """Wait for a server that leads; a lone server leads itself. Raises ProcessFailed."""
-        end_s = time.monotonic() + self._ready_s
-        while time.monotonic() < end_s:
-            for node in self.nodes:
-                if mode(node) in ("leader", "standalone"):
-                    return node
-            time.sleep(_POLL_S)
-        reason = f"had no leader within {self._ready_s:g} s"
-        raise ProcessFailed(f"ZooKeeper {self.hosts}", reason, self.nodes[0].log)
 
 
 def mode(node: LocalProcess) -> str | None:

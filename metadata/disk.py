@@ -27,7 +27,13 @@ from typing import Final, Protocol, TypeVar
 
 from rocksdict import DBRecoveryMode, Options, Rdict, WriteBatch
 
-from magnetar.metadata.errors import StoreBusy, StoreDamaged, StoreFailed, StoreForeign
+from magnetar.metadata.errors import (
+    MetadataError,
+    StoreBusy,
+    StoreDamaged,
+    StoreFailed,
+    StoreForeign,
+)
 from magnetar.metadata.node import parent_of
 from magnetar.metadata.tree import Node
 
@@ -77,21 +83,22 @@ class DiskNodes:
             raise StoreFailed(str(directory), str(error)) from error
         db = _open_rocksdb(directory, fresh=durable is None)
         try:
-            present = db.latest_sequence_number()
-            if durable is not None and present < durable:
-                missing = f"{present + 1} to {durable}"
-                raise StoreDamaged(str(directory), f"synced changes {missing} are missing")
-            stored = db.get(_BOOTS)
-            boots = 1 if stored is None else _COUNT.unpack(stored)[0] + 1
-            db.put(_BOOTS, _COUNT.pack(boots))
-            db.flush_wal(True)
-            return cls(directory, db, _open_watermark(directory, db, files), boots, files=files)
-        except StoreDamaged:
+            return _door(directory, lambda: cls._begin(directory, db, durable, files))
+        except BaseException:
             db.close()
             raise
-        except Exception as error:  # of the system, or a plain Exception of rocksdict
-            db.close()
-            raise StoreFailed(str(directory), str(error)) from error
+
+    @classmethod
+    def _begin(cls, directory: Path, db: Rdict, durable: int | None, files: Files) -> "DiskNodes":
+        present = db.latest_sequence_number()
+        if durable is not None and present < durable:
+            missing = f"{present + 1} to {durable}"
+            raise StoreDamaged(str(directory), f"synced changes {missing} are missing")
+        stored = db.get(_BOOTS)
+        boots = 1 if stored is None else _COUNT.unpack(stored)[0] + 1
+        db.put(_BOOTS, _COUNT.pack(boots))
+        db.flush_wal(True)
+        return cls(directory, db, _open_watermark(directory, db, files), boots, files=files)
 
     def get(self, path: str) -> Node | None:
         if path in self._ephemeral:
@@ -165,11 +172,18 @@ class DiskNodes:
                 yield added.rpartition("/")[2]
 
     def _door(self, call: Callable[[], T]) -> T:
-        """rocksdict raises plain `Exception`. After any of them the store cannot be used."""
-        try:
-            return call()
-        except Exception as error:
-            raise StoreFailed(str(self._directory), str(error)) from error
+        return _door(self._directory, call)
+
+
+def _door(directory: Path, call: Callable[[], T]) -> T:
+    """Call rocksdict, which raises plain `Exception`. Raises StoreFailed: the store cannot be used
+    any more. A failed assertion is a bug and passes."""
+    try:
+        return call()
+    except (AssertionError, MetadataError):
+        raise
+    except Exception as error:
+        raise StoreFailed(str(directory), str(error)) from error
 
 
 def _key(path: str, name: str | None = None) -> bytes:

@@ -12,7 +12,6 @@
     /bookies/available/<bookie>                          BookieRegistration, ephemeral
     /bookies/draining/<bookie>                           BookieDrain
     /brokers/available/<broker>                          BrokerRegistration, ephemeral
-    /brokers/leader                                      the leader's BrokerId, ephemeral
     /tenants/<tenant>                                    TenantRecord
     /namespaces/<tenant>/<namespace>                     NamespaceRecord
     /topic-policies/<tenant>/<namespace>/<domain/topic>  TopicPolicies; one component
@@ -40,7 +39,6 @@ BOOKIE_COOKIES: Final = "/bookies/cookies"
 BOOKIES_AVAILABLE: Final = "/bookies/available"
 BOOKIES_DRAINING: Final = "/bookies/draining"
 BROKERS_AVAILABLE: Final = "/brokers/available"
-BROKER_LEADER: Final = "/brokers/leader"
 TENANTS: Final = "/tenants"
 NAMESPACES: Final = "/namespaces"
 TOPIC_POLICIES: Final = "/topic-policies"
@@ -51,11 +49,6 @@ TOPICS: Final = "/topics"
 def ledger(ledger_id: LedgerId) -> str:
     """Levels of four decimal digits: at most 10,000 children in each folder below the first."""
     return f"{LEDGERS}/{_levels(ledger_id)}"
-
-
-def ledger_of(path: str) -> LedgerId:
-    """The inverse of `ledger` and `under_replicated`, also for the last component alone."""
-    return LedgerId(int(path.rpartition("/")[2]))
 
 
 def under_replicated(ledger_id: LedgerId) -> str:

@@ -53,11 +53,6 @@ class UnderReplication:
         if self.created_ms < 0 or self.failed_ms < 0:
             raise InvalidRecord("under-replication mark", "a negative time")
 
-    @property
-    def empty(self) -> bool:
-        """Whether the record names no fault."""
-        return not self.lost and not self.bad and not self.narrow
-
     def merged(self, other: "UnderReplication") -> "UnderReplication":
         """The faults of both records; creation time and last failure are this record's."""
         return replace(

@@ -414,15 +414,20 @@ class ZooKeeperStore:
         self._client.close()
 
     def _in_thread(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Not in an executor: the loop waits for those when it ends, and kazoo may take long."""
+        """Not in an executor: the loop waits for those when it ends, and kazoo may take long. The
+        future is always settled. An unexpected error also goes to the loop's exception handler."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run() -> None:
-            failure: Exception | None = None
+            failure: BaseException | None = None
             try:
                 call()
-            except Exception as error:  # also of the system: no threads, no descriptors
+            except _THREAD_ERRORS as error:
                 log.warning("kazoo did not obey", error=repr(error))
+                failure = error
+            except BaseException as error:  # the thread ends here, so the loop reports it
+                unexpected = {"message": "kazoo failed in its thread", "exception": error}
+                self._hop(self._loop.call_exception_handler, unexpected)
                 failure = error
             self._hop(_settle, done, None, failure)
 
@@ -431,6 +436,11 @@ class ZooKeeperStore:
         except RuntimeError as error:  # this one cannot be started, either
             _settle(done, None, error)
         return done
+
+
+_THREAD_ERRORS: Final = (KazooException, OSError, RuntimeError, AttributeError)
+"""What starting and stopping kazoo may raise: its own errors, no descriptors, no threads.
+AttributeError: `stop` of a client whose start found no descriptors."""
 
 
 class _Disconnected(Unavailable):

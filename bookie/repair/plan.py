@@ -52,13 +52,9 @@ Step = Move | Rewrite | Widen
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RepairPlan:
     steps: tuple[Step, ...]
     unwritable: tuple[Member, ...]  # lost and bad members of the segment being written
-
-    @property
-    def empty(self) -> bool:
-        return not self.steps and not self.unwritable
 
 
 def plan_repair(
@@ -67,7 +63,7 @@ def plan_repair(
     gone: frozenset[Member],
     *,
     copies_wanted: int,
-) -> Plan:
+) -> RepairPlan:
     """`gone`: the members to replace. Moves come first, because the loss of another bookie could
     make them impossible."""
     moves = [
@@ -93,7 +89,7 @@ def plan_repair(
             for bad in faults.bad
             if bad.member in tail.members and bad.last_entry >= tail.first_entry
         }
-    return Plan(
+    return RepairPlan(
         (*moves, *rewrites, *widen), tuple(sorted(unwritable, key=lambda each: each.bookie))
     )
 

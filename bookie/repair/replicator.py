@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.ledger.services import Services
     from magnetar.bookie.repair.config import RepairConfig
-    from magnetar.bookie.repair.plan import Plan, Step
+    from magnetar.bookie.repair.plan import RepairPlan, Step
     from magnetar.bookie.repair.under_replication_records import (
         UnderReplicationRecord,
         UnderReplicationRecords,
@@ -75,7 +75,7 @@ _PLACEHOLDER: Final = Member(BookieId("?"), "0" * 32)
 
 
 @dataclass(slots=True)
-class Counts:
+class ReplicatorCounts:
     """Counts since the start of the process."""
 
     ledgers_repaired: int = 0  # records removed
@@ -119,7 +119,7 @@ class Replicator:
         sample_max: int = SAMPLE_MAX,
     ) -> None:
         """`name` identifies this process in its locks."""
-        self.counts = Counts()
+        self.counts = ReplicatorCounts()
         self.under_replicated = 0  # ledgers with a record, at the last read
         self._store = store
         self._under_replication = under_replication
@@ -243,7 +243,7 @@ class Replicator:
             self.counts.ledgers_repaired += 1
             self._forget(ledger)
 
-    def _plan(self, metadata: LedgerMetadata, faults: UnderReplication) -> Plan:
+    def _plan(self, metadata: LedgerMetadata, faults: UnderReplication) -> RepairPlan:
         """A member that is recorded as lost but is listed again is not replaced."""
         directory = self._services.directory
         leaving = directory.decommissioned
@@ -335,7 +335,7 @@ class Replicator:
     # -- ledgers being written -------------------------------------------------------------------
 
     async def _maybe_recover(
-        self, metadata: LedgerMetadata, plan: Plan
+        self, metadata: LedgerMetadata, plan: RepairPlan
     ) -> RepairError | LedgerError | None:
         """None: the ledger was recovered and is closed. Otherwise the reason why not."""
         ledger, tail = metadata.ledger, metadata.last_segment

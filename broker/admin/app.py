@@ -18,7 +18,7 @@ from magnetar.broker.admin.subscriptions import subscriptions_router
 from magnetar.broker.admin.topics import topics_router
 from magnetar.broker.operations.errors import InvalidArgument, ServedElsewhere, outcome_of
 from magnetar.broker.operations.model import Refusal
-from magnetar.broker.session.refusal import OPERATING_ERRORS
+from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.runtime.http import App, Message
 
 if TYPE_CHECKING:

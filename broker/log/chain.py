@@ -123,10 +123,6 @@ class Chain:
     def is_entry(self, position: Position) -> bool:
         return 0 <= position.entry < self.counts.get(position.ledger, 0)
 
-    def is_valid(self, position: Position) -> bool:
-        """An existing entry, or the place after the last one."""
-        return self.is_entry(position) or (position == self.end and position.entry >= 0)
-
     def next_position(self, position: Position) -> Position:
         place = self._at.get(position.ledger)
         if place is None:
@@ -187,12 +183,6 @@ class Chain:
     def entries(self, *, after: Position, through: Position) -> int:
         """How many entries stand after the one and not after the other."""
         return max(self.rank(through) - self.rank(after), 0)
-
-    def position_after(self, position: Position, entries: int) -> Position:
-        """The entry that many entries further on, `confirmed` at most."""
-        assert entries >= 0, entries
-        rank = min(self.rank(position) + entries, self.entry_count)
-        return self.at_rank(rank) if rank > 0 else self.confirmed
 
     # ---- changes, by the log ---------------------------------------------------------------------
 

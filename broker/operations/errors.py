@@ -96,7 +96,7 @@ SHOWN_CHARACTERS_MAX: Final = 200
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """The row for one of OPERATING_ERRORS (broker/session/refusal.py); other errors are bugs."""
+    """The row for one of OPERATING_ERRORS (broker/refusal.py); other errors are bugs."""
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
             return outcome

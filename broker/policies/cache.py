@@ -102,11 +102,6 @@ class PolicyCache:
         self._queue: dict[_Node, _Entry] = {}  # to be read, in FIFO order
         self._wake = asyncio.Event()
 
-    @property
-    def namespaces(self) -> frozenset[NamespaceName]:
-        """Those that are kept."""
-        return frozenset(self._entries)
-
     # ---- answers ----
 
     async def ready(self, namespace: NamespaceName) -> None:

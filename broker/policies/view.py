@@ -31,7 +31,7 @@ UNSET = Policies()
 
 
 @dataclass(slots=True, eq=False)
-class Subscription:
+class PolicyListener:
     topic: TopicName
     callback: Callable[[], None] | None  # None: it has ended
 
@@ -48,7 +48,7 @@ class _Followed:
     count: int = 0  # topics that are served
     own: Part[Policies] | None = None  # None: the topic sets no policies
     resolved: EffectivePolicies | None = None  # None: to be computed; used only with `own`
-    subscriptions: list[Subscription] = field(default_factory=list)
+    subscriptions: list[PolicyListener] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Effects:
     """What the shell does after a read."""
 
     load: tuple[TopicName, ...] = ()  # topics whose own policies are now a part to be read
-    notify: tuple[Subscription, ...] = ()
+    notify: tuple[PolicyListener, ...] = ()
 
 
 class NamespaceView:
@@ -142,13 +142,13 @@ class NamespaceView:
         del self._followed[key]
         return followed.own
 
-    def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Subscription:
+    def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> PolicyListener:
         """The topic must be followed."""
-        subscription = Subscription(topic, callback)
+        subscription = PolicyListener(topic, callback)
         self._followed[topic_key(topic)].subscriptions.append(subscription)
         return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: PolicyListener) -> None:
         if subscription.callback is not None:
             subscription.callback = None
             self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)

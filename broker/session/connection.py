@@ -18,12 +18,12 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.refusal import OPERATING_ERRORS, code_of
 from magnetar.broker.session import reply
 from magnetar.broker.session.commands import NOTICES, REQUESTS, RULES, SEND
 from magnetar.broker.session.context import DELIVERY_BYTES_MAX, Context, Transport
 from magnetar.broker.session.producers import confirm_producer
 from magnetar.broker.session.publishing import publish_parsed, read_run
-from magnetar.broker.session.refusal import OPERATING_ERRORS, code_of
 from magnetar.broker.session.session import Carry, Close, Confirm, Send, Session, Start
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.session import reply, request
-from magnetar.broker.session.events import ConsumerEvents
+from magnetar.broker.session.events import SessionConsumerEvents
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def subscribe(context: Context, body: pb.CommandSubscribe) -> bytes:
     name, wanted = request.subscribe(body, context.client)
     topic = await context.broker.topic(name, create=body.force_topic_creation)
-    events = ConsumerEvents(context, body.consumer_id, name)
+    events = SessionConsumerEvents(context, body.consumer_id, name)
     handle = await topic.subscribe(wanted, events)
     if not context.add_consumer(body.consumer_id, handle):
         return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")

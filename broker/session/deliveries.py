@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.broker.errors import NotAllowed
+from magnetar.broker.refusal import OPERATING_ERRORS, code_of
 from magnetar.broker.session import reply, request
-from magnetar.broker.session.refusal import OPERATING_ERRORS, code_of
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.log import get_logger
 

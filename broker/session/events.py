@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.broker.refusal import code_of
 from magnetar.broker.session import reply
-from magnetar.broker.session.refusal import code_of
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.receipts import send_receipt_frames
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class ProducerEvents:
+class SessionProducerEvents:
     """What a topic tells one producer of this connection."""
 
     def __init__(self, context: Context, producer_id: int, topic: TopicName) -> None:
@@ -53,7 +53,7 @@ class ProducerEvents:
         return await self._context.probe()
 
 
-class ConsumerEvents:
+class SessionConsumerEvents:
     """What a subscription tells one consumer of this connection."""
 
     def __init__(self, context: Context, consumer_id: int, topic: TopicName) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.session import reply, request
 from magnetar.broker.session.access import Permission
-from magnetar.broker.session.events import ProducerEvents
+from magnetar.broker.session.events import SessionProducerEvents
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
     topic = await context.broker.topic(name)
     if body.initial_subscription_name:
         await topic.ensure_subscription(body.initial_subscription_name, EARLIEST, properties={})
-    events = ProducerEvents(context, body.producer_id, name)
+    events = SessionProducerEvents(context, body.producer_id, name)
     handle = await topic.add_producer(wanted, events)
     if not context.add_producer(body.producer_id, handle):
         return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")

@@ -29,7 +29,7 @@ _TOTAL: Final = struct.Struct(">I")
 log = get_logger(__name__)
 
 
-class TcpFrameStream:
+class PulsarTcpStream:
     """One accepted connection. The contract is FrameStream's (runtime/frames.py)."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,7 +111,7 @@ class PulsarServer:
     def __init__(self, handle: Callable[[FrameStream], Awaitable[None]]) -> None:
         self._handle = handle
         self._server: asyncio.Server | None = None
-        self._streams: dict[TcpFrameStream, asyncio.Task[Any]] = {}  # and the task that handles it
+        self._streams: dict[PulsarTcpStream, asyncio.Task[Any]] = {}  # and the task that handles it
 
     @property
     def connection_count(self) -> int:
@@ -145,7 +145,7 @@ class PulsarServer:
                 task.cancel()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream, task = TcpFrameStream(reader, writer), asyncio.current_task()
+        stream, task = PulsarTcpStream(reader, writer), asyncio.current_task()
         assert task is not None
         self._streams[stream] = task
         try:

@@ -58,7 +58,6 @@ class Subscriber:
     ) -> None:
         self.topic = topic
         self.subscription = subscription
-        self.corrupt_entries = 0
         self._queue = queue
         self._parts = parts
         self._loop = asyncio.get_running_loop()
@@ -436,7 +435,6 @@ class Subscriber:
 
     def _refuse_corrupt(self, key: Key, error: EntryError, permits: int) -> None:
         """Report a corrupt entry to the broker, which acknowledges it: a redelivery cannot help."""
-        self.corrupt_entries += 1
         log.error("corrupt entry", topic=self.topic, ledger=key[0], entry=key[1], error=str(error))
         self._permits.on_delivered(permits, 0, 0)
         if self._connection is not None:

@@ -18,6 +18,7 @@ from magnetar.protos.message import OutgoingMessage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from magnetar.client.callbacks import SendCallback
     from magnetar.runtime.clock import Clock
 
 UNASSIGNED: Final = -1
@@ -35,6 +36,8 @@ _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 def outgoing_message(
+    clock: Clock,
+    /,
     content: bytes | None,
     properties: Mapping[str, str] | None = None,
     partition_key: str | None = None,
@@ -45,8 +48,6 @@ def outgoing_message(
     event_timestamp: int | None = None,
     deliver_at: int | None = None,
     deliver_after: timedelta | None = None,
-    *,
-    clock: Clock,
 ) -> tuple[OutgoingMessage, int]:
     """Return the message for the arguments of `send`, and its size for limits in bytes.
 
@@ -84,6 +85,27 @@ def outgoing_message(
         delay_ms = deliver_after // timedelta(milliseconds=1)
         message.deliver_at_ms = _checked("deliver_after", clock.now_ms() + delay_ms)
     return message, size
+
+
+def send_async_parameters(
+    clock: Clock,
+    /,
+    content: bytes | None,
+    callback: SendCallback | None,
+    properties: Mapping[str, str] | None = None,
+    partition_key: str | None = None,
+    ordering_key: str | None = None,
+    sequence_id: int | None = None,
+    replication_clusters: list[str] | None = None,
+    disable_replication: bool | None = None,
+    event_timestamp: int | None = None,
+    deliver_at: int | None = None,
+    deliver_after: timedelta | None = None,
+) -> None:
+    """Declare the parameters of `send_async` for `sending`: the callback comes second.
+
+    Nothing calls it: a second call per message would cost more than the list.
+    """
 
 
 class PendingLimit:

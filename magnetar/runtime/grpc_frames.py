@@ -112,7 +112,7 @@ def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> M
 def frame_reply_handler(
     handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]],
 ) -> MethodHandler:
-    """The server's side of `read_frames`: one request, answered by frames, each as its parts.
+    """The server's side of a read: one request, answered by frames, each as its parts.
 
     Handles errors like `frame_stream_handler`. Closes the generator when the client leaves.
     """
@@ -128,28 +128,6 @@ def frame_reply_handler(
             await _fail(context, error)
 
     return grpc.unary_stream_rpc_method_handler(serve)
-
-
-async def read_frames(
-    channel: aio.Channel, method: str, request: bytes
-) -> AsyncIterator[memoryview]:
-    """Call `method` and yield the frames of the answer. Raises StreamClosed when it breaks off.
-
-    The caller may cancel it, or leave it early inside `contextlib.aclosing`.
-    """
-    ask: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
-    call = ask(request)
-    try:
-        async for message in call:
-            yield decode_frame(message)
-    except aio.AioRpcError as error:
-        raise StreamClosed(_status(error), clean=False) from error
-    except asyncio.CancelledError:
-        if not _cancelled_by_call():
-            raise
-        raise StreamClosed("the channel was closed here", clean=False) from None
-    finally:
-        call.cancel()
 
 
 def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler:

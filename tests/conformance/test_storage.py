@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from fakes.bookies import crash_image
+from fakes.memory_storage import MemoryStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.storage.format import ID_MAX, entry_key, ledger_key
-from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.bookie.storage.rocks import RocksStorage
 
 if TYPE_CHECKING:

@@ -96,6 +96,33 @@ async def test_a_kazoo_that_cannot_be_started_again_is_tried_again(
         await store.close()
 
 
+async def test_an_unexpected_error_of_a_start_is_reported_and_the_start_repeated(
+    zookeeper: ZooKeeperEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with proxied(zookeeper) as proxy:
+        store = await ZooKeeperStore.connect(proxy.address)
+        failures = iter([ValueError("no such option")])
+        start = store._client.start_async
+
+        def start_async() -> object:
+            error = next(failures, None)
+            if error is not None:
+                raise error
+            return start()
+
+        monkeypatch.setattr(store._client, "start_async", start_async)
+        loop = asyncio.get_running_loop()
+        reported: list[object] = []
+        loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        proxy.garbage = reply(store._client._connection._xid + 1, -999)
+        states: list[SessionState] = []
+        store.watch_session(states.append)
+        loop.create_task(store.sync("/")).add_done_callback(lambda done: done.exception())
+        await wait_until(lambda: SessionState.CONNECTED in states)
+        assert [str(error) for error in reported] == ["no such option"]
+        await store.close()
+
+
 @pytest.mark.parametrize("chroot", ["/flat", "/very/deep"])
 @pytest.mark.parametrize("replies", [2, 3])
 async def test_a_connection_that_breaks_while_the_root_is_made_is_no_reason_to_give_up(

@@ -148,7 +148,7 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
     from magnetar.metadata import paths
     from magnetar.metadata.codec import decode_bookie_cookie, encode_ledger
     from magnetar.metadata.embedded import EmbeddedStore
-    from magnetar.metadata.model import BookieId, Member
+    from magnetar.metadata.model import BookieId, LedgerId, Member
     from magnetar.metadata.store import Versioned
     from magnetar.runtime.config import load_config
 
@@ -165,7 +165,8 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
             cookie = await super().get(paths.bookie_cookie(bookie))
             assert cookie is not None
             member = Member(bookie, decode_bookie_cookie(cookie.value).incarnation)
-            return Versioned(encode_ledger(open_ledger(paths.ledger_of(path), member)), 0)
+            ledger = LedgerId(int(path.rpartition("/")[2]))
+            return Versioned(encode_ledger(open_ledger(ledger, member)), 0)
 
     store = await Welcoming.open(metadata_dir)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fakes.adds import encode_add
+from fakes.memory_storage import MemoryStorage
 from support import ManualClock
 
 from magnetar.bookie.admission import Admission
@@ -17,7 +18,6 @@ from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.service import BookieService
 from magnetar.bookie.storage.commit import GroupCommit
 from magnetar.bookie.storage.format import DirectoryState, Identity
-from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.protos.envelope import (
     BookieCode,
     ReadAnswer,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fakes.bookies import KEY, crash_image, envelope
 
-from magnetar.bookie.damaged_store import DamagedStore
+from magnetar.bookie.damaged_store import FormerStores
 from magnetar.bookie.storage.directory import DataDirectory, open_directory
 from magnetar.bookie.storage.format import (
     IDENTITY_KEY,
@@ -111,7 +111,7 @@ def identity_of(path: Path) -> Identity:
 def given(directory: DataDirectory, incarnation: str, *, key: int = KEY) -> list[int]:
     """Which entries a reader gets of a former incarnation, each as it was written."""
     found = []
-    store = DamagedStore(directory.formers)
+    store = FormerStores(directory.formers)
     for entry in range(ENTRIES):
         limits = {"bytes_max": 1 << 20, "entries_max": 1}
         for value in store.run(incarnation, 1, key, entry, entry, **limits):

@@ -13,6 +13,7 @@ import pytest
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
+from fakes.grpc_reply import read_frames
 from fakes.wire import TRANSPORTS, WireClient, wire_to
 from support import settle, wait_until
 
@@ -23,7 +24,7 @@ from magnetar.protos.broker_pb2 import ReadRangeRequest
 from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import CallFailed, StreamClosed
-from magnetar.runtime.grpc_frames import call_unary, open_channel, read_frames
+from magnetar.runtime.grpc_frames import call_unary, open_channel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

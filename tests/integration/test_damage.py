@@ -30,7 +30,7 @@ from fakes.directories import (
 from support import run
 
 from magnetar.bookie import errors
-from magnetar.bookie.damaged_store import DamagedStore
+from magnetar.bookie.damaged_store import FormerStores
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import (
     DirectoryState,
@@ -268,7 +268,7 @@ def state_after(cluster: DirectoryCluster, path: Path, cookie: BookieCookie) -> 
     try:
         if directory.identity.incarnation != cookie.incarnation:
             assert list(directory.formers) == [cookie.incarnation]
-            store = DamagedStore(directory.formers)
+            store = FormerStores(directory.formers)
             for entry in range(TABLES + LOG):
                 found = store.run(
                     cookie.incarnation, 1, KEY, entry, entry, bytes_max=1 << 20, entries_max=1

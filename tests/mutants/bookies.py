@@ -259,7 +259,7 @@ enter(
     Mutant(
         name="a former incarnation says no",
         breaks="§4.6: in a damaged store a missing entry is unknown",
-        wrong={"magnetar.bookie.damaged_store:DamagedStore.code": _says_no},
+        wrong={"magnetar.bookie.damaged_store:FormerStores.code": _says_no},
         caught_by=LOST | {"I10", "R2"},
         scene=ROLLBACK,
         seeds=100,

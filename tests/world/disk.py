@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from fakes.memory_storage import MemoryStorage, _Deletion
 from world.rot import TABLE, VALUES, Damage, Rot
 
 from magnetar.bookie.disk import DiskLimits, Reserve, Usage
@@ -22,7 +23,6 @@ from magnetar.bookie.storage.format import (
     key_entry,
     ledger_key,
 )
-from magnetar.bookie.storage.memory import MemoryStorage, _Deletion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from world.logs import Logs
 
 from magnetar.bookie.ledger.quorum import Quorum, seats
-from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_ledger
 from magnetar.metadata.model import EntryId, LedgerId, LedgerState
 from magnetar.protos.envelope import BookieCode, decode_acks, decode_envelope_of
@@ -156,7 +155,7 @@ class Oracle:
 
     def on_metadata(self, path: str, value: bytes | None, known: Iterable[Member]) -> None:
         """A ledger's record was stored, or deleted."""
-        ledger = paths.ledger_of(path)
+        ledger = LedgerId(int(path.rpartition("/")[2]))
         life = self.life(ledger)
         if value is None:
             life.deleted = True

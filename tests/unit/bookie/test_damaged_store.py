@@ -17,10 +17,10 @@ from fakes.bookies import (
     running_bookie,
     some,
 )
+from fakes.memory_storage import MemoryStorage
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import LedgerRecord, encode_ledger_record, entry_key, ledger_key
-from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.protos.envelope import BookieCode
 
 if TYPE_CHECKING:

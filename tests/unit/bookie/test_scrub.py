@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.bookies import InlineThread, envelope
 from fakes.directories import flip
+from fakes.memory_storage import MemoryStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.scrub import Scrub, ScrubConfig
 from magnetar.bookie.storage.format import entry_key, ledger_key
-from magnetar.bookie.storage.memory import MemoryStorage
 from magnetar.bookie.storage.rocks import RocksStorage
 from magnetar.bookie.storage.rot import is_rot
 from magnetar.metadata.errors import Unavailable

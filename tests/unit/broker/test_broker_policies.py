@@ -9,7 +9,7 @@ from fakes.place import place
 from support import settle
 
 from magnetar.broker.errors import PoliciesUnavailable
-from magnetar.broker.session.refusal import code_of
+from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import MemoryStore

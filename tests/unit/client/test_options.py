@@ -9,6 +9,7 @@ from typing import Any
 import pulsar
 import pytest
 
+from magnetar.client import producer, sync
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError
 from magnetar.client.message import MessageId
 from magnetar.client.options import (
@@ -59,6 +60,19 @@ def test_parameters_are_apaches(options: type, method: Any) -> None:
 def test_both_clients_show_the_parameters() -> None:
     shown = list(inspect.signature(Client.create_producer).parameters)
     assert shown == ["self", *inspect.signature(ProducerOptions).parameters]
+
+
+@pytest.mark.parametrize("face", [sync.Producer, producer.Producer])
+@pytest.mark.parametrize("name", ["send", "send_async"])
+def test_both_producers_take_apaches_parameters(face: type, name: str) -> None:
+    ours = inspect.signature(getattr(face, name)).parameters
+    theirs = inspect.signature(getattr(pulsar.Producer, name)).parameters
+    assert list(ours) == list(theirs)
+    required = [key for key, one in ours.items() if one.default is inspect.Parameter.empty]
+    assert inspect.iscoroutinefunction(getattr(face, name)) == (
+        face is producer.Producer and name == "send"
+    )
+    assert required == ["self", "content", *(["callback"] if name == "send_async" else [])]
 
 
 def test_enums_are_apaches() -> None:

@@ -368,3 +368,20 @@ async def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) ->
     with pytest.raises(StoreFailed):
         await store.get("/a")
     await store.close()
+
+
+async def test_a_failed_assertion_is_not_reported_as_a_failed_disk(tmp_path: Path) -> None:
+    store = await EmbeddedStore.open(tmp_path / "m")
+
+    class TextKeys:
+        def keys(self, from_key: bytes) -> list[str]:
+            return [from_key.decode()]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(healthy, name)
+
+    healthy = store._nodes._db
+    store._nodes._db = TextKeys()  # type: ignore[assignment]
+    with pytest.raises(AssertionError):
+        await store.children("/")
+    await store.close()

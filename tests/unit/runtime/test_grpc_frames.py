@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fakes.grpc_reply import read_frames
 from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from magnetar.runtime.grpc_frames import (
     grpc_server,
     open_channel,
     open_frame_stream,
-    read_frames,
     unary_handler,
 )
 

@@ -92,7 +92,7 @@ def test_all_that_lost_members_held_of_sealed_segments_is_moved_and_nothing_else
     assert {(step.first, step.lost) for step in plan.steps if isinstance(step, Move)} == seats
     tail = () if closed else metadata.last_segment.members
     assert set(plan.unwritable) == gone & set(tail)
-    assert plan.empty == (not seats and not plan.unwritable)
+    assert (not plan.steps and not plan.unwritable) == (not seats and not plan.unwritable)
 
 
 @given(ledgers(), st.sampled_from(B), st.integers(0, 40), st.integers(0, 20))

@@ -25,7 +25,7 @@ from fakes.directories import (
 from support import run
 
 from magnetar.bookie import errors
-from magnetar.bookie.damaged_store import DamagedStore
+from magnetar.bookie.damaged_store import FormerStores
 from magnetar.bookie.storage.directory import open_directory
 from magnetar.bookie.storage.format import DirectoryState, encode_identity, entry_key
 from magnetar.bookie.storage.layout import IDENTITY, STORE, WATERMARK
@@ -83,7 +83,7 @@ async def test_a_former_incarnation_checks_the_master_key(
     former = identity_of(used).incarnation
     (used / WATERMARK).unlink()
     directory = await cluster.start(used)
-    store = DamagedStore(directory.formers)
+    store = FormerStores(directory.formers)
     given_run = partial(store.run, former, 1, KEY)
     assert given_run(0, 100, bytes_max=1 << 20, entries_max=7) == [
         envelope(1, entry, b"%d" % entry * 600) for entry in range(7)

@@ -23,7 +23,7 @@ from magnetar.broker.log.record_limits import (
     SUBSCRIPTIONS_BYTES_MAX,
     ledger_size_factor,
 )
-from magnetar.broker.session.refusal import code_of
+from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.errors import InvalidLedgerMetadata

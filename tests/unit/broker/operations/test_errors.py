@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.broker import errors as broker_errors
 from magnetar.broker.operations import errors
-from magnetar.broker.session.refusal import OPERATING_ERRORS
+from magnetar.broker.refusal import OPERATING_ERRORS
 
 
 def test_every_operating_error_has_a_status_that_is_no_bug() -> None:

@@ -26,7 +26,7 @@ CLOCK = ManualClock(1_000_000)
 
 
 def make(content: Any = b"x", **given: Any) -> Any:
-    return outgoing_message(content, **given, clock=CLOCK)[0]
+    return outgoing_message(CLOCK, content, **given)[0]
 
 
 def test_all_parts() -> None:
@@ -54,7 +54,7 @@ def test_all_parts() -> None:
 
 def test_limits_count_bytes_and_not_characters() -> None:
     def counted(**given: Any) -> int:
-        return outgoing_message(b"xy", **given, clock=CLOCK)[1]
+        return outgoing_message(CLOCK, b"xy", **given)[1]
 
     plain = counted()
     assert counted(partition_key="\N{EURO SIGN}") == plain + 3
@@ -93,9 +93,9 @@ def test_replication_is_refused() -> None:
 
 
 def test_size_counts_all_parts() -> None:
-    _, plain = outgoing_message(b"1234", clock=CLOCK)
+    _, plain = outgoing_message(CLOCK, b"1234")
     given = {"properties": {"a": "bb"}, "partition_key": "kk", "ordering_key": "ooo"}
-    _, full = outgoing_message(b"1234", **given, clock=CLOCK)  # type: ignore[arg-type]
+    _, full = outgoing_message(CLOCK, b"1234", **given)  # type: ignore[arg-type]
     assert plain > 4
     assert full == plain + 2 + 3 + 3 + 16
 

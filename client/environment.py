@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random as chance
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX
 from magnetar.client.session.attachment import Attachable, Attachment
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.client.session.connection import KEEPALIVE_S
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
     from magnetar.client.session.lookup import Lookup
     from magnetar.client.session.pool import Dialer, Pool, Purpose
     from magnetar.runtime.clock import Clock
+
+
+PENDING_BYTES_MAX: Final = 64 << 20
+"""Bytes of one producer that may wait for their receipts, independent of the number of messages:
+1,000 messages of 5 MiB would be 5 GB. Apache's Java client has this limit for a whole client."""
 
 
 class Core(Protocol):

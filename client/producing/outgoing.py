@@ -27,10 +27,6 @@ UNASSIGNED: Final = -1
 MESSAGE_OVERHEAD_BYTES: Final = 16
 """The bytes of a message in a batch besides payload, keys and properties, rounded up."""
 
-PENDING_BYTES_MAX: Final = 64 << 20
-"""Bytes of one producer that may wait for their receipts, independent of the number of messages:
-1,000 messages of 5 MiB would be 5 GB. Apache's Java client has this limit for a whole client."""
-
 _U63_MAX = 2**63 - 1
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 

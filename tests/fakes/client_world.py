@@ -11,10 +11,9 @@ from fakes.session_broker import FakeBrokers
 from support import ManualClock
 
 from magnetar.client.asyncio import Client
-from magnetar.client.environment import Environment
+from magnetar.client.environment import PENDING_BYTES_MAX, Environment
 from magnetar.client.errors import Timeout
 from magnetar.client.options import ClientOptions, InitialPosition
-from magnetar.client.producing.outgoing import PENDING_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -288,8 +288,8 @@ class BrokerProcess:
             )
         else:
             log.warning(
-                "listening without TLS or authentication: whoever reaches the ports can read and"
-                " write",
+                "listening without TLS or authentication: any host that reaches the ports can read"
+                " and write",
                 host=self._config.host,
             )
         self.ready.set()

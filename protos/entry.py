@@ -294,14 +294,16 @@ def _verify(data: bytes | memoryview, head: _Head) -> None:
         actual = _crc32c(bytes(data[_PREFIX.size :]))  # it accepts only bytes
         if actual != expected:
             raise ChecksumMismatch(expected, actual)
-    elif magic == _MAGIC_BROKER_METADATA:
-        raise MalformedEntry("the entry begins with broker entry metadata: only a broker writes it")
 
 
 def _parse_metadata(data: bytes | memoryview, head: _Head) -> tuple[pb.MessageMetadata, int]:
     magic, following, size = head
     start = _HEAD.size
     if magic != _MAGIC_CHECKSUM:
+        if magic == _MAGIC_BROKER_METADATA:
+            raise MalformedEntry(
+                "the entry begins with broker entry metadata: only a broker writes it"
+            )
         size = magic << 16 | following >> 16
         start = 4
     end = start + size

@@ -36,7 +36,7 @@ class CallFailed(Exception):
 
 
 class PortInUse(Exception):
-    """Somebody else listens on the port that was asked for."""
+    """Another process listens on the requested port."""
 
     definite: ClassVar[bool] = True
 

@@ -28,11 +28,13 @@ from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import NO_LEDGER
 from magnetar.metadata.store import ABSENT, KEEP, SessionState, Verdict, Versioned, update
 from magnetar.metadata.zookeeper import ZooKeeperStore
-from magnetar.zookeeper_server import ZooKeeperEnsemble, address
+from magnetar.zookeeper_server import ZooKeeperEnsemble, address, mode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from magnetar.local_process import LocalProcess
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.usefixtures("zookeeper"), pytest.mark.real_loop]
 
@@ -443,6 +445,15 @@ async def test_one_candidate_leads_and_the_next_follows(zookeeper: ZooKeeperEnse
 # ---- an ensemble ---------------------------------------------------------------------------------
 
 
+async def leader_of(ensemble: ZooKeeperEnsemble) -> LocalProcess:
+    """Wait for a server that leads; a lone server leads itself."""
+    while True:
+        for node in ensemble.nodes:
+            if await asyncio.to_thread(mode, node) in ("leader", "standalone"):
+                return node
+        await asyncio.sleep(0.02)
+
+
 @pytest.mark.real_loop(deadline_s=240)
 async def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: Path) -> None:
     """Writers go on, nothing acknowledged is lost, sessions and their ephemerals survive, and reads
@@ -461,7 +472,7 @@ async def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: 
                 await store.sync("/log")
                 assert await store.get("/log") == Versioned(b"49", 49)
 
-            leader = await asyncio.to_thread(ensemble.leader)
+            leader = await leader_of(ensemble)
             leader.kill()
             started_s = time.monotonic()
             await _write(writer, range(50, 100))
@@ -491,7 +502,7 @@ async def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: 
 @pytest.mark.real_loop(deadline_s=240)
 async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(tmp_path, size=3, force_sync=False) as ensemble:
-        leader = await asyncio.to_thread(ensemble.leader)
+        leader = await leader_of(ensemble)
         follower = next(node for node in ensemble.nodes if node is not leader)
         async with connected(address(leader)) as writer, connected(address(follower)) as reader:
             await writer.put("/a", b"0", expected=ABSENT)
@@ -534,7 +545,7 @@ async def test_no_majority_is_no_answer_and_never_a_wrong_one(tmp_path: Path) ->
                 await update(store, "/a", lambda stored: b"1", deadline=later(1.5))
             for node in ensemble.nodes[:2]:
                 node.launch()
-            await asyncio.to_thread(ensemble.leader)
+            await leader_of(ensemble)
 
             def again(stored: bytes | None) -> bytes | Verdict:
                 return KEEP if stored == b"1" else b"1"

@@ -325,7 +325,7 @@ async def decommission(cluster: LocalCluster, bookie: str) -> None:
             while "Stop it now" not in said:
                 said = (await leaving.stdout.readline()).decode()
                 assert said, (cluster.directory / "bookies.out").read_text()
-        await cluster.process("bookie", bookie).stop()
+        await asyncio.to_thread(cluster.process("bookie", bookie).stop)
         async with asyncio.timeout(120):
             rest, _ = await leaving.communicate()
         assert leaving.returncode == 0

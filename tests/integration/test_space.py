@@ -81,7 +81,7 @@ class Compactions(logging.Handler):
         self.spans: list[tuple[float, float]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("space given back"):
+        if record.getMessage().startswith("space reclaimed"):
             now_s = time.monotonic()
             seconds: float = vars(record)["magnetar_fields"]["seconds"]
             self.spans.append((now_s - seconds, now_s))

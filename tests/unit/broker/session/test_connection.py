@@ -17,11 +17,12 @@ from support import settle, wait_until
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import NotOwner
 from magnetar.broker.log.owned_record import topic_path
+from magnetar.broker.ownership.bundle import bundle_in
 from magnetar.broker.session.connection import PROBE_TIMEOUT_S, REQUEST_TIMEOUT_S, STALL_BYTES
 from magnetar.broker.session.context import DELIVERY_BYTES_MAX
 from magnetar.broker.session.session import KEEPALIVE_S
 from magnetar.metadata import codec, paths
-from magnetar.metadata.model import BrokerId, Ownership, TopicRecord
+from magnetar.metadata.model import BrokerId, NamespaceBundles, Ownership, TopicRecord
 from magnetar.metadata.store import ABSENT, Versioned
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
@@ -531,7 +532,7 @@ def subscribing(topic: str, request_id: int) -> pb.CommandSubscribe:
 async def test_a_request_whose_work_was_cancelled_by_somebody_is_answered() -> None:
     async with place() as here:
         client = await here.client()
-        bundle = here.broker.policies.bundle_of(TopicName.parse(TOPIC))
+        bundle = bundle_in(TopicName.parse(TOPIC), NamespaceBundles())
         path = paths.ownership(bundle.tenant, bundle.namespace, bundle.range)
         here.store.strays.add(("get", path))
         refused = await client.produce(TOPIC)

@@ -1,4 +1,4 @@
-"""A metadata store whose requests a test holds back, or ends by a cancellation of nobody's."""
+"""A metadata store whose requests a test holds back, or cancels without an owner."""
 
 from __future__ import annotations
 

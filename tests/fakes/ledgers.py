@@ -124,7 +124,7 @@ class SharedLedgers:
         self.full_ensemble = True  # False: new ledgers are degraded
         self.held = False
         self.strays: set[str] = set()  # "create", "close", "read": the next such call strays
-        self.reading = asyncio.Event()  # somebody has asked for entries
+        self.reading = asyncio.Event()  # a reader has asked for entries
         self.may_read = asyncio.Event()  # cleared: reads hang
         self.may_read.set()
         self._next = 0

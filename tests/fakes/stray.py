@@ -1,4 +1,4 @@
-"""A wait that ends as if somebody had cancelled what is waited for, and not its task."""
+"""A wait that ends as if its awaitable were cancelled, and not its task."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ async def test_it_says_which_bookies_do_not_store(how: str) -> None:
 
 
 class CountingDirectory(BookieRegistry):
-    """Counts how often somebody looks for bookies."""
+    """Counts the look-ups of bookies."""
 
     looks = 0
 

@@ -348,7 +348,7 @@ async def test_a_fence_by_somebody_who_is_not_an_owner_costs_one_ledger() -> Non
 
 
 async def test_entries_that_were_never_confirmed_keep_their_indexes_dense() -> None:
-    """The old owner dies with two entries on the bookies that nobody was told of."""
+    """The old owner dies with two unacknowledged entries on the bookies."""
 
     world = ClusterState()
     async with opened(world, close=False) as old:

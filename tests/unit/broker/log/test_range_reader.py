@@ -48,7 +48,7 @@ async def test_readers_at_the_end_are_served_from_memory() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES[:10])
-        assert len(topic.cache) == 0, "cached though nobody reads"
+        assert len(topic.cache) == 0, "cached without a reader"
         place = topic.log.chain.end
         seen: list[str] = []
         wakes = 0

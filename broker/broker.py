@@ -15,11 +15,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.chores import Chores
 from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
+from magnetar.broker.policies.source import FollowedPolicies
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.topic import PersistentTopic
@@ -32,7 +34,9 @@ from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
+    from magnetar.broker.chores import Chore
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import LedgerStore
@@ -77,8 +81,10 @@ class Broker:
         random: random.Random,
         namespace_bundles: int = BUNDLES_DEFAULT,
         default_policies: EffectivePolicies = BROKER_DEFAULTS,
+        chores: Sequence[Chore] = (),
     ) -> None:
-        """`namespace_bundles`: of a namespace whose record this broker creates."""
+        """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
+        periodic work on the open topics."""
         self.policies = PolicyCache(
             store, namespace_bundles=namespace_bundles, defaults=default_policies
         )
@@ -97,6 +103,7 @@ class Broker:
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
         self.publish_latency = LatencyHistogram()
+        self._chores = Chores(chores, lambda: self.topics)
         self._tasks: asyncio.TaskGroup
 
     @property
@@ -126,6 +133,9 @@ class Broker:
                 ),
                 self._tasks.create_task(
                     supervise("owners", self._owners.run, backoff=self._backoff)
+                ),
+                self._tasks.create_task(
+                    supervise("chores", self._chores.run, backoff=self._backoff)
                 ),
                 self._tasks.create_task(self._close_failed()),
             ]
@@ -244,6 +254,7 @@ class Broker:
                 names=self._names,
                 tasks=self._tasks,
                 on_failed=self._on_failed,
+                policies=FollowedPolicies(self.policies, name),
                 latency=self.publish_latency,
             )
         finally:

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.outstanding import Appended, AppendRun
+    from magnetar.broker.policies.source import PolicySource
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import (
         ConsumerEvents,
@@ -124,6 +125,7 @@ class PersistentTopic:
         names: ProducerNames,
         tasks: asyncio.TaskGroup,
         on_failed: Callable[[Topic, BrokerError], None],
+        policies: PolicySource,
         limits: Limits | None = None,
         latency: LatencyHistogram | None = None,
     ) -> Self:
@@ -146,6 +148,7 @@ class PersistentTopic:
             names=names,
             tasks=tasks,
             on_failed=on_failed,
+            policies=policies,
             limits=limits or Limits(),
         )
 
@@ -159,12 +162,14 @@ class PersistentTopic:
         names: ProducerNames,
         tasks: asyncio.TaskGroup,
         on_failed: Callable[[Topic, BrokerError], None],
+        policies: PolicySource,
         limits: Limits,
     ) -> None:
         now = asyncio.get_running_loop().time()
         self.name = name
         self.log = log
         self.cursors = cursors
+        self.policies = policies
         self.state = TopicState.OPEN
         self.producers: dict[str, ProducerHandle] = {}
         self.subscriptions: dict[str, Subscription] = {}

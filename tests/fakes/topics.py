@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fakes.entries import entry_of, sends_of
 from fakes.ledgers import FakeLedgers
+from fakes.policies import SettablePolicies
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topic_log import SMALL, TOPIC
 from support import wait_until
@@ -52,6 +53,7 @@ class TopicRig:
     def __init__(self) -> None:
         self.topic: PersistentTopic
         self.failures: list[BrokerError] = []
+        self.policies = SettablePolicies()
         self._consumers = 0
         self._published = 0
         self._producer: tuple[ProducerHandle, FakeProducerSession] | None = None
@@ -140,12 +142,15 @@ async def opened_topic(
     *,
     config: LogConfig = SMALL,
     limits: Limits | None = None,
+    policies: SettablePolicies | None = None,
     cache_bytes: int = 1 << 20,
     store: MetadataStore | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
     it = TopicRig()
+    if policies is not None:
+        it.policies = policies
     async with asyncio.TaskGroup() as tasks:
         topic = it.topic = await PersistentTopic.open(
             TOPIC,
@@ -157,6 +162,7 @@ async def opened_topic(
             names=ProducerNames("test-1"),
             tasks=tasks,
             on_failed=it.on_failed,
+            policies=it.policies,
             limits=limits,
         )
         try:

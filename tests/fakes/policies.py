@@ -1,0 +1,34 @@
+"""Policies of a topic that a test sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from magnetar.metadata.policies import EffectivePolicies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class SettablePolicies:
+    """`PolicySource` without a metadata store: the broker's defaults until `set` is called."""
+
+    def __init__(self, **changed: Any) -> None:
+        self.effective = replace(EffectivePolicies(), **changed)
+        self.is_fresh = True
+        self._callbacks: dict[Callable[[], None], None] = {}
+
+    def set(self, **changed: Any) -> None:
+        """Change some policies and call the subscribers back."""
+        self.effective = replace(self.effective, **changed)
+        for callback in tuple(self._callbacks):
+            callback()
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._callbacks[callback] = None
+
+        def end() -> None:
+            self._callbacks.pop(callback, None)
+
+        return end

@@ -31,6 +31,10 @@ log = get_logger(__name__)
 RESUME_BELOW_BYTES: Final = 1 << 20
 """A bookie keeps up while its outbox has less than this: four frames."""
 
+HOLD_BYTES: Final = 16 << 10
+"""Fewer bytes of adds than this wait for the acks of the frame before: the bookie syncs those first
+in any case. At 1,000 single messages per second of 1 KB the frames, syncs and acks halve."""
+
 GONE_PAUSE_S: Final = 60.0
 """Between attempts while another incarnation answers at the address. This incarnation is gone,
 unless it is listed again, which triggers an attempt at once. An idle ledger may wait for days."""
@@ -150,7 +154,7 @@ class AddStream:
 
     async def _serve(self, stream: FrameStream) -> None:
         """Use the stream until it ends."""
-        outbox = Outbox(stream.send, pending_bytes_max=RESUME_BELOW_BYTES)
+        outbox = Outbox(stream.send, pending_bytes_max=RESUME_BELOW_BYTES, hold_bytes=HOLD_BYTES)
         self._stream = stream
         receiving = True
 
@@ -166,7 +170,7 @@ class AddStream:
             sending = group.create_task(send())
             try:
                 self._began(outbox)
-                why = await self._receive(stream)
+                why = await self._receive(stream, outbox)
             finally:
                 receiving = False
                 sending.cancel()
@@ -175,11 +179,13 @@ class AddStream:
             await stream.close()
             self._stream = None
 
-    async def _receive(self, stream: FrameStream) -> str:
+    async def _receive(self, stream: FrameStream, outbox: Outbox) -> str:
         """Hand out acks. Returns why the stream ended."""
         try:
             while True:
-                self._take(await stream.receive())
+                frame = await stream.receive()
+                outbox.on_answer()
+                self._take(frame)
         except (StreamClosed, FrameDamaged) as error:
             return str(error)
 

@@ -2,8 +2,8 @@
 
 In Python a message system pays for calls, not for bytes. So a sender puts items into an `Outbox`,
 and one task sends everything pending as one frame, then everything that was put in the meantime.
-There is no timer: frames are small while a hop is idle, and grow when it is busy. Every hop uses a
-`FrameStream`, so gRPC, TCP, a pair in one process and a simulated network can replace each other.
+Frames are small while a hop is idle, and grow when it is busy. Every hop uses a `FrameStream`, so
+gRPC, TCP, a pair in one process and a simulated network can replace each other.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FRAME_BYTES_MAX",
+    "HOLD_S_MAX",
     "Buffer",
     "FrameStream",
     "Outbox",
@@ -34,6 +35,11 @@ FRAME_BYTES_MAX = 256 << 10
 """An outbox starts the next frame once one has reached this. A gRPC hop carries about 10,000
 frames/s whatever their size. At 256 KiB a frame's fixed cost (some 60 microseconds) is below the
 cost of copying its bytes, and a small item waits behind one for a millisecond or two at most."""
+
+
+HOLD_S_MAX = 0.005
+"""How long an outbox holds items for an answer of the peer. An answer takes about a millisecond, so
+the limit is for a peer that answers late, or never."""
 
 
 class FrameStream(Protocol):
@@ -76,16 +82,26 @@ class Outbox:
     `wait_room` before it accepts more work, so the pending bytes exceed `pending_bytes_max` by at
     most what one turn of the loop puts.
 
+    With `hold_bytes`, fewer bulk bytes than this wait for an answer to the frame before, as in
+    Nagle's algorithm. Items that arrive one after the other then share a frame, and at the peer a
+    sync and an answer. A single item, large items and control items are never held.
+
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
     pending and what is put later: the stream is over, and its reader learns the reason.
     """
 
     def __init__(
-        self, send: Callable[[Sequence[Buffer]], Awaitable[None]], *, pending_bytes_max: int
+        self,
+        send: Callable[[Sequence[Buffer]], Awaitable[None]],
+        *,
+        pending_bytes_max: int,
+        hold_bytes: int = 0,
     ) -> None:
         self.pending_bytes = 0  # including the frame that is being sent
         self._send = send
         self._pending_bytes_max = pending_bytes_max
+        self._hold_bytes = hold_bytes
+        self._release: asyncio.TimerHandle | None = None  # None: no answer is waited for
         self._control: deque[tuple[tuple[Buffer, ...], int]] = deque()
         self._full: deque[tuple[list[Buffer], int]] = deque()
         self._open: list[Buffer] = []  # the frame that bulk items are being added to
@@ -106,7 +122,7 @@ class Outbox:
         self._open_bytes += size
         if self._open_bytes >= FRAME_BYTES_MAX:
             self._full.append(self._take_open())
-        if self._sleeper is not None:
+        if self._sleeper is not None and not self._is_held:
             self._wake()
 
     def put_control(self, *parts: Buffer) -> None:
@@ -118,6 +134,14 @@ class Outbox:
         self._control.append((parts, size))
         if self._sleeper is not None:
             self._wake()
+
+    def on_answer(self) -> None:
+        """The peer has answered items: hold nothing any longer."""
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+            if self._sleeper is not None and self.pending_bytes:
+                self._wake()
 
     async def wait_room(self) -> None:
         """Return when fewer than `pending_bytes_max` bytes are pending. Raises StreamClosed."""
@@ -135,12 +159,15 @@ class Outbox:
 
     async def run(self) -> None:
         """Send what is pending until the stream is closed, then return."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
-                while not self.pending_bytes:
-                    self._sleeper = asyncio.get_running_loop().create_future()
+                while not self.pending_bytes or self._is_held:
+                    self._sleeper = loop.create_future()
                     await self._sleeper
                 frame, size = self._take()
+                if self._hold_bytes and self._release is None:
+                    self._release = loop.call_later(HOLD_S_MAX, self.on_answer)
                 await self._send(frame)
                 self.pending_bytes -= size
                 self._moved.set()
@@ -148,6 +175,15 @@ class Outbox:
             return
         finally:
             self._end()
+
+    @property
+    def _is_held(self) -> bool:
+        return (
+            self._release is not None
+            and self._open_bytes < self._hold_bytes
+            and not self._full
+            and not self._control
+        )
 
     def _take(self) -> tuple[list[Buffer], int]:
         """Take the next frame: control items first, then bulk up to FRAME_BYTES_MAX."""
@@ -182,6 +218,7 @@ class Outbox:
 
     def _end(self) -> None:
         self._ended = True
+        self.on_answer()
         self.pending_bytes = 0
         self._control.clear()
         self._full.clear()

@@ -13,6 +13,7 @@ from support import settle
 
 from magnetar.runtime.frames import (
     FRAME_BYTES_MAX,
+    HOLD_S_MAX,
     Buffer,
     Outbox,
     StreamClosed,
@@ -197,3 +198,86 @@ def test_is_stream_end() -> None:
     assert is_stream_end(closed)
     assert is_stream_end(ExceptionGroup("", [closed, ExceptionGroup("", [closed])]))
     assert not is_stream_end(ExceptionGroup("", [closed, KeyError()]))
+
+
+# ---- holding -------------------------------------------------------------------------------------
+
+
+async def held_after_one_frame(
+    wire: Wire, group: asyncio.TaskGroup
+) -> tuple[Outbox, asyncio.Task[None]]:
+    outbox = Outbox(wire.send, pending_bytes_max=1000, hold_bytes=4)
+    running = group.create_task(outbox.run())
+    outbox.put(b"a")
+    await settle()
+    outbox.put(b"b")
+    outbox.put(b"c")
+    await settle()
+    assert wire.frames == [b"a"]
+    return outbox, running
+
+
+async def test_small_items_wait_for_the_answer_to_the_frame_before() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await held_after_one_frame(wire, group)
+        outbox.on_answer()
+        await settle()
+        assert wire.frames == [b"a", b"bc"]
+        running.cancel()
+
+
+async def test_an_answer_while_nothing_waits_lets_the_next_item_go_at_once() -> None:
+    wire = Wire()
+    outbox = Outbox(wire.send, pending_bytes_max=1000, hold_bytes=4)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        for item in (b"a", b"b", b"c"):
+            outbox.put(item)
+            await settle()
+            outbox.on_answer()
+        assert wire.frames == [b"a", b"b", b"c"]
+        running.cancel()
+
+
+async def test_held_items_are_sent_once_they_reach_the_limit() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await held_after_one_frame(wire, group)
+        outbox.put(b"de")
+        await settle()
+        assert wire.frames == [b"a", b"bcde"]
+        running.cancel()
+
+
+async def test_a_control_item_takes_held_items_with_it() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await held_after_one_frame(wire, group)
+        outbox.put_control(b"!")
+        await settle()
+        assert wire.frames == [b"a", b"!bc"]
+        running.cancel()
+
+
+async def test_a_silent_peer_holds_items_for_a_bounded_time() -> None:
+    wire = Wire()
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        began_s = loop.time()
+        outbox, running = await held_after_one_frame(wire, group)
+        await outbox.wait_sent()
+        assert wire.frames == [b"a", b"bc"]
+        assert loop.time() - began_s == pytest.approx(HOLD_S_MAX, abs=1e-6)
+        running.cancel()
+
+
+async def test_an_outbox_that_ends_leaves_no_timer() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await held_after_one_frame(wire, group)
+        running.cancel()
+        await asyncio.wait([running])
+    outbox.on_answer()
+    await asyncio.sleep(2 * HOLD_S_MAX)
+    assert wire.frames == [b"a"]

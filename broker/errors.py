@@ -289,7 +289,9 @@ class InvalidAck(BrokerError):
 
     def __init__(self, subscription: str, position: tuple[int, int], why: str = "") -> None:
         ledger, entry = position
-        text = f"entry {ledger}:{entry}: {why}" if why else f"there can be no entry {ledger}:{entry}"
+        text = (
+            f"entry {ledger}:{entry}: {why}" if why else f"there can be no entry {ledger}:{entry}"
+        )
         super().__init__(f"subscription {subscription!r}: {text}")
         self.subscription = subscription
         self.position = position

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.cursor.bitmap import Bitmap
 from magnetar.broker.log.position import Position
+from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
 
 _WORD: Final = (1 << 64) - 1
 
-BATCH_MESSAGES_MAX: Final = 1 << 20
-"""Of any batch: 5 MiB hold 873,813 messages of six bytes (`protos.entry.batch_size_of`). Bits beyond
-it, which an older version stored, are forgotten when they are replayed."""
-
+# No batch has more messages. Bits beyond, which an older version stored, are forgotten at replay.
 _ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from magnetar.broker.cursor.acks import (
-    BATCH_MESSAGES_MAX,
     AckedRange,
     AckState,
     ack_set_bits,
@@ -18,6 +17,7 @@ from magnetar.broker.cursor.acks import (
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.metadata.model import LedgerId, TopicLedger
+from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
 BATCH = 5  # messages of each entry, for the acknowledgements of parts
 

@@ -28,6 +28,7 @@ from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata import paths
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.metadata.policies import BROKER_DEFAULTS
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff, supervise
@@ -82,13 +83,15 @@ class Broker:
         namespace_bundles: int = BUNDLES_DEFAULT,
         default_policies: EffectivePolicies = BROKER_DEFAULTS,
         chores: Sequence[Chore] = (),
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
-        periodic work on the open topics."""
+        periodic work on the open topics. `message_bytes_max`: of a payload as sent."""
         self.policies = PolicyCache(
             store, namespace_bundles=namespace_bundles, defaults=default_policies
         )
         self.started = asyncio.Event()  # the broker takes requests
+        self.message_bytes_max = message_bytes_max
         self._me = me
         self._store = store
         self._ledgers = ledgers
@@ -255,6 +258,7 @@ class Broker:
                 tasks=self._tasks,
                 on_failed=self._on_failed,
                 policies=FollowedPolicies(self.policies, name),
+                message_bytes_max=self.message_bytes_max,
                 latency=self.publish_latency,
             )
         finally:

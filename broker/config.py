@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from magnetar.metadata.model import BUNDLES_DEFAULT
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
 
@@ -47,6 +48,12 @@ class BrokerConfig(RoleConfig):
     )
     cache_bytes: int = Field(
         default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
+    )
+    max_message_size: int = Field(
+        default=MESSAGE_BYTES_MAX,
+        ge=1 << 10,
+        le=MESSAGE_BYTES_MAX,
+        description="bytes of a message, batch or chunk after compression",
     )
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,

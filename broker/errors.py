@@ -285,10 +285,14 @@ class InvalidPermits(BrokerError):
 
 
 class InvalidAck(BrokerError):
-    """An acknowledgement that names no possible entry."""
+    """An acknowledgement that names no possible entry, or messages that its batch cannot have."""
 
-    def __init__(self, subscription: str, position: tuple[int, int]) -> None:
+    def __init__(self, subscription: str, position: tuple[int, int], why: str = "") -> None:
         ledger, entry = position
-        super().__init__(f"subscription {subscription!r}: there can be no entry {ledger}:{entry}")
+        text = (
+            f"entry {ledger}:{entry}: {why}" if why else f"there can be no entry {ledger}:{entry}"
+        )
+        super().__init__(f"subscription {subscription!r}: {text}")
         self.subscription = subscription
         self.position = position
+        self.why = why

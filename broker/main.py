@@ -31,6 +31,7 @@ from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.metadata.policies import BROKER_DEFAULTS
 from magnetar.metadata.store import SessionState
+from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
@@ -172,7 +173,9 @@ class BrokerProcess:
         async def serve_pulsar(stream: FrameStream) -> None:
             await Connection(stream, endpoint, Transport.PULSAR).run()
 
-        pulsar = PulsarServer(serve_pulsar)
+        pulsar = PulsarServer(
+            serve_pulsar, frame_bytes_max=frame_bytes_max(self._config.max_message_size)
+        )
         self._registry.register(
             BrokerMetrics(
                 broker,
@@ -236,6 +239,7 @@ class BrokerProcess:
             random=self._random,
             namespace_bundles=self._config.default_number_of_namespace_bundles,
             default_policies=self._default_policies(),
+            message_bytes_max=self._config.max_message_size,
         )
 
     def _default_policies(self) -> EffectivePolicies:

@@ -30,6 +30,7 @@ from magnetar.claim import claimed
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.model import BookieAddress
 from magnetar.metadata.paths import CLUSTER
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
@@ -68,6 +69,12 @@ class StandaloneConfig(RoleConfig):
     )
     cache_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
+    )
+    max_message_size: int = Field(
+        default=MESSAGE_BYTES_MAX,
+        ge=1 << 10,
+        le=MESSAGE_BYTES_MAX,
+        description="bytes of a message, batch or chunk after compression",
     )
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
@@ -158,6 +165,7 @@ def _broker(
             write_quorum=1,
             ack_quorum=1,
             cache_bytes=config.cache_bytes,
+            max_message_size=config.max_message_size,
             cluster_name=NAME,
             expose_topic_level_metrics_in_prometheus=(
                 config.expose_topic_level_metrics_in_prometheus

@@ -19,7 +19,8 @@ from magnetar.protos.errors import DecompressionError, UncompressedSizeCorruptio
 
 # Pulsar limits the compressed payload to 5 MiB. Text seldom shrinks more than tenfold, so a factor
 # of sixteen admits regular messages. A few hostile messages of this size still fit into memory.
-UNCOMPRESSED_BYTES_MAX: Final = 16 * 5 * 1024 * 1024
+UNCOMPRESSED_FACTOR: Final = 16
+UNCOMPRESSED_BYTES_MAX: Final = UNCOMPRESSED_FACTOR * 5 * 1024 * 1024
 
 
 class Compression(IntEnum):

@@ -99,6 +99,21 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
     return _plain_view(data, head) or _view(data, head)
 
 
+def parse_sent_entry(
+    data: bytes, check: Callable[[pb.MessageMetadata, EntryView], None]
+) -> EntryView:
+    """As `parse_stored_entry`, for an entry that arrives. `check` sees all of its metadata, and
+    raises what is wrong with it; plain metadata has nothing to check."""
+    head = _head(data)
+    plain = _plain_view(data, head)
+    if plain is not None:
+        return plain
+    metadata, payload_at = _parse_metadata(data, head)
+    view = _view_of(data, metadata, payload_at)
+    check(metadata, view)
+    return view
+
+
 def checksum_in(data: bytes) -> int:
     """The CRC32C that an entry states of itself; NO_CHECKSUM: its producer left it out."""
     if len(data) < _PREFIX.size:
@@ -248,6 +263,9 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
+# Messages of a batch. The acknowledgement bits of so many still fit into one command (framing.py).
+BATCH_MESSAGES_MAX: Final = 1 << 20
+
 # Mechanics
 
 # In a batch: a u32 and a SingleMessageMetadata, whose payload size takes at least two bytes.
@@ -324,7 +342,10 @@ def _parse_metadata(data: bytes | memoryview, head: _Head) -> tuple[pb.MessageMe
 
 
 def _view(data: bytes | memoryview, head: _Head) -> EntryView:
-    metadata, payload_at = _parse_metadata(data, head)
+    return _view_of(data, *_parse_metadata(data, head))
+
+
+def _view_of(data: bytes | memoryview, metadata: pb.MessageMetadata, payload_at: int) -> EntryView:
     has = metadata.HasField  # bound once: these lines run once per entry
     sequence_id = metadata.sequence_id
     is_batch = has("num_messages_in_batch")
@@ -424,8 +445,8 @@ def plain_rest(fields: bytes) -> tuple[int, int] | None:
     """Parse the publish time and the uncompressed size (0: absent) at the end of plain metadata.
 
     The publish time comes first and is below 2^63. Apache's Java client then adds the uncompressed
-    size, even to an uncompressed message, and the version of its schema. None: other fields, or
-    another order.
+    size, even to an uncompressed message, and the version of its schema. None: other fields,
+    another order, or a size above every limit.
     """
     time_ms, at = _plain_number(fields, 0x18, 0, 9)
     size = 0
@@ -434,7 +455,7 @@ def plain_rest(fields: bytes) -> tuple[int, int] | None:
     if fields[at : at + 2] == b"\x82\x01" and len(fields) > at + 2:
         schema_bytes = fields[at + 2]
         at += 3 + schema_bytes if schema_bytes <= _PLAIN_SCHEMA_BYTES_MAX else 0
-    return (time_ms, size) if at == len(fields) and size < 1 << 32 else None
+    return (time_ms, size) if at == len(fields) and size <= MESSAGE_BYTES_MAX else None
 
 
 def _plain_number(fields: bytes, tag: int, at: int, bytes_max: int) -> tuple[int, int]:

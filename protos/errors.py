@@ -103,6 +103,15 @@ class MalformedEntry(EntryError):
     """The layout or the metadata of an entry is invalid."""
 
 
+class SendNotSupported(EntryError):
+    """A SEND carries something that clients may not send, or that the broker does not support."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"a SEND with {what}: {why}")
+        self.what = what
+        self.why = why
+
+
 class ChecksumMismatch(EntryError):
     """The entry's CRC32C does not match its bytes: the entry is damaged."""
 

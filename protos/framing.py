@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.entry import ENTRY_BYTES_MAX, varint
+from magnetar.protos.entry import ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, varint
 from magnetar.protos.errors import (
     CommandError,
     FrameTooLarge,
@@ -35,6 +35,12 @@ from magnetar.protos.errors import (
 COMMAND_BYTES_MAX: Final = 256 * 1024
 # A whole frame with both its sizes.
 COMMAND_FRAME_BYTES_MAX: Final = 8 + COMMAND_BYTES_MAX + ENTRY_BYTES_MAX
+
+
+def frame_bytes_max(message_bytes_max: int) -> int:
+    """The limit of a whole frame where a payload has at most `message_bytes_max` bytes: the same
+    head-room as COMMAND_FRAME_BYTES_MAX."""
+    return COMMAND_FRAME_BYTES_MAX - MESSAGE_BYTES_MAX + message_bytes_max
 
 
 @dataclass(slots=True)
@@ -133,13 +139,15 @@ def split_frames(buffer: bytes | memoryview) -> list[memoryview]:
     return frames
 
 
-def first_frame(buffer: memoryview, at: int) -> tuple[memoryview, int]:
+def first_frame(
+    buffer: memoryview, at: int, *, bytes_max: int = COMMAND_FRAME_BYTES_MAX
+) -> tuple[memoryview, int]:
     """Return the frame whose total is at offset `at`, as a view, and the offset of the next frame.
 
     Raises FrameTooLarge, and MalformedFrame also if the frame is not whole.
     """
     if len(buffer) - at >= 4:
-        end = at + 4 + _total(buffer, at)
+        end = at + 4 + _total(buffer, at, bytes_max)
         if end <= len(buffer):
             return buffer[at + 4 : end], end
     raise MalformedFrame(f"the last frame is truncated after {len(buffer) - at} bytes")
@@ -220,11 +228,11 @@ def _split(view: memoryview) -> tuple[list[memoryview], int]:
     return frames, at
 
 
-def _total(view: memoryview, at: int) -> int:
+def _total(view: memoryview, at: int, bytes_max: int = COMMAND_FRAME_BYTES_MAX) -> int:
     """Return the total of the frame at `at`. Raises FrameTooLarge, MalformedFrame."""
     total: int = _U32.unpack_from(view, at)[0]
-    if total + 4 > COMMAND_FRAME_BYTES_MAX:
-        raise FrameTooLarge(total + 4, COMMAND_FRAME_BYTES_MAX)
+    if total + 4 > bytes_max:
+        raise FrameTooLarge(total + 4, bytes_max)
     if total < 4:
         raise MalformedFrame(f"a frame of {total} bytes is too short for its command's size")
     return total

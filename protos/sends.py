@@ -1,14 +1,14 @@
 """Runs of SENDs: what one producer sends, as the broker takes it in.
 
 A run is a series of consecutive SENDs of one producer, whatever their form; one SEND is a run of
-one. Nothing of an entry is judged here: its checksum and what is wrong with its metadata go along
-in the run, and the stages of the topic decide.
+one. Nothing is refused here: the entry's checksum and what is wrong with the SEND (claims.py) go
+along in the run, and the stages of the topic decide.
 
 Most SENDs are *plain*: the command has a producer and a sequence id and at most `num_messages = 1`,
 and the entry is one message with a checksum whose metadata has only what clients write into each
 message (`plain_rest`). Consecutive plain ones differ in little. Each is compared with what the one
 before leads to expect, in a sixth of the time that parsing takes. Every other SEND goes through
-`parse_command` and `parse_stored_entry`.
+`parse_command` and `parse_sent`.
 """
 
 import struct
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.claims import parse_sent
 from magnetar.protos.entry import (
     CHECKED_HEAD_BYTES,
     PLAIN_METADATA_BYTES_MAX,
     EntryView,
     checksum_in,
-    parse_stored_entry,
     plain_name,
     plain_rest,
 )
@@ -39,7 +39,7 @@ class SendRun:
     entries: list[bytes] = field(default_factory=list)  # memory of their own
     checksums: list[int] = field(default_factory=list)  # as stated; NO_CHECKSUM: not stated
     views: dict[int, EntryView] = field(default_factory=dict)  # by place; plain entries have none
-    errors: dict[int, EntryError] = field(default_factory=dict)  # by place: what cannot be parsed
+    errors: dict[int, EntryError] = field(default_factory=dict)  # by place: what is wrong with it
     end: int = 0  # where the frame after the last one begins
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ def _add(run: SendRun | None, command: Command) -> SendRun | None:
     entry = bytes(command.entry)
     place = len(run.entries)
     try:
-        run.views[place] = parse_stored_entry(entry)
+        run.views[place] = parse_sent(send, entry)
     except EntryError as error:
         run.errors[place] = error
     run.sequence_ids.append(send.sequence_id)

@@ -19,11 +19,13 @@ Bits up to the mark have no meaning. Pure. The chain of the log gives the order 
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.cursor.bitmap import Bitmap
 from magnetar.broker.log.position import Position
+from magnetar.protos.entry import BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from magnetar.broker.log.chain import Chain
 
 _WORD: Final = (1 << 64) - 1
+
+# No batch has more messages. Bits beyond, which an older version stored, are forgotten at replay.
+_ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class AckState:
             return True
         bitmap = self._bitmaps.get(ledger)
         return bitmap is not None and position.entry in bitmap
+
+    def is_open(self, position: Position) -> bool:
+        """Whether it is an entry of the log that is not acknowledged."""
+        return self._chain.is_entry(position) and not self.is_acked(position)
 
     def remaining(self, position: Position) -> int | None:
         """The bits of the unacknowledged messages of a batch. None: no ack set is known for it."""
@@ -141,8 +150,9 @@ class AckState:
 
     def on_ack_batch_index(self, position: Position, not_acked: int) -> bool:
         """Acknowledge all messages of a batch but these. Returns whether the state changed."""
-        if self.is_acked(position) or not self._chain.is_entry(position):
+        if not self.is_open(position):
             return False
+        not_acked &= _ANY_BATCH
         before = self._partial.get(position)
         after = not_acked if before is None else before & not_acked
         if after == before:
@@ -151,6 +161,14 @@ class AckState:
             return self.on_ack(position)
         self._partial[position] = after
         return True
+
+    def on_batch_size(self, position: Position, messages: int) -> bool:
+        """The batch has this many messages: forget the bits beyond them. Returns whether the state
+        changed. If no other bit is left, the whole entry is acknowledged."""
+        remaining = self._partial.get(position)
+        if remaining is None or remaining.bit_length() <= messages:
+            return False
+        return self.on_ack_batch_index(position, (1 << messages) - 1)
 
     def on_ack_cumulative(self, position: Position) -> bool:
         """Acknowledge everything up to and including this position. Returns whether the mark
@@ -226,18 +244,12 @@ class AckState:
 
 
 def ack_set_bits(words: Sequence[int]) -> int:
-    """An ack set from the wire (64-bit words, lowest first, signed or not), as one number."""
-    bits = 0
-    for place, word in enumerate(words):
-        bits |= (word & _WORD) << (64 * place)
-    return bits
+    """An ack set from the wire (64-bit words, lowest first, signed or not), as one number. Costs
+    O(words)."""
+    return int.from_bytes(struct.pack(f"<{len(words)}Q", *[w & _WORD for w in words]), "little")
 
 
 def ack_set_words(bits: int) -> tuple[int, ...]:
     """The inverse of `ack_set_bits`: signed words for protobuf's int64, without trailing zeros."""
-    words = []
-    while bits:
-        word = bits & _WORD
-        words.append(word - (1 << 64) if word >> 63 else word)
-        bits >>= 64
-    return tuple(words)
+    count = (bits.bit_length() + 63) >> 6
+    return struct.unpack(f"<{count}q", bits.to_bytes(8 * count, "little"))

@@ -69,6 +69,15 @@ class Cursor:
     def is_acked(self, position: Position) -> bool:
         return self._state.is_acked(position)
 
+    def is_open(self, position: Position) -> bool:
+        """Whether it is an entry of the log that is not acknowledged."""
+        return self._state.is_open(position)
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether there is a partly acknowledged batch."""
+        return bool(self._state.partial)
+
     def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
         """The unacknowledged messages of a batch, as signed 64-bit words. None: no ack set is known
         for it."""
@@ -117,8 +126,7 @@ class Cursor:
     ) -> bool:
         """Acknowledge the messages of a batch that are not in `ack_set`. Returns whether the whole
         entry is acknowledged now."""
-        if self._state.on_ack_batch_index(position, ack_set_bits(ack_set)):
-            self._note_part(position)
+        self._acknowledge_part(position, ack_set)
         self._note(done)
         return self._state.is_acked(position)
 
@@ -127,15 +135,20 @@ class Cursor:
     ) -> bool:
         """Acknowledge everything up to `position`, but not the messages of `ack_set` in the batch
         there. Returns whether the mark moved."""
-        remaining = ack_set_bits(ack_set)
-        if remaining == 0:
-            moved = self._state.on_ack_cumulative(position)
+        state = self._state
+        if not any(ack_set):
+            moved = state.on_ack_cumulative(position)
         else:
-            moved = self._state.on_ack_cumulative(self._log.chain.previous_position(position))
-            if self._state.on_ack_batch_index(position, remaining):
-                self._note_part(position)
+            moved = state.on_ack_cumulative(self._log.chain.previous_position(position))
+            self._acknowledge_part(position, ack_set)
         self._note(done)
         return moved
+
+    def limit_batch(self, position: Position, messages: int) -> None:
+        """The batch has this many messages: forget the bits of its ack set beyond them."""
+        if self._state.on_batch_size(position, messages):
+            self._note_part(position)
+            self._note(None)
 
     async def reset(self, start: Position) -> None:
         """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
@@ -157,6 +170,12 @@ class Cursor:
         flushed = Waiting()
         self._note(flushed)
         await flushed.wait()
+
+    def _acknowledge_part(self, position: Position, ack_set: Sequence[int]) -> None:
+        # The position first: the bits cost more.
+        state = self._state
+        if state.is_open(position) and state.on_ack_batch_index(position, ack_set_bits(ack_set)):
+            self._note_part(position)
 
     def _note_entry(self, position: Position) -> None:
         if self._journal is not None:

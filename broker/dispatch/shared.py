@@ -115,7 +115,8 @@ class Shared:
         owner = self._owner(position, first=consumer)
         ack_set = self._acks.batch_ack_set(position)
         if owner is not None and ack_set is not None:
-            left = unacked_in(ack_set)
+            # Acknowledging adds no message, whatever the bits beyond the batch say.
+            left = min(unacked_in(ack_set), owner.pending.get(position))
             owner.on_unacked(left - owner.pending.get(position))
             owner.pending.set(position, left)
         return self.advance(now)

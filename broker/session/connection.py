@@ -27,7 +27,6 @@ from magnetar.broker.session.publishing import publish_parsed, read_run
 from magnetar.broker.session.session import Carry, Close, Confirm, Send, Session, Start
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.errors import CommandError, FrameError, MalformedCommand
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
@@ -67,10 +66,11 @@ class Connection:
         self._session = Session(
             asyncio.get_running_loop().time(),
             SERVER_VERSION,
-            MESSAGE_BYTES_MAX,
+            endpoint.broker.message_bytes_max,
             rules=RULES,
             authenticator=endpoint.make_authenticator(),
         )
+        self._frame_bytes_max = framing.frame_bytes_max(endpoint.broker.message_bytes_max)
         self._outbox = Outbox(self._send, pending_bytes_max=DELIVERY_BYTES_MAX)
         self._context = Context(
             endpoint.broker,
@@ -144,7 +144,7 @@ class Connection:
                     _publish_run(context, run, now)
                     at = run.end
                     continue
-                part, at = framing.first_frame(frame, at)
+                part, at = framing.first_frame(frame, at, bytes_max=self._frame_bytes_max)
                 try:
                     command = framing.parse_command(part)
                 except CommandError as error:

@@ -32,9 +32,16 @@ log = get_logger(__name__)
 class PulsarTcpStream:
     """One accepted connection. The contract is FrameStream's (runtime/frames.py)."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        frame_bytes_max: int = COMMAND_FRAME_BYTES_MAX,
+    ) -> None:
         address = writer.get_extra_info("peername")  # None: it is closed already
         self.peer = f"{address[0]}:{address[1]}" if address else "unknown"
+        self._frame_bytes_max = frame_bytes_max
         self._reader = reader
         self._writer = writer
         self._rest = bytearray()  # the beginning of an incomplete frame
@@ -89,8 +96,8 @@ class PulsarTcpStream:
         at, gathered = 0, len(self._rest)
         while gathered - at >= _TOTAL.size:
             size = _TOTAL.size + int(_TOTAL.unpack_from(self._rest, at)[0])
-            if size > COMMAND_FRAME_BYTES_MAX:
-                reason = str(FrameTooLarge(size, COMMAND_FRAME_BYTES_MAX))
+            if size > self._frame_bytes_max:
+                reason = str(FrameTooLarge(size, self._frame_bytes_max))
                 log.warning("closing a connection", peer=self.peer, reason=reason)
                 raise self._end(reason, clean=False)
             if at + size > gathered:
@@ -108,8 +115,14 @@ class PulsarTcpStream:
 class PulsarServer:
     """Accepts connections and hands each to `handle` as a FrameStream, until it is stopped."""
 
-    def __init__(self, handle: Callable[[FrameStream], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        handle: Callable[[FrameStream], Awaitable[None]],
+        *,
+        frame_bytes_max: int = COMMAND_FRAME_BYTES_MAX,
+    ) -> None:
         self._handle = handle
+        self._frame_bytes_max = frame_bytes_max
         self._server: asyncio.Server | None = None
         self._streams: dict[PulsarTcpStream, asyncio.Task[Any]] = {}  # and the task that handles it
 
@@ -145,7 +158,8 @@ class PulsarServer:
                 task.cancel()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream, task = PulsarTcpStream(reader, writer), asyncio.current_task()
+        stream = PulsarTcpStream(reader, writer, frame_bytes_max=self._frame_bytes_max)
+        task = asyncio.current_task()
         assert task is not None
         self._streams[stream] = task
         try:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from magnetar.broker.errors import ProducerFenced
+from magnetar.protos.compression import UNCOMPRESSED_FACTOR
 from magnetar.protos.entry import (
     ENTRY_SENT_BYTES_MAX,
     MESSAGE_BYTES_MAX,
@@ -26,7 +27,12 @@ from magnetar.protos.entry import (
     checksums_of,
     payload_bytes_of,
 )
-from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge
+from magnetar.protos.errors import (
+    ChecksumMismatch,
+    EntryTooLarge,
+    SendNotSupported,
+    UncompressedSizeCorruption,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -193,20 +199,34 @@ class Pipeline:
 
 
 class SizeStage:
-    """Refuses entries that are larger than what the broker announced at CONNECT."""
+    """Refuses entries that are larger than what the broker announced at CONNECT, and those that a
+    consumer would have to expand to more than UNCOMPRESSED_FACTOR times that.
+
+    Apache's clients compare the payload after compression with the announced size, so a message, or
+    a batch, may be larger before it.
+    """
+
+    def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self._message_bytes_max = message_bytes_max
+        self._entry_bytes_max = message_bytes_max + ENTRY_SENT_BYTES_MAX - MESSAGE_BYTES_MAX
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
-        sends = publish.sends
-        if max(map(len, sends.entries)) <= MESSAGE_BYTES_MAX:
-            return ()
+        sends, limit = publish.sends, self._message_bytes_max
         refused: dict[int, Exception] = {}
-        for place, entry in enumerate(sends.entries):
-            view = sends.views.get(place)
-            payload_bytes = payload_bytes_of(entry) if view is None else view.payload_bytes
-            if len(entry) > ENTRY_SENT_BYTES_MAX:
-                refused[place] = EntryTooLarge("entry", len(entry), ENTRY_SENT_BYTES_MAX)
-            elif payload_bytes > MESSAGE_BYTES_MAX:
-                refused[place] = EntryTooLarge("payload", payload_bytes, MESSAGE_BYTES_MAX)
+        for place, view in sends.views.items():
+            expanded, expanded_max = view.uncompressed_size, UNCOMPRESSED_FACTOR * limit
+            if expanded > expanded_max and view.chunk is None:
+                refused[place] = UncompressedSizeCorruption(
+                    expanded, f"the limit is {expanded_max} bytes"
+                )
+        if max(map(len, sends.entries)) > limit:
+            for place, entry in enumerate(sends.entries):
+                found = sends.views.get(place)
+                payload_bytes = payload_bytes_of(entry) if found is None else found.payload_bytes
+                if len(entry) > self._entry_bytes_max:
+                    refused[place] = EntryTooLarge("entry", len(entry), self._entry_bytes_max)
+                elif payload_bytes > limit:
+                    refused[place] = EntryTooLarge("payload", payload_bytes, limit)
         return _refusing(publish, refused)
 
 
@@ -234,6 +254,25 @@ class FormatStage:
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
         errors = publish.sends.errors
         return _refusing(publish, errors) if errors else ()
+
+
+class DelayStage:
+    """Refuses messages that are to be delivered later: the broker would deliver them at once.
+
+    It goes when dispatchers hold messages back until their time.
+    """
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        return _refusing(
+            publish,
+            {
+                place: SendNotSupported(
+                    "deliver_at_time", "delayed delivery is not supported yet; send it without"
+                )
+                for place, view in publish.sends.views.items()
+                if view.deliver_at_ms is not None
+            },
+        )
 
 
 class AccessModeStage:

@@ -46,16 +46,24 @@ log = get_logger(__name__)
 
 class ReadLoop:
     """`tell` reports an answer to the dispatcher and executes its actions. One of them may `want`
-    the next read. `name` is for logs."""
+    the next read. `on_read` sees the entries before the dispatcher. `name` is for logs."""
 
     def __init__(
-        self, topic_log: Log, name: str, *, bytes_max: int, spawn: Spawn, tell: Tell
+        self,
+        topic_log: Log,
+        name: str,
+        *,
+        bytes_max: int,
+        spawn: Spawn,
+        on_read: Callable[[list[StoredEntry]], None],
+        tell: Tell,
     ) -> None:
         self.failure: LogError | None = None  # of the read that the loop tries again
         self._log = topic_log
         self._name = name
         self._bytes_max = bytes_max
         self._spawn = spawn
+        self._on_read = on_read
         self._tell = tell
         self._wanted: Read | Replay | None = None  # None: there is no read to start
         self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
@@ -111,10 +119,12 @@ class ReadLoop:
                 wanted.first, entries_max=wanted.entries_max, bytes_max=self._bytes_max
             )
             self.failure = None
+            self._on_read(entries)
             self._tell(lambda machine, now: machine.on_entries(entries, now))
         else:
             found, through = await self._replay(wanted.positions)
             self.failure = None
+            self._on_read(found)
             self._tell(lambda machine, now: machine.on_replayed(found, through, now))
 
     async def _replay(self, positions: list[Position]) -> tuple[list[StoredEntry], Position]:

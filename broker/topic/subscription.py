@@ -29,6 +29,7 @@ from magnetar.broker.errors import (
     SubscriptionFenced,
 )
 from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.topic.ack_sets import AckSets
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
 from magnetar.broker.topic.meter import Meter
@@ -114,6 +115,7 @@ class Subscription:
         self._topic = topic
         self._cursors = cursors
         self._acks = _AckView(cursor, topic_log.confirmed)
+        self._ack_sets = AckSets(cursor.name, cursor)
         self._log = topic_log
         self._limits = limits
         self._abandoned = abandoned
@@ -127,6 +129,7 @@ class Subscription:
             f"{topic} {cursor.name}",
             bytes_max=limits.read_bytes,
             spawn=spawn,
+            on_read=self._ack_sets.on_read,
             tell=self._tell,
         )
         self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
@@ -243,6 +246,7 @@ class Subscription:
             self._require_possible(min(positions))
         for position, _ in partial:
             self._require_possible(position)
+        partial = [(at, self._ack_sets.checked(at, words)) for at, words in partial]
         if done is not None:
             done = all_of(bool(positions) + len(partial), done)
         now = self._loop.time()
@@ -265,6 +269,8 @@ class Subscription:
             what = "cumulative acknowledgement"
             raise NotAllowed(what, f"subscription {self.name!r} is {self._type.title}")
         self._require_possible(position)
+        if ack_set:
+            ack_set = self._ack_sets.checked(position, ack_set)
         self.cursor.acknowledge_cumulative(position, ack_set, done)
         self._note_acked(position)
         now = self._loop.time()

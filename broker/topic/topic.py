@@ -42,12 +42,14 @@ from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.pipeline import (
     AccessModeStage,
     ChecksumStage,
+    DelayStage,
     FormatStage,
     Pipeline,
     SizeStage,
 )
 from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ class PersistentTopic:
         on_failed: Callable[[Topic, BrokerError], None],
         policies: PolicySource,
         limits: Limits | None = None,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
         latency: LatencyHistogram | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic.
@@ -150,6 +153,7 @@ class PersistentTopic:
             on_failed=on_failed,
             policies=policies,
             limits=limits or Limits(),
+            message_bytes_max=message_bytes_max,
         )
 
     def __init__(
@@ -164,6 +168,7 @@ class PersistentTopic:
         on_failed: Callable[[Topic, BrokerError], None],
         policies: PolicySource,
         limits: Limits,
+        message_bytes_max: int,
     ) -> None:
         now = asyncio.get_running_loop().time()
         self.name = name
@@ -181,9 +186,10 @@ class PersistentTopic:
         self._in = Meter(now)
         self.pipeline = Pipeline(
             [
-                SizeStage(),
+                SizeStage(message_bytes_max),
                 ChecksumStage(),
                 FormatStage(),
+                DelayStage(),
                 AccessModeStage(str(name), lambda: self._epoch),
             ]
         )

@@ -46,6 +46,7 @@ class BatchBuilder:
         assert messages_max > 0
         assert bytes_max > 0
         self._messages_max = messages_max
+        self._bytes_wanted = bytes_max  # by the options
         self._bytes_max = bytes_max
         self._delay_s = delay_s
         self._by_key = by_key
@@ -83,6 +84,11 @@ class BatchBuilder:
         self._messages = self._bytes = 0
         self._since = None
         return batches
+
+    def limit(self, bytes_max: int) -> list[Batch]:
+        """The broker takes no batch with more bytes. Returns the batches that this seals."""
+        self._bytes_max = min(self._bytes_wanted, bytes_max)
+        return self.seal() if self._bytes >= self._bytes_max else []
 
     def timer_at(self) -> float | None:
         """Return when to seal the open batches. None: there are none."""

@@ -220,6 +220,9 @@ class Publisher:
         self._message_bytes_max = connection.max_message_bytes
         for entry in self._pending.on_attached():
             self._transmit(entry)
+        if self._builder is not None:
+            for batch in self._builder.limit(self._message_bytes_max):
+                self._send(batch.messages, batch.dones, batch.message_bytes)
 
     def is_final(self, error: PulsarException) -> bool:
         return ends_producer(error)

@@ -23,6 +23,8 @@ from magnetar.broker.session.pulsar_tcp import PulsarServer
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, BrokerRegistration
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
+from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.listener import bind_port, port_of
@@ -65,7 +67,11 @@ class RunningBroker:
 
 @asynccontextmanager
 async def running_broker(
-    cluster: ClusterState, number: int = 0, *, log_config: LogConfig | None = None
+    cluster: ClusterState,
+    number: int = 0,
+    *,
+    log_config: LogConfig | None = None,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> AsyncIterator[RunningBroker]:
     """One broker; leaving stops it cleanly, unless it was killed."""
     store = cluster.store()
@@ -91,13 +97,14 @@ async def running_broker(
             names=ProducerNames(f"test-{number}"),
             clock=SystemClock(),
             random=random.Random(number),
+            message_bytes_max=message_bytes_max,
         )
         endpoint = Endpoint(broker)
 
         async def serve_pulsar(stream: FrameStream) -> None:
             await Connection(stream, endpoint, Transport.PULSAR).run()
 
-        pulsar = PulsarServer(serve_pulsar)
+        pulsar = PulsarServer(serve_pulsar, frame_bytes_max=frame_bytes_max(message_bytes_max))
         path = paths.broker_available(me.broker)
         await store.create_ephemeral(path, codec.encode_broker_registration(me))
         serving = group.create_task(broker.run(stop))

@@ -21,6 +21,7 @@ from magnetar.broker.topic.pipeline import (
     Append,
     ChecksumStage,
     Decided,
+    DelayStage,
     Duplicate,
     FormatStage,
     Held,
@@ -31,7 +32,8 @@ from magnetar.broker.topic.pipeline import (
     Wait,
 )
 from magnetar.broker.topic.producer import ProducerHandle, resume_all
-from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX, NO_CHECKSUM
+from magnetar.protos.compression import UNCOMPRESSED_FACTOR
+from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX, NO_CHECKSUM, Chunk
 from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
 
 if TYPE_CHECKING:
@@ -311,6 +313,37 @@ def test_entries_are_refused_by_their_sizes() -> None:
     assert "payload" in str(answers[2].error)
     assert answers[3:] == [Append(1)]
     assert SizeStage().decide(publish_of(sends_of(entry_of("x"))), 0.0) == ()
+
+
+def test_size_before_compression_has_a_limit_too() -> None:
+    sends = sends_of(*[entry_of("x") for _ in range(3)])
+    limit = UNCOMPRESSED_FACTOR * 1_000
+    sends.views[0].uncompressed_size = limit
+    sends.views[1].uncompressed_size = limit + 1
+    sends.views[2].uncompressed_size = limit + 1
+    sends.views[2].chunk = Chunk("u", 0, 2, 10)  # all of its chunks together have that size
+    answers = SizeStage(1_000).decide(publish_of(sends), 0.0)
+    assert [type(answer) for answer in answers] == [Append, Refuse, Append]
+    assert isinstance(answers[1], Refuse)
+    assert "16001 bytes: the limit is 16000 bytes" in str(answers[1].error)
+
+
+def test_smaller_limit_refuses_smaller_entries() -> None:
+    sends = sends_of(entry_of("x" * 1_000), entry_of("x" * 1_001), entry_of("x" * 20_000))
+    answers = SizeStage(1_000).decide(publish_of(sends), 0.0)
+    assert [type(answer) for answer in answers] == [Append, Refuse, Refuse]
+    assert isinstance(answers[1], Refuse)
+    assert "payload of 1001 bytes exceeds the limit of 1000" in str(answers[1].error)
+
+
+def test_delayed_message_is_refused_by_name() -> None:
+    sends = sends_of(entry_of("x"), entry_of("y"))
+    sends.views[1].deliver_at_ms = 1_700_000_000_001
+    answers = DelayStage().decide(publish_of(sends), 0.0)
+    assert answers[0] == Append(1)
+    assert isinstance(answers[1], Refuse)
+    assert "deliver_at_time" in str(answers[1].error)
+    assert DelayStage().decide(publish_of(sends_of(entry_of("x"))), 0.0) == ()
 
 
 @pytest.mark.parametrize("over", [0, 1])

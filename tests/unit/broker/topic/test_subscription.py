@@ -32,6 +32,7 @@ from magnetar.broker.errors import (
 )
 from magnetar.broker.log.log import TAIL_ENTRIES_MAX, LogConfig
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.topic.ack_sets import UNKNOWN_WORDS_MAX, UNKNOWN_WORDS_TOTAL_MAX
 from magnetar.broker.topic.contract import CloseReason, InitialPosition, SubscriptionType
 from magnetar.broker.topic.subscription import RETURN_S, all_of
 
@@ -204,6 +205,99 @@ async def test_impossible_acknowledgements_are_refused() -> None:
         failed: list[BrokerError | None] = []
         handle.acknowledge(session.positions, (), failed.append)
         assert isinstance(failed[0], ConsumerNotFound)
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+async def test_ack_set_longer_than_its_batch_is_refused_before_it_is_stored(
+    kind: SubscriptionType,
+) -> None:
+    async with opened_topic(ClusterState()) as it:
+        await it.publish("a b", "c d", batches=True)
+        handle, session = await it.subscribe(kind=kind)
+        await delivered(session, list("abcd"))
+        long = (-1,) * 40_000
+        with pytest.raises(InvalidAck, match="40000 words; its batch of 2 messages has 1"):
+            handle.acknowledge([session.positions[1]], [(session.positions[0], long)])
+        if kind is EXCLUSIVE:
+            with pytest.raises(InvalidAck):
+                handle.acknowledge_cumulative(session.positions[1], long)
+        cursor = it.topic.subscriptions["s"].cursor
+        assert not cursor.has_partial
+        assert cursor.backlog_entries == 2
+
+
+async def test_bits_beyond_the_batch_are_ignored() -> None:
+    async with opened_topic(ClusterState()) as it:
+        await it.publish("a b", "c d", batches=True)
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, list("abcd"))
+        handle.acknowledge([], [(session.positions[0], (-1,))])  # acknowledges nothing
+        assert handle.machine.unacked == 4
+        handle.acknowledge([], [(session.positions[0], (-3,))])
+        assert handle.machine.unacked == 3
+        handle.acknowledge([], [(session.positions[1], (-4,))])  # all of its two messages
+        assert handle.machine.unacked == 1
+        handle.redeliver(None)
+        await wait_until(lambda: len(session.entries) == 3)
+        assert session.ack_sets[2] == (0b01,)
+        assert handle.machine.permits == 1_000 - 4 - 1
+
+
+async def test_ack_set_of_a_single_message_adds_no_unacked_messages() -> None:
+    async with opened_topic(ClusterState()) as it:
+        await it.publish("a", "b")
+        handle, session = await it.subscribe(kind=SHARED)
+        await delivered(session, ["a", "b"])
+        handle.acknowledge([], [(session.positions[0], (-1,) * UNKNOWN_WORDS_MAX)])
+        assert handle.machine.unacked == 2
+        with pytest.raises(InvalidAck, match="at most 1024"):
+            handle.acknowledge([], [(session.positions[1], (-1,) * (UNKNOWN_WORDS_MAX + 1))])
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+async def test_ack_set_stored_by_an_older_version_is_cut_at_delivery(
+    kind: SubscriptionType,
+) -> None:
+    world = ClusterState()
+    async with opened_topic(world) as it:
+        await it.publish("a b", "c d", "e f", batches=True)
+        handle, session = await it.subscribe(kind=kind)
+        await delivered(session, list("abcdef"))
+        cursor = it.topic.subscriptions["s"].cursor
+        cursor.acknowledge_batch(session.positions[0], [-3] + [-1] * 40_000)
+        cursor.acknowledge_batch(session.positions[1], [-4] + [-1] * 40_000)
+        await handle.close()
+    async with opened_topic(world) as it:
+        handle, session = await it.subscribe(kind=kind)
+        await wait_until(lambda: len(session.entries) == 2)
+        assert session.ack_sets == [(0b01,), ()]
+        assert session.texts == ["a", "b", "e", "f"]
+        assert handle.machine.permits == 1_000 - 1 - 2
+        if kind is SHARED:
+            assert handle.machine.unacked == 3
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 2
+
+
+async def test_ack_sets_of_unknown_batches_are_bounded_together() -> None:
+    world = ClusterState()
+    async with opened_topic(world, close=False) as it:
+        await it.publish(*["a b"] * 300, batches=True)
+        _, session = await it.subscribe()
+        await wait_until(lambda: len(session.entries) == 300)
+        positions = session.positions
+    async with opened_topic(world) as it:  # its next owner has delivered nothing yet
+        handle, session = await it.subscribe(permits=0)
+        words = (-1,) * UNKNOWN_WORDS_MAX
+        accepted = UNKNOWN_WORDS_TOTAL_MAX // UNKNOWN_WORDS_MAX
+        handle.acknowledge([], [(at, words) for at in positions[:accepted]])
+        with pytest.raises(InvalidAck, match="not delivered yet have 262144 words"):
+            handle.acknowledge([], [(positions[accepted], words)])
+        handle.acknowledge([], [(positions[0], words)])  # again
+        handle.acknowledge(positions[:1])
+        handle.acknowledge([], [(positions[accepted], words)])
+        handle.flow(1_000)
+        await wait_until(lambda: len(session.entries) == 299)
+        assert set(session.ack_sets) == {(), (0b11,)}
 
 
 async def test_second_exclusive_consumer_replaces_only_a_dead_one() -> None:

@@ -1,0 +1,106 @@
+"""Checks the ack sets that clients send, before a cursor stores them.
+
+An ack set of a batch of n messages has ceil(n / 64) words at most; bits beyond the batch mean
+nothing. The subscription notes the sizes of the batches that it reads, so the size of a batch that
+is delivered is known. A client may acknowledge a batch that it got from the topic's former owner.
+Its size is not known here, so the length of such a set and the words of all of them have limits of
+their own. Once the batch is read, its set is cut to the batch (`Cursor.limit_batch`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import InvalidAck
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from magnetar.broker.cursor.cursor import Cursor
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+
+SIZES_MAX: Final = 20_000
+"""Batches whose sizes a subscription remembers: the last ones that it read. About 200 bytes each,
+4 MB. Pulsar's default of 1,000 messages in a receiver's queue is 1,000 batches at most."""
+
+UNKNOWN_WORDS_MAX: Final = 1_024
+"""Of one ack set whose batch is not known: 65,536 messages. Pulsar's clients close a batch at 1,000
+messages by default."""
+
+UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
+"""Of all such sets of a subscription that are still in its cursor: 2 MB. Enough for 100,000 sets of
+two words, or 16,000 of 1,000 messages."""
+
+
+class AckSets:
+    """Of one subscription."""
+
+    def __init__(self, subscription: str, cursor: Cursor) -> None:
+        self._subscription = subscription
+        self._cursor = cursor
+        # Two generations: when the newer one is full, the older one is forgotten.
+        self._sizes: dict[Position, int] = {}
+        self._older: dict[Position, int] = {}
+        self._unknown: dict[Position, int] = {}  # the words of sets whose batch was not known
+        self._unknown_words = 0
+
+    def on_read(self, entries: Iterable[StoredEntry]) -> None:
+        """The dispatcher gets these entries next. Hot for batches only."""
+        limited = self._cursor.has_partial
+        for entry in entries:
+            view = entry.view
+            if limited:
+                self._cursor.limit_batch(entry.position, view.num_messages)
+            if view.is_batch:
+                self._sizes[entry.position] = view.num_messages
+        if len(self._sizes) >= SIZES_MAX // 2:
+            self._older, self._sizes = self._sizes, {}
+
+    def checked(self, position: Position, words: Sequence[int]) -> Sequence[int]:
+        """The ack set without the bits beyond its batch. Raises InvalidAck."""
+        if not self._cursor.is_open(position):
+            return ()  # the cursor ignores it
+        size = self._sizes.get(position) or self._older.get(position)
+        if size is None:
+            self._admit_unknown(position, len(words))
+            return words
+        limit = -(-size // 64)
+        if len(words) > limit:
+            why = f"an ack set of {len(words)} words; its batch of {size} messages has {limit}"
+            raise InvalidAck(self._subscription, position, why)
+        if len(words) == limit and size % 64:
+            return (*words[:-1], words[-1] & ((1 << size % 64) - 1))
+        return words
+
+    def _admit_unknown(self, position: Position, words: int) -> None:
+        if words > UNKNOWN_WORDS_MAX:
+            why = (
+                f"an ack set of {words} words; at most {UNKNOWN_WORDS_MAX} are accepted before "
+                "its batch is delivered"
+            )
+            raise InvalidAck(self._subscription, position, why)
+        before = self._unknown.get(position, 0)
+        if self._unknown_words + words - before > UNKNOWN_WORDS_TOTAL_MAX:
+            self._forget_settled()
+            before = self._unknown.get(position, 0)
+        if self._unknown_words + words - before > UNKNOWN_WORDS_TOTAL_MAX:
+            why = (
+                f"ack sets of batches that are not delivered yet have {self._unknown_words} words; "
+                f"the limit is {UNKNOWN_WORDS_TOTAL_MAX}"
+            )
+            raise InvalidAck(self._subscription, position, why)
+        if words > before:
+            self._unknown[position] = words
+            self._unknown_words += words - before
+
+    def _forget_settled(self) -> None:
+        """Forget the sets that are gone from the cursor, or whose batch was read since."""
+        self._unknown = {
+            position: words
+            for position, words in self._unknown.items()
+            if self._cursor.batch_ack_set(position) is not None
+            and position not in self._sizes
+            and position not in self._older
+        }
+        self._unknown_words = sum(self._unknown.values())

@@ -1,0 +1,185 @@
+"""Values that no honest client sends, in commands that can be read, over both transports.
+
+Each is refused with an error that names it, or does nothing. Nothing of it stays behind, and other
+clients notice nothing."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
+from fakes.entries import entry_of
+from fakes.wire import TRANSPORTS, wire_to
+
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import checksums_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fakes.broker import RunningBroker
+    from fakes.wire import WireClient
+
+TOPIC = "persistent://public/default/t"
+SHARED = pb.CommandSubscribe.Shared
+
+pytestmark = [pytest.mark.parametrize("transport", TRANSPORTS), pytest.mark.real_loop]
+
+
+@asynccontextmanager
+async def world(transport: str, **settings: Any) -> AsyncIterator[tuple[WireClient, RunningBroker]]:
+    async with (
+        running_broker(ClusterState(), **settings) as broker,
+        wire_to(broker, transport) as client,
+    ):
+        yield client, broker
+
+
+def entry_with(payload: bytes = b"payload", **fields: Any) -> bytes:
+    metadata = pb.MessageMetadata(
+        **({"producer_name": "p", "sequence_id": 5, "publish_time": 1} | fields)
+    )
+    encoded = metadata.SerializeToString()
+    body = len(encoded).to_bytes(4) + encoded + payload
+    return b"\x0e\x01" + checksums_of([bytes(6) + body])[0].to_bytes(4) + body
+
+
+async def send(client: WireClient, entry: bytes, **fields: Any) -> Any:
+    """What answers this SEND."""
+    body = pb.CommandSend(**({"producer_id": 1, "sequence_id": 5} | fields))
+    await client.wire.send(b"".join(framing.encode_payload_command(body, [entry])))
+    return (await client.receive()).body
+
+
+async def ack(client: WireClient, *ids: pb.MessageIdData, kind: int = 0) -> Any:
+    await client.send(
+        pb.CommandAck(
+            consumer_id=1,
+            ack_type=pb.CommandAck.AckType.ValueType(kind),
+            message_id=ids,
+            request_id=7,
+        )
+    )
+    return await client.expect(pb.CommandAckResponse)
+
+
+# ---- ack sets ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pb.CommandAck.Individual, pb.CommandAck.Cumulative])
+async def test_ack_set_longer_than_its_batch_is_refused(transport: str, kind: int) -> None:
+    async with world(transport) as (client, broker):
+        await client.subscribe(TOPIC)
+        await client.produce(TOPIC)
+        await client.publish(entry=bytes(entry_of("a", "b").data))
+        receipt = await client.expect(pb.CommandSendReceipt)
+        await client.flow(10)
+        assert (await client.message())[1] == ["a", "b"]
+        message_id = pb.MessageIdData()
+        message_id.CopyFrom(receipt.message_id)
+        message_id.ack_set.extend([-1] * 40_000)
+        answer = await ack(client, message_id, kind=kind)
+        assert answer.error == pb.NotAllowedError
+        assert "40000 words; its batch of 2 messages has 1" in answer.message
+        del message_id.ack_set[:]
+        message_id.ack_set.extend([-3])  # with bits that the batch does not have
+        assert not (await ack(client, message_id, kind=kind)).HasField("error")
+        async with wire_to(broker, transport) as other:
+            await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))
+            await other.subscribe(TOPIC)
+            await other.flow(10)
+            message, _ = await other.message()
+            assert list(message.ack_set) == [0b01]
+
+
+async def test_ack_set_moves_no_permits_or_unacked_messages(transport: str) -> None:
+    async with world(transport) as (client, _):
+        await client.subscribe(TOPIC, subType=SHARED)
+        await client.produce(TOPIC)
+        await client.flow(10)
+        for number, texts in enumerate((["a", "b"], ["single"])):
+            await client.publish(entry=bytes(entry_of(*texts).data), sequence_id=number)
+            bodies = {type(it.body): it for it in [await client.receive() for _ in range(2)]}
+            message_id = pb.MessageIdData()
+            message_id.CopyFrom(bodies[pb.CommandSendReceipt].body.message_id)
+            message_id.ack_set.extend([-1] * 313)
+            await ack(client, message_id)
+        stats = await client.ask(pb.CommandConsumerStats(consumer_id=1, request_id=0))
+        assert (stats.unackedMessages, stats.availablePermits) == (3, 7)
+
+
+# ---- entries -------------------------------------------------------------------------------------
+
+LIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "4 GiB of messages": (
+        {},
+        {
+            "num_messages_in_batch": 715_827_882,
+            "uncompressed_size": 2**32 - 1,
+            "compression": pb.ZSTD,
+        },
+        "a batch of 715827882 messages",
+    ),
+    "more than its payload": ({}, {"num_messages_in_batch": 2}, "2 messages cannot be"),
+    "a negative count": ({}, {"num_messages_in_batch": -7}, "-7 messages cannot be"),
+    "too large a size": (
+        {},
+        {"uncompressed_size": 80_000_000, "compression": pb.ZSTD},
+        "the limit is 16777216 bytes",
+    ),
+    "an impossible compression": (
+        {},
+        {"uncompressed_size": 100_000, "compression": pb.LZ4},
+        "compressed with LZ4 cannot have had 100000 bytes",
+    ),
+    "a low highest sequence id": ({"highest_sequence_id": 4}, {"partition_key": "k"}, "is below"),
+    "no sequence id": ({"sequence_id": 2**64 - 1}, {"partition_key": "k"}, "not below 2^63"),
+    "a negative chunk": (
+        {},
+        {"uuid": "u", "num_chunks_from_msg": 2, "chunk_id": -1, "total_chunk_msg_size": 9},
+        "chunk -1 of 2",
+    ),
+    "a transaction": ({"txnid_least_bits": 1, "txnid_most_bits": 2}, {}, "a transaction id"),
+    "a stored transaction": ({}, {"txnid_least_bits": 1, "txnid_most_bits": 2}, "a transaction id"),
+    "a marker": ({"marker": True}, {}, "a marker"),
+    "a stored marker": ({}, {"marker_type": 21}, "a marker"),
+    "a delay": ({}, {"deliver_at_time": 2**40}, "deliver_at_time"),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+async def test_impossible_or_unsupported_send_is_refused_by_name(transport: str, what: str) -> None:
+    command, metadata, text = LIES[what]
+    async with world(transport, message_bytes_max=1 << 20) as (client, _):
+        await client.produce(TOPIC)
+        payload = bytes(2_000) if "size" in what else b"payload"
+        error = await send(client, entry_with(payload, **metadata), **command)
+        assert isinstance(error, pb.CommandSendError), error
+        assert error.error == pb.NotAllowedError
+        assert text in error.message
+        await client.publish("after", sequence_id=6)
+        assert (await client.expect(pb.CommandSendReceipt)).message_id.entryId == 0
+        await client.subscribe(TOPIC)
+        last = await client.ask(pb.CommandGetLastMessageId(consumer_id=1, request_id=0))
+        assert last.last_message_id.entryId == 0
+
+
+# ---- the maximum message size --------------------------------------------------------------------
+
+
+async def test_maximum_message_size_is_announced_and_enforced(transport: str) -> None:
+    limit = 1 << 20
+    async with world(transport, message_bytes_max=limit) as (client, broker):
+        async with wire_to(broker, transport, connected=False) as other:
+            assert (await other.connect()).max_message_size == limit
+        await client.produce(TOPIC)
+        assert isinstance(await send(client, entry_with(bytes(limit))), pb.CommandSendReceipt)
+        error = await send(client, entry_with(bytes(limit + 1)))
+        assert error.error == pb.NotAllowedError
+        assert "payload of 1048577 bytes exceeds the limit of 1048576" in error.message
+        await client.wire.send((limit + 300_000).to_bytes(4) + bytes(100))  # no frame can have that
+        assert await client.ended() == []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.chores import Chores
 from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
+from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
@@ -82,6 +83,7 @@ class Broker:
         namespace_bundles: int = BUNDLES_DEFAULT,
         default_policies: EffectivePolicies = BROKER_DEFAULTS,
         chores: Sequence[Chore] = (),
+        publish_budget: PublishBudget | None = None,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics."""
@@ -103,6 +105,7 @@ class Broker:
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
         self.publish_latency = LatencyHistogram()
+        self.publish_budget = publish_budget or PublishBudget()  # of all topics together
         self._chores = Chores(chores, lambda: self.topics)
         self._tasks: asyncio.TaskGroup
 
@@ -256,6 +259,7 @@ class Broker:
                 on_failed=self._on_failed,
                 policies=FollowedPolicies(self.policies, name),
                 latency=self.publish_latency,
+                budget=self.publish_budget,
             )
         finally:
             if topic is None:

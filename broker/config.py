@@ -48,6 +48,11 @@ class BrokerConfig(RoleConfig):
     cache_bytes: int = Field(
         default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
     )
+    max_message_publish_buffer_size_in_mb: int = Field(
+        default=256,
+        ge=1,
+        description="bytes held for producers of all topics; connections stop reading at this",
+    )
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,
         ge=1,

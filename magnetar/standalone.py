@@ -69,6 +69,11 @@ class StandaloneConfig(RoleConfig):
     cache_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
     )
+    max_message_publish_buffer_size_in_mb: int = Field(
+        default=256,
+        ge=1,
+        description="bytes held for producers of all topics; connections stop reading at this",
+    )
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
     )
@@ -159,13 +164,19 @@ def _broker(
             ack_quorum=1,
             cache_bytes=config.cache_bytes,
             cluster_name=NAME,
+            max_message_publish_buffer_size_in_mb=config.max_message_publish_buffer_size_in_mb,
             expose_topic_level_metrics_in_prometheus=(
                 config.expose_topic_level_metrics_in_prometheus
             ),
         ),
         store=metadata,
         open_peer=open_peer,
-        ledger_config=LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1),
+        ledger_config=LedgerConfig(
+            ensemble_size=1,
+            write_quorum=1,
+            ack_quorum=1,
+            retained_bytes_max=config.max_message_publish_buffer_size_in_mb << 20,
+        ),
         random=random.SystemRandom(),
         registry=registry,
         role=NAME,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.chores import Chores
 from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
+from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
@@ -84,6 +85,7 @@ class Broker:
         default_policies: EffectivePolicies = BROKER_DEFAULTS,
         chores: Sequence[Chore] = (),
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        publish_budget: PublishBudget | None = None,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics. `message_bytes_max`: of a payload as sent."""
@@ -106,6 +108,7 @@ class Broker:
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
         self.publish_latency = LatencyHistogram()
+        self.publish_budget = publish_budget or PublishBudget()  # of all topics together
         self._chores = Chores(chores, lambda: self.topics)
         self._tasks: asyncio.TaskGroup
 
@@ -260,6 +263,7 @@ class Broker:
                 policies=FollowedPolicies(self.policies, name),
                 message_bytes_max=self.message_bytes_max,
                 latency=self.publish_latency,
+                budget=self.publish_budget,
             )
         finally:
             if topic is None:

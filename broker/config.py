@@ -1,4 +1,4 @@
-"""A broker's settings."""
+"""The settings of a broker of a cluster."""
 
 from __future__ import annotations
 
@@ -6,32 +6,17 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from magnetar.metadata.model import BUNDLES_DEFAULT
-from magnetar.protos.entry import MESSAGE_BYTES_MAX
-from magnetar.runtime.config import RoleConfig
-from magnetar.runtime.listener import is_wildcard
+from magnetar.broker.settings import BrokerSettings
 
 
-class BrokerConfig(RoleConfig):
+class BrokerConfig(BrokerSettings):
     """Read from a TOML file, MAGNETAR_BROKER_<KEY> and flags. Ports may be 0: any free one."""
 
     role: ClassVar[str] = "broker"
 
     id: str = Field(min_length=1, description="name of this broker, unique in the cluster")
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    advertised_host: str = Field(default="", description="address that clients use; empty: host")
-    grpc_port: int = Field(default=6660, ge=0, le=65535, description="for Magnetar's clients")
-    pulsar_port: int = Field(
-        default=6650, ge=0, le=65535, description="for Apache Pulsar's clients"
-    )
-    http_port: int = Field(
-        default=8080, ge=0, le=65535, description="/health, /metrics, admin calls"
-    )
     cluster_name: str = Field(default="magnetar", description="label `cluster` of all metrics")
-    expose_topic_level_metrics_in_prometheus: bool = Field(
-        default=True, description="metrics of each topic; otherwise sums of each namespace"
-    )
     zone: str = Field(
         default="", description="location of this broker; it reads replicas there first"
     )
@@ -46,21 +31,6 @@ class BrokerConfig(RoleConfig):
         ge=0,
         description="how long the broker waits for a bookie that is gone before it replaces it",
     )
-    cache_bytes: int = Field(
-        default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
-    )
-    max_message_size: int = Field(
-        default=MESSAGE_BYTES_MAX,
-        ge=1 << 10,
-        le=MESSAGE_BYTES_MAX,
-        description="bytes of a message, batch or chunk after compression",
-    )
-    default_number_of_namespace_bundles: int = Field(
-        default=BUNDLES_DEFAULT,
-        ge=1,
-        le=128,
-        description="bundles of a namespace that this broker creates",
-    )
 
     @model_validator(mode="after")
     def quorums(self) -> Self:
@@ -74,16 +44,3 @@ class BrokerConfig(RoleConfig):
                 f"ack_quorum {self.ack_quorum} exceeds write_quorum {self.write_quorum}"
             )
         return self
-
-    @model_validator(mode="after")
-    def advertised_is_reachable(self) -> Self:
-        if is_wildcard(self.host) and not self.advertised_host:
-            raise ValueError(
-                f"host {self.host} is every address of this machine: set advertised_host to the "
-                "one that clients use"
-            )
-        return self
-
-    @property
-    def advertised(self) -> str:
-        return self.advertised_host or self.host

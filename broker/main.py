@@ -16,6 +16,7 @@ from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.bookie.repair.reporting import report_bad_copies
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.broker.broker import Broker
+from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.operations.metrics import BrokerMetrics
@@ -79,6 +80,7 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
                 ack_quorum=config.ack_quorum,
                 zone=config.zone,
                 ensemble_change_delay_s=config.ensemble_change_delay_s,
+                retained_bytes_max=config.max_message_publish_buffer_size_in_mb << 20,
             ),
             random=chance.SystemRandom(),
             registry=CollectorRegistry(),
@@ -228,6 +230,21 @@ class BrokerProcess:
     def _make_broker(self, ledgers: Ledgers) -> Broker:
         cache = EntryCache(self._config.cache_bytes)
         gauge(self._registry, "magnetar_entry_cache_bytes", "Entries kept.", lambda: cache.bytes)
+        budget = PublishBudget(
+            self._config.max_message_publish_buffer_size_in_mb << 20, kept=ledgers.held_bytes
+        )
+        gauge(
+            self._registry,
+            "magnetar_publish_buffer_bytes",
+            "Bytes held for producers: queued, in flight, or kept for a slow bookie.",
+            lambda: budget.used,
+        )
+        gauge(
+            self._registry,
+            "magnetar_publish_buffer_waiting_connections",
+            "Connections that are not read because the publish buffer is full.",
+            lambda: budget.waiting,
+        )
         return Broker(
             self.registration,
             store=self._store,
@@ -240,6 +257,7 @@ class BrokerProcess:
             namespace_bundles=self._config.default_number_of_namespace_bundles,
             default_policies=self._default_policies(),
             message_bytes_max=self._config.max_message_size,
+            publish_budget=budget,
         )
 
     def _default_policies(self) -> EffectivePolicies:

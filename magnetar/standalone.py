@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 from prometheus_client import CollectorRegistry
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from magnetar.bookie.bookie import open_bookie, registration
 from magnetar.bookie.ledger.config import LedgerConfig
@@ -26,14 +26,12 @@ from magnetar.bookie.local import LocalBookiePeer
 from magnetar.bookie.registration import Registration
 from magnetar.broker.config import BrokerConfig
 from magnetar.broker.main import BrokerProcess
+from magnetar.broker.settings import BrokerSettings
 from magnetar.claim import claimed
 from magnetar.metadata.embedded import EmbeddedStore
 from magnetar.metadata.model import BookieAddress
 from magnetar.metadata.paths import CLUSTER
-from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.config import RoleConfig
-from magnetar.runtime.listener import is_wildcard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,44 +48,15 @@ NAME: Final = "standalone"  # of the broker, the bookie and the claim file
 PROBE_S: Final = 1.0
 
 
-class StandaloneConfig(RoleConfig):
+class StandaloneConfig(BrokerSettings):
     """Read from a TOML file, MAGNETAR_STANDALONE_<KEY> and flags. Ports may be 0: any free one."""
 
     role: ClassVar[str] = "standalone"
 
     data_dir: Path = Field(description="directory of all data; created if it is missing")
-    host: str = Field(default="127.0.0.1", description="address to listen on")
-    advertised_host: str = Field(
-        default="", description="address for clients to connect to; empty: host"
-    )
-    grpc_port: int = Field(default=6660, ge=0, le=65535, description="for Magnetar's clients")
-    pulsar_port: int = Field(
-        default=6650, ge=0, le=65535, description="for Apache Pulsar's clients"
-    )
-    http_port: int = Field(
-        default=8080, ge=0, le=65535, description="/health, /metrics, admin calls"
-    )
     cache_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
     )
-    max_message_size: int = Field(
-        default=MESSAGE_BYTES_MAX,
-        ge=1 << 10,
-        le=MESSAGE_BYTES_MAX,
-        description="bytes of a message, batch or chunk after compression",
-    )
-    expose_topic_level_metrics_in_prometheus: bool = Field(
-        default=True, description="metrics of each topic; otherwise sums of each namespace"
-    )
-
-    @model_validator(mode="after")
-    def advertised_is_reachable(self) -> Self:
-        if is_wildcard(self.host) and not self.advertised_host:
-            raise ValueError(
-                f"host {self.host} means every address of this machine: set advertised_host to "
-                "the address for clients"
-            )
-        return self
 
 
 async def run_standalone(
@@ -156,24 +125,20 @@ def _broker(
         BrokerConfig(
             id=NAME,
             metadata_url="embedded",
-            host=config.host,
-            advertised_host=config.advertised_host,
-            grpc_port=config.grpc_port,
-            pulsar_port=config.pulsar_port,
-            http_port=config.http_port,
+            cluster_name=NAME,
             ensemble_size=1,
             write_quorum=1,
             ack_quorum=1,
-            cache_bytes=config.cache_bytes,
-            max_message_size=config.max_message_size,
-            cluster_name=NAME,
-            expose_topic_level_metrics_in_prometheus=(
-                config.expose_topic_level_metrics_in_prometheus
-            ),
+            **config.shared,
         ),
         store=metadata,
         open_peer=open_peer,
-        ledger_config=LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1),
+        ledger_config=LedgerConfig(
+            ensemble_size=1,
+            write_quorum=1,
+            ack_quorum=1,
+            retained_bytes_max=config.max_message_publish_buffer_size_in_mb << 20,
+        ),
         random=random.SystemRandom(),
         registry=registry,
         role=NAME,

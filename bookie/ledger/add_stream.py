@@ -86,6 +86,11 @@ class AddStream:
         """Whether the stream is open and the bookie keeps up with it."""
         return self._outbox is not None and self._outbox.pending_bytes < RESUME_BELOW_BYTES
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait to be sent to the bookie."""
+        return 0 if self._outbox is None else self._outbox.pending_bytes
+
     def attach(self, ledger: int, sink: AddSink) -> None:
         """Hand the acks of this ledger to `sink` until `detach`."""
         assert ledger not in self._sinks, f"two writers of ledger {ledger} in one process"

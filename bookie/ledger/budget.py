@@ -28,6 +28,7 @@ class Account:
 class ByteBudget:
     def __init__(self, *, retained_bytes_max: int, lag_bytes_max: int) -> None:
         self.retained = 0
+        self.lagging = 0  # of it, what only late bookies need
         self._retained_bytes_max = retained_bytes_max
         self._lag_bytes_max = lag_bytes_max
         self._lag: dict[AddStream, int] = {}
@@ -53,6 +54,7 @@ class ByteBudget:
                 self._lag[stream] = self._lag.get(stream, 0) + lag
         was_exhausted = self.exhausted
         self.retained += retained - account.retained
+        self.lagging += lag - account.lag
         account.retained, account.lag, account.laggards = retained, lag, laggards
         if was_exhausted and not self.exhausted:
             waiting, self._waiting = self._waiting, {}

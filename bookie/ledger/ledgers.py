@@ -102,6 +102,12 @@ class Ledgers:
                 _answer_stopping(ledger, answer)  # its task was cancelled before its first step
             self._recovering.clear()
 
+    def held_bytes(self, unconfirmed: int) -> int:
+        """The memory of all entries, `unconfirmed` of them not confirmed yet: those that only slow
+        bookies lack come on top. A bookie that was given up keeps what is in its outbox until its
+        connection ends; most of that is in the others' outboxes, too."""
+        return max(unconfirmed + self.services.budget.lagging, self._pool.longest_outbox)
+
     async def wait_ready(self) -> None:
         """Return when the list of bookies was read once; `create` and `recover` call it themselves.
         Raises Unavailable when that takes too long."""

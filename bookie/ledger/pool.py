@@ -78,6 +78,11 @@ class PeerPool:
         """Return the stream for copies that a repair makes, separate for the same reason."""
         return self._stream(member, "copies")
 
+    @property
+    def longest_outbox(self) -> int:
+        """Bytes that wait to be sent to the bookie that is furthest behind."""
+        return max([stream.pending_bytes for stream in self._streams.values()], default=0)
+
     async def run(self) -> None:
         """Keep the streams open until cancelled, then close everything."""
         unwatch = self._directory.watch(self._hurry)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
 from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailable
+from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.deletion import Deletion
 from magnetar.broker.log.entry import StoredEntry
@@ -89,6 +90,11 @@ class LogConfig:
     """Between attempts to close or create a ledger. Attempts go on: appends wait, in order."""
 
 
+ENTRY_BYTES: Final = 256
+"""What an entry that is outstanding takes in Python beside its bytes: objects for the entry, its
+prefix and its envelope, and its places in lists."""
+
+
 class LogState(StrEnum):
     OPEN = "open"
     CLOSING = "closing"
@@ -123,6 +129,8 @@ class Log:
         self.on_appended: Callable[[Sequence[Appended]], None] = _not_set
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
         self.latency = LatencyHistogram()  # a broker's logs share one
+        self.budget = PublishBudget()  # a broker's logs share one
+        self._held_bytes = 0  # as `budget` was told
         self.config = config
         self._clock = clock
         self._cache = cache
@@ -205,6 +213,7 @@ class Log:
         if self._closing:
             raise LogClosed(str(self.name))
         self._outstanding.take(entries, views, context, now_ms=self._clock.now_ms())
+        self._account()
         if self._outstanding.bytes >= self.config.pending_bytes_max:
             self._room.clear()
         if self._appender is not None:
@@ -282,10 +291,17 @@ class Log:
         self._reported = through
         last = appended[-1]
         self.chain.grow(through + 1, next_index=last.run.indexes[last.stop - 1] + 1)
+        self._account()
         if self._outstanding.bytes < self.config.pending_bytes_max:
             self._room.set()
         self.on_appended(appended)
         self._notify()
+
+    def _account(self) -> None:
+        outstanding = self._outstanding
+        held = outstanding.bytes + ENTRY_BYTES * (outstanding.queued + outstanding.in_flight)
+        self.budget.change(held - self._held_bytes)
+        self._held_bytes = held
 
     def _cache_entries(self, part: Appended) -> None:
         run, places = part.run, range(part.start, part.stop)
@@ -441,6 +457,7 @@ class Log:
             self._writing.abandon()
         self._writing = self._appender = None
         unknown = self._outstanding.give_up()
+        self._account()
         self._room.set()
         if unknown:
             self.on_failed(unknown, error)

@@ -5,8 +5,8 @@ connection. Requests (LOOKUP, PRODUCER, SUBSCRIBE, …) may wait, so each runs i
 ACK and FLOW are handled in the reader's step, a frame at a time, without a task or a queue between.
 
 Back-pressure: while a topic has too many bytes under way to its bookies, the readers of the
-connections that publish to it wait. Toward a consumer at most DELIVERY_BYTES_MAX wait here; its
-subscription is called when there is room again.
+connections that publish to it wait; while all topics together have, all that publish wait. Toward a
+consumer at most DELIVERY_BYTES_MAX wait here; its subscription is called when there is room again.
 
 An unexpected exception in any of this is a bug: it is logged and counted, and it ends this
 connection, never the broker.
@@ -35,6 +35,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from magnetar.broker.log.budget import Turn
     from magnetar.broker.session.endpoint import Endpoint
     from magnetar.broker.session.session import Action
     from magnetar.protos.framing import Command
@@ -85,6 +86,7 @@ class Connection:
         self._answered = asyncio.Event()  # a request has ended
         self._paused = False  # not reading: a topic of this client has too many bytes under way
         self._draining = False  # not reading: too many bytes wait for this client
+        self._turn: Turn | None = None  # None: it does not wait for the broker's publish budget
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
@@ -165,6 +167,8 @@ class Connection:
         for producer_id in published:
             while not await self._has_room(producer_id):
                 self._outbox.put_control(reply.PING)  # fails if the connection is lost
+        if published:
+            await self._wait_turn()
         published.clear()
         while self._session.requests >= REQUESTS_READ_MAX and not self._context.over:
             self._answered.clear()
@@ -174,6 +178,20 @@ class Connection:
             self._draining = True
             await self._outbox.wait_room()
             self._draining = False
+
+    async def _wait_turn(self) -> None:
+        """Wait until the broker has memory for more of what producers send."""
+        budget = self._endpoint.broker.publish_budget
+        turn = self._turn = budget.turn()
+        if turn is None:
+            return
+        try:
+            while not (turn.done() or self._context.over):
+                await asyncio.wait({turn}, timeout=PROBE_TIMEOUT_S)
+                self._outbox.put_control(reply.PING)  # fails if the connection is lost
+        finally:
+            self._turn = None
+            budget.leave(turn)
 
     async def _has_room(self, producer_id: int) -> bool:
         """Wait for at most PROBE_TIMEOUT_S until the producer's topic takes more, or the producer
@@ -272,6 +290,8 @@ class Connection:
         """The connection is gone: close its producers and consumers. Idempotent."""
         self._context.leave()
         self._heard.set()
+        if self._turn is not None:
+            self._endpoint.broker.publish_budget.leave(self._turn)
 
     # ---- beside the reader -----------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
+    from magnetar.broker.log.budget import PublishBudget
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.latency import LatencyHistogram
     from magnetar.broker.log.ledgers import LedgerStore
@@ -131,9 +132,11 @@ class PersistentTopic:
         limits: Limits | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         latency: LatencyHistogram | None = None,
+        budget: PublishBudget | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic.
-        `latency` counts how long publishes wait; None: a histogram of its own.
+        `latency` counts how long publishes wait, `budget` the bytes that are held for producers;
+        None: of its own.
 
         Raises LogFenced, LogUnavailable, LogDamaged.
         """
@@ -142,6 +145,8 @@ class PersistentTopic:
         )
         if latency is not None:
             log.latency = latency
+        if budget is not None:
+            log.budget = budget
         cursors = await Cursors.open(log)
         return cls(
             name,

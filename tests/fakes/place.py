@@ -26,6 +26,8 @@ from magnetar.runtime.memory_stream import memory_stream_pair
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from magnetar.broker.log.budget import PublishBudget
+
 PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
 FRAMES_MAX = 2  # a peer that does not read takes so many
 
@@ -66,7 +68,7 @@ class Place:
 
 
 @asynccontextmanager
-async def place() -> AsyncIterator[Place]:
+async def place(*, publish_budget: PublishBudget | None = None) -> AsyncIterator[Place]:
     cluster = ClusterState()
     store, stop = GatedStore(cluster.tree), asyncio.Event()
     me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
@@ -79,6 +81,7 @@ async def place() -> AsyncIterator[Place]:
         names=ProducerNames("test"),
         clock=SystemClock(),
         random=random.Random(0),
+        publish_budget=publish_budget,
     )
     path = paths.broker_available(me.broker)
     await store.create_ephemeral(path, codec.encode_broker_registration(me))

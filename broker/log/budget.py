@@ -1,0 +1,105 @@
+"""PublishBudget: the bytes that one broker may hold for producers, over all topics.
+
+Counted are entries from the moment a log takes them until they are confirmed, and what the process
+keeps beyond that for a bookie that is slow (`kept`). Memory is bounded so: a connection takes its
+place in the queue after each frame with SENDs, and does not read on before its turn.
+
+At `bytes_max` no turn comes. Turns come again once less than half is used, in FIFO order, one
+connection for each turn of the loop, until the budget is exhausted again. So a thousand connections
+that wait do not bring a thousand frames at once, and the last of them is not overtaken.
+
+What frees the budget never waits for it: confirmations come from bookies, and topics that close
+give up what they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PUBLISH_BYTES_MAX: Final = 256 << 20
+"""The default of `max_message_publish_buffer_size_in_mb`: two seconds of 128 MB/s."""
+
+LOOK_S: Final = 0.05
+"""`kept` falls without a call. While connections wait it is looked at so often."""
+
+Turn = asyncio.Future[None]
+
+
+class PublishBudget:
+    def __init__(
+        self, bytes_max: int = PUBLISH_BYTES_MAX, *, kept: Callable[[int], int] | None = None
+    ) -> None:
+        """`kept` gets the bytes of the logs and returns the bytes of all, at least as many."""
+        self.bytes_max = bytes_max
+        self.accepted = 0  # by logs, and not confirmed
+        self.peak = 0  # most that was used
+        self._all = kept
+        self._queue: dict[Turn, None] = {}
+        self._resuming = False  # turns come: it was below the half, and is not exhausted since
+        self._soon = False  # the next turn of the loop gives one
+        self._timer: asyncio.TimerHandle | None = None  # looks for room; None: it is not needed
+
+    @property
+    def used(self) -> int:
+        return self.accepted if self._all is None else self._all(self.accepted)
+
+    @property
+    def waiting(self) -> int:
+        """Connections that wait for their turn."""
+        return len(self._queue)
+
+    def change(self, size: int) -> None:
+        """A log holds so many bytes more, or less."""
+        self.accepted += size
+        if size < 0:
+            if self._queue and self.accepted < self.bytes_max // 2:
+                self._hurry()
+        elif self.accepted > self.peak:
+            self.peak = self.accepted
+
+    def turn(self) -> Turn | None:
+        """A place in the queue; None: go on at once. Give it back with `leave` in any case."""
+        if not self._queue and self.used < self.bytes_max:
+            return None
+        loop = asyncio.get_running_loop()
+        turn: Turn = loop.create_future()
+        self._queue[turn] = None
+        if self._timer is None and not self._soon:
+            self._timer = loop.call_later(LOOK_S, self._give)
+        return turn
+
+    def leave(self, turn: Turn) -> None:
+        """The connection has had its turn, or does not want it any more. Idempotent."""
+        self._queue.pop(turn, None)
+        if not turn.done():
+            turn.set_result(None)
+
+    def _hurry(self) -> None:
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        """One turn, if there is room."""
+        self._soon = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._queue:
+            self._resuming = False
+            return
+        used = self.used
+        self._resuming = used < (self.bytes_max if self._resuming else self.bytes_max // 2)
+        if self._resuming:
+            self.leave(next(iter(self._queue)))
+            self._hurry()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._give)
+
+    def check(self) -> None:
+        assert self.accepted >= 0, "more was confirmed than taken"
+        assert not self._queue or self._soon or self._timer is not None, "a wait without an end"

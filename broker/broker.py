@@ -96,6 +96,7 @@ class Broker:
         self._log_config = log_config
         self._names = names
         self._clock = clock
+        self._random = random
         self._backoff = Backoff(0.1, 5.0, random)
         self._brokers = BrokerDirectory(store)
         self._owners = Owners(store, self._brokers, me, on_lost=self._unload)
@@ -256,6 +257,7 @@ class Broker:
                 on_failed=self._on_failed,
                 policies=FollowedPolicies(self.policies, name),
                 latency=self.publish_latency,
+                incarnation=f"{self._random.getrandbits(128):032x}",
             )
         finally:
             if topic is None:

@@ -101,6 +101,7 @@ class Broker:
         self._log_config = log_config
         self._names = names
         self._clock = clock
+        self._random = random
         self._backoff = Backoff(0.1, 5.0, random)
         self._brokers = BrokerDirectory(store)
         self._owners = Owners(store, self._brokers, me, on_lost=self._unload)
@@ -264,6 +265,7 @@ class Broker:
                 message_bytes_max=self.message_bytes_max,
                 latency=self.publish_latency,
                 budget=self.publish_budget,
+                incarnation=f"{self._random.getrandbits(128):032x}",
             )
         finally:
             if topic is None:

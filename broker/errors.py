@@ -140,6 +140,14 @@ class TopicNotFound(BrokerError):
         self.topic = topic
 
 
+class TopicDeleted(LogError):
+    """The topic is being deleted."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"{topic} is being deleted")
+        self.topic = topic
+
+
 class TopicExists(BrokerError):
     """The request creates a topic that exists already."""
 

@@ -34,6 +34,7 @@ from magnetar.metadata.model import (
     SubscriptionRecord,
     TopicLedger,
     TopicRecord,
+    TopicTombstone,
     check_incarnation,
 )
 from magnetar.metadata.policies import (
@@ -380,9 +381,21 @@ _TOPIC: Final = _Table(
     _tuple("deleting"),
     _map("properties"),
     _part("dropped", _DROPPED_HEAD, optional=True),
+    *_plain("incarnation", "deleted"),
 )
 encode_topic: Final = _TOPIC.encode
 decode_topic: Final = _TOPIC.decode
+
+_TOMBSTONE: Final = _Table(
+    "topic tombstone",
+    pb.TopicTombstone,
+    TopicTombstone,
+    *_plain("incarnation", "epoch", "deleted_ms"),
+    _map("brokers"),
+    _set("clients"),
+)
+encode_tombstone: Final = _TOMBSTONE.encode
+decode_tombstone: Final = _TOMBSTONE.decode
 
 
 # ---- tenants, namespaces and policies ------------------------------------------------------------

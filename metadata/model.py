@@ -341,7 +341,9 @@ class TopicRecord:
     """The record of one topic, changed by compare-and-set only.
 
     A broker that takes the topic over increments `epoch` first; a broker that finds another epoch
-    than its own has lost the topic. Positions order by ledger id, so the ledgers strictly increase.
+    than its own has lost the topic. A topic that is deleted and made anew has another
+    `incarnation`, which is compared beside the epoch. Positions order by ledger id, so the ledgers
+    strictly increase.
     """
 
     epoch: int
@@ -353,6 +355,8 @@ class TopicRecord:
     ] = ()  # no longer the topic's; their metadata is still to be deleted
     properties: Mapping[str, str] = field(default_factory=dict)
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
+    incarnation: str = ""  # drawn when the topic was created; "": not upgraded yet
+    deleted: bool = False  # being deleted: all its ledgers are in `deleting`
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -370,6 +374,28 @@ class TopicRecord:
         both = set(used) & set(self.deleting)
         if both:
             raise InvalidRecord(kind, f"ledgers {sorted(both)} are in use and being deleted")
+        if self.incarnation:
+            check_incarnation(kind, self.incarnation)
+        if self.deleted and used:
+            raise InvalidRecord(kind, f"deleted, but uses ledgers {used}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTombstone:
+    """What is left of a deleted topic while a broker may still believe that it owns the topic, or a
+    client that it is connected to it."""
+
+    incarnation: str  # of the deleted topic
+    epoch: int  # the topic's last one; a new topic of the name begins above it
+    deleted_ms: int
+    brokers: Mapping[str, str] = field(default_factory=dict)  # registered then -> incarnation
+    clients: frozenset[str] = frozenset()  # that were connected then
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_incarnation("topic tombstone", self.incarnation)
+        _check_count("topic tombstone", "epoch", self.epoch)
+        _check_count("topic tombstone", "deleted_ms", self.deleted_ms)
 
 
 # ---- checks --------------------------------------------------------------------------------------

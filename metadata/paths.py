@@ -17,6 +17,7 @@
     /topic-policies/<tenant>/<namespace>/<domain/topic>  TopicPolicies; one component
     /ownership/<tenant>/<namespace>/<bundle>             Ownership
     /topics/<tenant>/<namespace>/<domain>/<topic>        TopicRecord
+    /deleted-topics/<full topic name>                    TopicTombstone; one component
 
 Names that users chose are percent-encoded (UTF-8), so that any name is one component that ZooKeeper
 accepts.
@@ -44,6 +45,7 @@ NAMESPACES: Final = "/namespaces"
 TOPIC_POLICIES: Final = "/topic-policies"
 OWNERSHIP: Final = "/ownership"
 TOPICS: Final = "/topics"
+DELETED_TOPICS: Final = "/deleted-topics"
 
 
 def ledger(ledger_id: LedgerId) -> str:
@@ -109,6 +111,11 @@ def topics(tenant: str, namespace: str, domain: str) -> str:
 
 def topic(tenant: str, namespace: str, domain: str, name: str) -> str:
     return f"{topics(tenant, namespace, domain)}/{quoted(name)}"
+
+
+def deleted_topic(full_name: str) -> str:
+    """In one folder for all topics, so that the sweeper lists them with one request."""
+    return f"{DELETED_TOPICS}/{quoted(full_name)}"
 
 
 def quoted(name: str) -> str:

@@ -713,9 +713,15 @@ class TopicRecord(google.protobuf.message.Message):
     DELETING_FIELD_NUMBER: builtins.int
     PROPERTIES_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    DELETED_FIELD_NUMBER: builtins.int
     format: builtins.int
     epoch: builtins.int
     """grows with each broker that takes the topic over"""
+    incarnation: builtins.str
+    """32 hex digits, drawn when the topic was created; "": not upgraded yet"""
+    deleted: builtins.bool
+    """the topic is being deleted: all its ledgers are in `deleting`"""
     @property
     def ledgers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicLedger]:
         """data, oldest first"""
@@ -745,11 +751,71 @@ class TopicRecord(google.protobuf.message.Message):
         deleting: collections.abc.Iterable[builtins.int] | None = ...,
         properties: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         dropped: Global___DroppedHead | None = ...,
+        incarnation: builtins.str = ...,
+        deleted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["dropped", b"dropped"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions"]) -> None: ...
 
 Global___TopicRecord: typing_extensions.TypeAlias = TopicRecord
+
+@typing.final
+class TopicTombstone(google.protobuf.message.Message):
+    """/deleted-topics/<full topic name>: written before the topic's record says
+    `deleted`, kept until all brokers that were registered then have ended.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class BrokersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    DELETED_MS_FIELD_NUMBER: builtins.int
+    BROKERS_FIELD_NUMBER: builtins.int
+    CLIENTS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    incarnation: builtins.str
+    """of the deleted topic"""
+    epoch: builtins.int
+    """the topic's last one; a new topic of the name begins above it"""
+    deleted_ms: builtins.int
+    @property
+    def brokers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """broker -> incarnation of its process"""
+
+    @property
+    def clients(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """that were connected: they must not make the topic anew"""
+
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        epoch: builtins.int = ...,
+        deleted_ms: builtins.int = ...,
+        brokers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        clients: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "clients", b"clients", "deleted_ms", b"deleted_ms", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation"]) -> None: ...
+
+Global___TopicTombstone: typing_extensions.TypeAlias = TopicTombstone
 
 @typing.final
 class DroppedHead(google.protobuf.message.Message):

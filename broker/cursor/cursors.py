@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
+    from magnetar.runtime.on_demand import Spawn
 
 READ_BYTES_MAX: Final = 4 << 20
 """One read of a cursor ledger: usually the whole ledger."""
 
 
 class Cursors:
-    """Made by `Cursors.open`. `run` must run as long as the cursors are used. Close the cursors
-    before the log."""
+    """Made by `Cursors.open`, then started. Close the cursors before the log."""
 
     def __init__(self, topic_log: Log, config: CursorConfig) -> None:
         self._log = topic_log
@@ -127,13 +127,22 @@ class Cursors:
         if cursor is not None:
             self._journal.drop(cursor.number)
 
-    async def run(self) -> None:
-        """See CursorJournal.run."""
-        await self._journal.run()
+    def start(self, spawn: Spawn) -> None:
+        """See CursorJournal.start."""
+        self._journal.start(spawn)
 
     async def close(self) -> None:
         """See CursorJournal.close."""
         await self._journal.close()
+
+    def abandon(self) -> None:
+        """See CursorJournal.abandon."""
+        self._journal.abandon()
+
+    @property
+    def is_settled(self) -> bool:
+        """See CursorJournal.is_settled."""
+        return self._journal.is_settled
 
     def check(self) -> None:
         self._journal.check()

@@ -2,8 +2,8 @@
 subscriptions.
 
 Theory of operation. A cursor changes in memory at once and *notes* the change in the journal. One
-task, `run`, writes the noted changes as one entry of deltas. A note with a receipt is written at
-once; other notes wait up to `gather_s` for more. One write is in flight at a time. When it is
+task writes the noted changes as one entry of deltas; without changes there is no task. A note with
+a receipt is written at once; other notes wait up to `gather_s` for more. One write is in flight at a time. When it is
 confirmed, every change noted before it is durable, and the journal calls the receipts.
 
 Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
@@ -41,6 +41,7 @@ from magnetar.broker.log.owned_record import dropping
 from magnetar.broker.log.rolling import Rolling
 from magnetar.metadata.model import LedgerId
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.on_demand import OnDemandTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
     from magnetar.metadata.model import TopicRecord
+    from magnetar.runtime.on_demand import Spawn
 
     Receipt = Callable[[BrokerError | None], None]
 
@@ -128,7 +130,7 @@ class CursorJournal:
 
         self._closing = False
         self._ended: LogError | None = None
-        self._noted = asyncio.Event()  # there are changes to write
+        self._work = OnDemandTask(f"cursors {topic_log.name}", self._settle)
         self._hurry = asyncio.Event()  # the next write must not wait for more changes
         self._finished = asyncio.Event()
         topic_log.owned_record.watch(self._wake)
@@ -177,49 +179,62 @@ class CursorJournal:
                 self._receipts.append(receipt)
             else:
                 receipt(TooManyReceipts(self._config.receipts_max))
-        self._noted.set()
+        self._work.wake()
 
-    async def run(self) -> None:
-        """Write until the journal is closed or fenced. An operating error goes to the receipts and
-        ends the ownership of the topic."""
+    def start(self, spawn: Spawn) -> None:
+        """Write from now on, in tasks of `spawn`. An operating error goes to the receipts and ends
+        the ownership of the topic."""
+        self._work.start(spawn)
+
+    async def _settle(self) -> None:
+        """Write what is noted."""
+        if self._ended is not None:
+            return
         try:
-            while True:
-                await self._gather()
-                if not self._closing:
-                    await self._write()
-                while self._restarts:
-                    await self._restart(self._restarts[0])
-                    self._restarts.popleft()
-                if self._closing:
-                    break
-            await self._finish()
+            await self._gather()
+            if not self._closing:
+                await self._write()
+            while self._restarts:
+                await self._restart(self._restarts[0])
+                self._restarts.popleft()
+            if self._closing:
+                await self._finish()
+                self._end(LogClosed(str(self._owned_record.name)))
         except LogError as error:
             self._end(error)
             # The broker cannot serve the topic without its cursors. The next owner opens it again.
             self._owned_record.lose(str(error))
-        finally:
+        except BaseException:
             self._end(LogClosed(str(self._owned_record.name)))
-            self._finished.set()
+            raise
 
     async def close(self) -> None:
-        """Make the noted changes durable, and move a small state into the topic's record. `run`
-        does that and then returns."""
+        """Make the noted changes durable, and move a small state into the topic's record."""
         self._closing = True
         self._wake()
         await self._finished.wait()
+
+    def abandon(self) -> None:
+        """End at once: what is noted is not written any more."""
+        self._work.cancel()
+        self._end(LogClosed(str(self._owned_record.name)))
+
+    @property
+    def is_settled(self) -> bool:
+        """Every noted change is durable."""
+        return self._work.is_idle
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         self._hurry.set()
-        self._noted.set()
+        self._work.wake()
 
     async def _gather(self) -> None:
-        await self._noted.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.gather_s):
                 await self._hurry.wait()
-        self._noted.clear()
+        self._work.clear()
         self._hurry.clear()
         if self._owned_record.lost is not None:
             raise self._owned_record.lost
@@ -299,8 +314,8 @@ class CursorJournal:
 
     async def _restart(self, restart: _Restart) -> None:
         """Write the new state into the topic's record, under a new number. The records of the old
-        number in the ledger lose their meaning. `run` does this because the caller may be cancelled
-        half-way."""
+        number in the ledger lose their meaning. The journal's task does this because the caller may
+        be cancelled half-way."""
         if restart.receipt.abandoned:
             return
         cursor, mark = restart.cursor, restart.mark
@@ -360,6 +375,7 @@ class CursorJournal:
         if self._ended is not None:
             return
         self._ended = error
+        self._finished.set()
         if self._ledger is not None:
             self._ledger.appender.abandon()
         restarts = [restart.receipt for restart in self._restarts]

@@ -6,7 +6,7 @@ the bookies collect their copies. At last the record forgets it. A crash at any 
 that is listed, or one that is deleted; the next owner finds the list and finishes. Deleting again
 what is deleted does nothing.
 
-`run` is a task of its own, so that neither appends nor rolls wait for deletions.
+Deletions have a task of their own while there are any, so that neither appends nor rolls wait.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from magnetar.bookie.ledger.errors import LedgerError
 from magnetar.broker.errors import LogError
 from magnetar.metadata.errors import InvalidRecord, MetadataError
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.on_demand import OnDemandTask
 from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
     from magnetar.metadata.model import LedgerId
+    from magnetar.runtime.on_demand import Spawn
 
 log = get_logger(__name__)
 
@@ -53,13 +55,22 @@ class Deletion:
         chance = random.Random(f"{owned_record.name} {owned_record.epoch} deletion")
         self._backoff = Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance)
         self._refused: set[LedgerId] = set()  # cannot be deleted, whatever is tried
+        self._task = OnDemandTask(f"deletions {owned_record.name}", self._delete_all)
 
-    async def run(self) -> None:
-        """Delete what is listed, whenever something is. Ends when the topic is lost."""
-        while self._owned_record.lost is None:
-            await self._owned_record.listed.wait()
-            self._owned_record.listed.clear()
-            await self._delete_all()
+    def start(self, spawn: Spawn) -> None:
+        """Delete what is listed, whenever something is."""
+        self._task.start(spawn)
+        self._owned_record.on_listed = self._task.wake
+        if self._left:
+            self._task.wake()
+
+    def cancel(self) -> None:
+        """The next owner finishes."""
+        self._task.cancel()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._task.is_idle
 
     async def finish(self) -> None:
         """The log closes: try the first few once more."""

@@ -1,8 +1,9 @@
 """A topic's log: one sequence of entries over many ledgers, written by its one owner.
 
 Theory of operation. Appends come in runs, and go to the open ledger. When that ledger is full, old,
-degraded or failed, the log *retires* it: new appends queue while `run`, the only place that waits,
-closes it, creates the next ledger, lists that one in the topic's record, and sends the queue to it.
+degraded or failed, the log *retires* it: new appends queue while `_settle`, the only place that
+waits, closes it, creates the next ledger, lists that one in the topic's record, and sends the queue
+to it.
 So a roll is a short queue, not a pause. The log closes a ledger that failed before it does anything
 else. Then the end of that ledger is known: its entries are appended, and the rest goes into the
 next ledger, in the same order, neither lost nor twice. The record lists a ledger before the first
@@ -10,6 +11,9 @@ entry is in it. Another owner's epoch in the record ends the log; the outcome of
 is unknown then. A fence on a ledger is the reason to read the record.
 
 Ledgers at the head are dropped when the caller says so (`drop_through`); deletion.py deletes them.
+
+`_settle` runs in a task that exists only while there is something to do. The broker calls `tend`
+from time to time: it looks at the age of the open ledger.
 
 At most one ledger holds unconfirmed entries: the next one is created only after the one before has
 been closed. Hence (`check`):
@@ -41,6 +45,7 @@ from magnetar.broker.log.rolling import Rolling, with_data_ledgers
 from magnetar.metadata.model import LedgerId, TopicLedger
 from magnetar.protos.entry import parse_stored_entry
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.on_demand import OnDemandTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
     from magnetar.protos.names import TopicName
     from magnetar.runtime.clock import Clock
+    from magnetar.runtime.on_demand import Spawn
 
 log = get_logger(__name__)
 
@@ -84,7 +90,8 @@ class LogConfig:
     """Queued and in flight, beyond which `wait_room` waits: 160 ms of 100 MB/s, which is longer
     than a roll; three entries of the largest size."""
     check_interval_s: float = 10.0
-    """How often the age of the open ledger, and whether bookies are back, is looked at."""
+    """How often `tend` is called: it looks at the age of the open ledger, and whether bookies are
+    back."""
     retry_s_first: float = 0.05
     retry_s_max: float = 5.0
     """Between attempts to close or create a ledger. Attempts go on: appends wait, in order."""
@@ -110,7 +117,7 @@ class _Watcher:
 
 
 class Log:
-    """Made by `Log.open`. `run` must run for as long as it is used."""
+    """Made by `Log.open`, then started: appends wait for `start`."""
 
     def __init__(
         self,
@@ -154,14 +161,13 @@ class Log:
         self._size_factor = 1  # of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
 
-        self._running = False
         self._closing = False
         self._ended: LogError | None = None  # why it takes nothing any more
-        self._work = asyncio.Event()
+        self._work = OnDemandTask(f"log {self.name}", self._settle)
         self._room = asyncio.Event()
         self._room.set()
         self._finished = asyncio.Event()
-        owned_record.watch(self._work.set)
+        owned_record.watch(self._work.wake)
 
     @classmethod
     async def open(
@@ -173,13 +179,19 @@ class Log:
         config: LogConfig,
         clock: Clock,
         cache: EntryCache,
+        incarnation: str,
+        create: bool = True,
+        epoch_min: int = 0,
     ) -> Log:
-        """Take the topic over: bump the epoch, then fence and close its last ledger.
+        """Take the topic over: bump the epoch, then fence and close its last ledger. See
+        OwnedRecord.take for the last three.
 
         No ledger is created before the first append. Raises LogFenced (another broker took it
-        meanwhile), LogUnavailable, LogDamaged, TopicFull.
+        meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted, TopicNotFound.
         """
-        owned_record = await OwnedRecord.take(name, store)
+        owned_record = await OwnedRecord.take(
+            name, store, incarnation=incarnation, create=create, epoch_min=epoch_min
+        )
         recovered = await recover_log(owned_record, ledgers, clock)
         chain = Chain(
             recovered.ledgers, next_index=recovered.next_index, dropped=owned_record.record.dropped
@@ -219,7 +231,7 @@ class Log:
         if self._appender is not None:
             self._send(self._appender, now)
         else:
-            self._work.set()
+            self._work.wake()
 
     def require_capacity(self) -> None:
         """Raises TopicFull if the topic's record cannot list the ledger that appends need."""
@@ -264,9 +276,9 @@ class Log:
         return asyncio.get_running_loop().time() - self._opened_s
 
     def _retire(self) -> None:
-        """The open ledger takes no more; `run` closes it."""
+        """The open ledger takes no more; `_settle` closes it."""
         self._appender = None
-        self._work.set()
+        self._work.wake()
 
     def _on_progress(self, appender: Appender) -> None:
         if appender is not self._writing:
@@ -324,28 +336,29 @@ class Log:
 
     # ---- the life of ledgers ---------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Close, create and record ledgers until the log is closed or fenced. Operating errors are
-        reported, not raised. Cancelled, it ends the log: what is outstanding is reported as failed.
-        """
-        assert not self._running, "run() is called once"
-        self._running = True
-        async with asyncio.TaskGroup() as tasks:
-            deleting = tasks.create_task(self._deletion.run(), name=f"deletions {self.name}")
-            try:
-                while not (self._closing and self._idle):
-                    await self._step()
+    def start(self, spawn: Spawn) -> None:
+        """Close, create and record ledgers from now on, in tasks of `spawn`. Operating errors are
+        reported, not raised. A task that is cancelled ends the log: what is outstanding is reported
+        as failed."""
+        self._deletion.start(spawn)
+        self._work.start(spawn)
+
+    async def _settle(self) -> None:
+        """Do what there is to do."""
+        try:
+            while self._ended is None and await self._step():
+                pass
+            if self._ended is None and self._closing:
                 await self._deletion.finish()
                 self._end(LogClosed(str(self.name)))
-            except LogError as error:
-                self._end(error)
-            finally:
-                self._end(LogClosed(str(self.name)))
-                deleting.cancel()
-                self._finished.set()
+        except LogError as error:
+            self._end(error)
+        except BaseException:
+            self._end(LogClosed(str(self.name)))
+            raise
 
-    async def _step(self) -> None:
-        """Whatever is next; waits when there is nothing."""
+    async def _step(self) -> bool:
+        """Whatever is next. Returns False when there is nothing."""
         if self.owned_record.lost is not None:
             raise self.owned_record.lost
         if self._writing is not None and self._appender is None:
@@ -357,29 +370,12 @@ class Log:
         elif self._closing and self._appender is not None:
             self._retire()
         else:
-            await self._wait_for_work()
+            return False
+        return True
 
-    @property
-    def _idle(self) -> bool:
-        """Nothing is outstanding, no ledger is open, and the record says so."""
-        return (
-            self._writing is None
-            and self._outstanding.queued == 0
-            and self.chain.records == self.owned_record.record.ledgers
-        )
-
-    async def _wait_for_work(self) -> None:
-        self._work.clear()
-        try:
-            async with asyncio.timeout(
-                None if self._appender is None else self.config.check_interval_s
-            ):
-                await self._work.wait()
-        except TimeoutError:
-            self._maybe_retire()
-
-    def _maybe_retire(self) -> None:
-        """The open ledger is too old, or bookies are back that it should be on."""
+    def tend(self) -> None:
+        """Roll the open ledger if it is too old, or if bookies are back that it should be on.
+        Called about every `check_interval_s`."""
         appender = self._appender
         if appender is None:
             return
@@ -459,6 +455,8 @@ class Log:
         unknown = self._outstanding.give_up()
         self._account()
         self._room.set()
+        self._deletion.cancel()
+        self._finished.set()
         if unknown:
             self.on_failed(unknown, error)
         self._notify()
@@ -468,14 +466,14 @@ class Log:
     def drop_through(self, position: Position) -> int:
         """Drop the closed ledgers with no entry after `position`. Returns how many those are.
 
-        They are no part of the log from now on. `run` lists them in the topic's record as being
+        They are no part of the log from now on. `_settle` lists them in the topic's record as being
         deleted, and then deletes them; until they are listed, a crash brings them back.
         """
         dropped = self.chain.drop_through(position)
         for ledger in dropped:
             self._reader.forget(ledger)
         if dropped:
-            self._work.set()
+            self._work.wake()
         return len(dropped)
 
     # ---- asking ----------------------------------------------------------------------------------
@@ -552,12 +550,29 @@ class Log:
         return unwatch
 
     async def close(self) -> None:
-        """Take no more, wait for what is outstanding, close the ledger and record its end: `run`
-        does that, and returns then. It takes as long as the bookies need: bound it by a timeout,
-        and cancel `run` when that has passed."""
+        """Take no more, wait for what is outstanding, close the ledger and record its end. It takes
+        as long as the bookies need: bound it by a timeout, and `abandon` the log when that has
+        passed."""
         self._closing = True
-        self._work.set()
+        self._work.wake()
         await self._finished.wait()
+
+    def abandon(self) -> None:
+        """End the log at once: what is outstanding is reported as failed, and the next owner
+        recovers the rest."""
+        self._work.cancel()
+        self._end(LogClosed(str(self.name)))
+
+    @property
+    def has_ended(self) -> bool:
+        """It takes nothing any more."""
+        return self._ended is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is outstanding, and no ledger waits for its deletion."""
+        outstanding = self._outstanding.queued + self._outstanding.in_flight
+        return outstanding == 0 and self._work.is_idle and self._deletion.is_idle
 
     def describe(self) -> dict[str, object]:
         """For people."""

@@ -1,8 +1,10 @@
-"""The topic's record while this broker owns the topic, and the epoch that guards its changes.
+"""The topic's record while this broker owns the topic, and what guards its changes.
 
 Taking a topic over bumps the epoch in its record. Each later change is a compare-and-set that
-checks this epoch, so the changes of a stale owner fail. Finding another owner's epoch ends the
-ownership for good (LogFenced). A change under our own epoch by another process (for example an
+checks this epoch, so the changes of a stale owner fail. The *incarnation* is drawn when a topic is
+created, and checked beside the epoch: a topic that was deleted and made anew may have the same
+epoch. Finding another owner's epoch, another incarnation, or a record that is being deleted ends
+the ownership for good (LogFenced). A change under our own epoch by another process (for example an
 administrator's properties) does not: our change is made again on top of it."""
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.errors import LogDamaged, LogFenced, LogUnavailable, TopicFull
+from magnetar.broker.errors import (
+    LogDamaged,
+    LogFenced,
+    LogUnavailable,
+    TopicDeleted,
+    TopicFull,
+    TopicNotFound,
+)
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.errors import InvalidRecord, MetadataError, ValueTooLarge
@@ -38,22 +47,39 @@ class OwnedRecord:
         self._version = taken.version
         self.record = decode_topic(taken.value)  # as we know it; ours to change
         self.epoch = self.record.epoch
+        self.incarnation = self.record.incarnation
         self.lost: LogFenced | None = None  # None: as far as we know the topic is ours
         self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
-        self.listed = asyncio.Event()  # ledgers were added to those that are being deleted
-        if self.record.deleting:
-            self.listed.set()
+        self.on_listed: Callable[[], None] = _ignore  # ledgers are listed as being deleted
 
     @classmethod
-    async def take(cls, name: TopicName, store: MetadataStore) -> OwnedRecord:
-        """Bump the epoch; a topic that has no record gets one. Raises LogUnavailable,
-        LogDamaged, TopicFull."""
+    async def take(
+        cls,
+        name: TopicName,
+        store: MetadataStore,
+        *,
+        incarnation: str,
+        create: bool = True,
+        epoch_min: int = 0,
+    ) -> OwnedRecord:
+        """Bump the epoch. A topic that has no record gets one if `create`, with this `incarnation`
+        and an epoch above `epoch_min`. A record without an incarnation gets this one: it was
+        written by an earlier version of Magnetar.
+
+        Raises LogUnavailable, LogDamaged, TopicFull, TopicDeleted (it is being deleted),
+        TopicNotFound (only if not `create`).
+        """
 
         def bump(stored: bytes | None) -> bytes:
             # A bump of ours whose reply was lost is bumped over: only the last one counts.
-            record = TopicRecord(epoch=0) if stored is None else decode_topic(stored)
-            return encode_topic(replace(record, epoch=record.epoch + 1))
+            if stored is None and not create:
+                raise TopicNotFound(str(name))
+            record = TopicRecord(epoch_min) if stored is None else decode_topic(stored)
+            if record.deleted:
+                raise TopicDeleted(str(name))
+            drawn = record.incarnation or incarnation
+            return encode_topic(replace(record, epoch=record.epoch + 1, incarnation=drawn))
 
         taken = await _update(name, store, bump)
         assert taken is not None
@@ -69,11 +95,14 @@ class OwnedRecord:
             raise self.lost
 
         def apply(stored: bytes | None) -> bytes | Verdict:
-            if stored is None:
-                raise self.lose("its record was deleted")
-            record = decode_topic(stored)
-            if record.epoch != self.epoch:
+            record = TopicRecord(0, deleted=True) if stored is None else decode_topic(stored)
+            if record.deleted:
                 self._successor = record
+                raise self.lose("it was deleted")
+            if (record.epoch, record.incarnation) != (self.epoch, self.incarnation):
+                self._successor = record
+                if record.incarnation != self.incarnation:
+                    raise self.lose("it was deleted and made anew")
                 raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
             changed = change(record)
             return KEEP if changed == record else encode_topic(changed)
@@ -85,7 +114,7 @@ class OwnedRecord:
             self._version = found.version
             self.record = decode_topic(found.value)
             if set(self.record.deleting) - set(before):
-                self.listed.set()
+                self.on_listed()
 
     async def verify(self) -> None:
         """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
@@ -136,6 +165,10 @@ def dropping(record: TopicRecord, ledgers: Collection[LedgerId]) -> TopicRecord:
 def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecord:
     left = tuple(ledger for ledger in record.deleting if ledger not in deleted)
     return replace(record, deleting=left)
+
+
+def _ignore() -> None:
+    """No deletion was started yet: it looks at the list when it is."""
 
 
 async def _update(name: TopicName, store: MetadataStore, change: Change) -> Versioned | None:

@@ -51,9 +51,10 @@ from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.on_demand import spawn_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
@@ -129,19 +130,30 @@ class PersistentTopic:
         tasks: asyncio.TaskGroup,
         on_failed: Callable[[Topic, BrokerError], None],
         policies: PolicySource,
+        incarnation: str,
+        create: bool = True,
+        epoch_min: int = 0,
         limits: Limits | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         latency: LatencyHistogram | None = None,
         budget: PublishBudget | None = None,
     ) -> Self:
-        """Take the topic over: its former owner is fenced. `tasks` must outlive the topic.
-        `latency` counts how long publishes wait, `budget` the bytes that are held for producers;
-        None: of its own.
+        """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
+        OwnedRecord.take for `incarnation`, `create` and `epoch_min`. `latency` counts how long
+        publishes wait, `budget` the bytes that are held for producers; None: of its own.
 
-        Raises LogFenced, LogUnavailable, LogDamaged.
+        Raises LogFenced, LogUnavailable, LogDamaged, TopicDeleted, TopicNotFound.
         """
         log = await Log.open(
-            name, store=store, ledgers=ledgers, config=log_config, clock=clock, cache=cache
+            name,
+            store=store,
+            ledgers=ledgers,
+            config=log_config,
+            clock=clock,
+            cache=cache,
+            incarnation=incarnation,
+            create=create,
+            epoch_min=epoch_min,
         )
         if latency is not None:
             log.latency = latency
@@ -204,10 +216,8 @@ class PersistentTopic:
         self._closed = asyncio.Event()
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
-        self._lasting = [
-            tasks.create_task(self._keep(log.run), name=f"log {name}"),
-            tasks.create_task(self._keep(cursors.run), name=f"cursors {name}"),
-        ]
+        log.start(self._spawn)
+        cursors.start(self._spawn)
         for subscription in cursors.names:
             self._add_durable(subscription)
 
@@ -349,8 +359,13 @@ class PersistentTopic:
     def _on_log_failed(self, unknown: Sequence[AppendRun], error: BrokerError) -> None:
         self._fail(error)
 
-    async def _keep(self, run: Callable[[], Awaitable[None]]) -> None:
-        """The log's or the cursors' work. When it ends by itself, they have failed."""
+    def _spawn(
+        self, run: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> asyncio.Task[None] | None:
+        return spawn_in(self._tasks, self._keep(run), name)
+
+    async def _keep(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """The log's or the cursors' work. The topic fails when they have ended."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -359,7 +374,9 @@ class PersistentTopic:
             if task.cancelling():
                 raise
             _log.warning("work ended: what it waited for was cancelled", task=task.get_name())
-        self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
+            self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
+        if self.log.has_ended:
+            self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
 
     def _fail(self, error: BrokerError) -> None:
         """The outcome of what is outstanding is unknown: all clients must reconnect."""
@@ -540,8 +557,8 @@ class PersistentTopic:
             _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
         finally:
             self._disconnect(reason, reason)
-            for task in self._lasting:
-                task.cancel()
+            self.cursors.abandon()
+            self.log.abandon()
             self.state = TopicState.CLOSED
             self._closed.set()
 

@@ -1,9 +1,10 @@
-"""A topic's log on fake ledgers, with its `run` running and its reports written down."""
+"""A topic's log on fake ledgers, started and tended, with its reports written down."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, cast
 
 from fakes.entries import entry_of, texts_of
@@ -17,6 +18,7 @@ from magnetar.broker.log.log import Log, LogConfig
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.protos.names import TopicName
+from magnetar.runtime.on_demand import spawner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -110,6 +112,20 @@ def _names(context: object) -> Sequence[object]:
     return cast("Sequence[object]", context)
 
 
+_drawn = itertools.count(1)
+
+
+def drawn_incarnation() -> str:
+    """Another one with each call."""
+    return f"{next(_drawn):032x}"
+
+
+async def _tend(log: Log) -> None:
+    while True:
+        await asyncio.sleep(log.config.check_interval_s)
+        log.tend()
+
+
 @contextlib.asynccontextmanager
 async def opened(
     world: ClusterState,
@@ -131,16 +147,19 @@ async def opened(
         config=config,
         clock=world.clock,
         cache=cache,
+        incarnation=drawn_incarnation(),
     )
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(log.run())
+        log.start(spawner(tasks))
+        tending = tasks.create_task(_tend(log))
         topic = TopicLog(log, cache)
         try:
             yield topic
             if close:
                 await log.close()
         finally:
-            running.cancel()
+            tending.cancel()
+            log.abandon()
     log.check()
     cache.check()
 
@@ -155,13 +174,13 @@ async def opened_cursors(
     """The cursors of an open log. `close=False`: the broker dies at the end."""
     cursors = await Cursors.open(log, config)
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(cursors.run())
+        cursors.start(spawner(tasks))
         try:
             yield cursors
             if close:
                 await cursors.close()
         finally:
-            running.cancel()
+            cursors.abandon()
     cursors.check()
 
 

@@ -10,7 +10,7 @@ from fakes.entries import entry_of, sends_of
 from fakes.ledgers import FakeLedgers
 from fakes.policies import SettablePolicies
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
-from fakes.topic_log import SMALL, TOPIC
+from fakes.topic_log import SMALL, TOPIC, drawn_incarnation
 from support import wait_until
 
 from magnetar.broker.log.cache import EntryCache
@@ -163,6 +163,7 @@ async def opened_topic(
             tasks=tasks,
             on_failed=it.on_failed,
             policies=it.policies,
+            incarnation=drawn_incarnation(),
             limits=limits,
         )
         try:
@@ -177,5 +178,5 @@ def abandon(topic: PersistentTopic) -> None:
     """What is left of it when its broker dies: no task, and nothing written any more."""
     for subscription in topic.subscriptions.values():
         subscription._drop_dispatcher()
-    for task in topic._lasting:
-        task.cancel()
+    topic.cursors.abandon()
+    topic.log.abandon()

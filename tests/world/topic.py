@@ -22,7 +22,8 @@ from magnetar.protos.message import (
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from typing import Any
 
     from world.cluster import World
     from world.nodes import ClientNode
@@ -191,12 +192,16 @@ class Publisher:
 
         log.on_appended = on_appended
         log.on_failed = lambda messages, error: None  # each is there or not
-        running = self.client.host.spawn(log.run())
+        log.start(self._spawn)
+        tending = self.client.host.spawn(_tend(log))
         try:
             await self._use(log)
         finally:
-            running.cancel()
-            await asyncio.wait({running})
+            tending.cancel()
+            log.abandon()
+
+    def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+        return self.client.host.spawn(run())
 
     async def _use(self, log: Log) -> None:
         random = self.random
@@ -239,7 +244,14 @@ async def open_log(client: ClientNode, ledgers: LedgerStore) -> Log:
         config=QUICK,
         clock=client.clock,
         cache=EntryCache(20_000),
+        incarnation=f"{client.world.draw(client.name).getrandbits(128):032x}",
     )
+
+
+async def _tend(log: Log) -> None:
+    while True:
+        await asyncio.sleep(log.config.check_interval_s)
+        log.tend()
 
 
 async def read_log(

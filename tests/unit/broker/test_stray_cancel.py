@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from fakes.cluster_state import ClusterState
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
+from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 
 
@@ -46,8 +49,17 @@ async def test_a_read_is_made_again(again: bool) -> None:
 async def test_a_topic_that_closes_cancels_its_work() -> None:
     async with opened_topic(ClusterState()) as it:
         await it.publish("a")
-        lasting = list(it.topic._lasting)
         await it.topic.close()
         await settle()
-        assert all(task.done() for task in lasting)
+        names = [task.get_name() for task in asyncio.all_tasks()]
+        assert [name for name in names if name.startswith(("log ", "cursors "))] == []
         assert it.failures == []
+
+
+async def test_an_idle_topic_has_no_task() -> None:
+    before = asyncio.all_tasks()
+    async with opened_topic(ClusterState()) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        await it.publish("a", "b")
+        await settle()
+        assert asyncio.all_tasks() == before

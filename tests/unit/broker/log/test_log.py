@@ -10,7 +10,7 @@ import pytest
 from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.ledgers import FakeLedgers
-from fakes.topic_log import SMALL, TOPIC, TopicLog, opened
+from fakes.topic_log import SMALL, TOPIC, TopicLog, drawn_incarnation, opened
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, QuorumTimeout
@@ -22,6 +22,7 @@ from magnetar.broker.log.position import EARLIEST
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.memory import Fault, MemoryStore
 from magnetar.metadata.model import LedgerId, LedgerState, TopicRecord
+from magnetar.runtime.on_demand import spawner
 
 NAMES = [f"m{number}" for number in range(23)]
 
@@ -547,6 +548,7 @@ async def open_log(world: ClusterState) -> Log:
         config=SMALL,
         clock=world.clock,
         cache=EntryCache(1000),
+        incarnation=drawn_incarnation(),
     )
 
 
@@ -555,6 +557,6 @@ async def test_open_needs_no_running_task() -> None:
     topic = TopicLog(log, EntryCache(1000))
     topic.append("early")
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(log.run())
+        log.start(spawner(tasks))
         await log.close()
     assert [context for context, _ in topic.appended] == ["early"]

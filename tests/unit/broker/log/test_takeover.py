@@ -16,7 +16,16 @@ import pytest
 from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.ledgers import BrokerDied, FakeLedgers, Steps
-from fakes.topic_log import QUICK, SMALL, TOPIC, SteppingStore, opened, opened_cursors, reported
+from fakes.topic_log import (
+    QUICK,
+    SMALL,
+    TOPIC,
+    SteppingStore,
+    drawn_incarnation,
+    opened,
+    opened_cursors,
+    reported,
+)
 from fakes.virtual_loop import run_virtual as run
 from support import wait_until
 
@@ -372,7 +381,7 @@ async def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
     world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
-    slow = await OwnedRecord.take(TOPIC, world.store())
+    slow = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
     async with opened(world):  # takes it meanwhile
         for ledger in list(world.ledgers.ledgers):
             del world.ledgers.ledgers[ledger]

@@ -1,0 +1,90 @@
+"""A task that exists only while there is work: ten thousand idle topics then cost no task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Coroutine
+
+
+class Spawn(Protocol):
+    """Starts a task that calls `run`. Returns None if no task can be started any more."""
+
+    def __call__(
+        self, run: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> asyncio.Task[None] | None: ...
+
+
+def spawn_in(
+    group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str
+) -> asyncio.Task[None] | None:
+    """Start a task. None: the group shuts down, and the work ends with it."""
+    try:
+        return group.create_task(work, name=name)
+    except RuntimeError:
+        work.close()
+        return None
+
+
+def spawner(group: asyncio.TaskGroup) -> Spawn:
+    return lambda run, name: spawn_in(group, run(), name)
+
+
+class OnDemandTask:
+    """Calls `work` in a task after each `wake`, one call at a time.
+
+    1. A wake during a call of `work` causes another call, so no wake is lost.
+    2. Wakes before `start` count from `start` on; wakes after `cancel` do nothing.
+    """
+
+    def __init__(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._name = name
+        self._work = work
+        self._spawn: Spawn | None = None  # None: not started
+        self._task: asyncio.Task[None] | None = None  # None: there is nothing to do
+        self._woken = False
+        self._cancelled = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._task is None and not self._woken
+
+    def start(self, spawn: Spawn) -> None:
+        """`spawn` starts the tasks from now on."""
+        assert self._spawn is None, "started twice"
+        self._spawn = spawn
+        if self._woken:
+            self._begin()
+
+    def wake(self) -> None:
+        """There is work."""
+        self._woken = True
+        if self._task is None or self._task.done():  # done: cancelled before its first step
+            self._begin()
+
+    def clear(self) -> None:
+        """Called by `work`: what comes next in this call deals with all wakes until now."""
+        self._woken = False
+
+    def cancel(self) -> None:
+        """No more work is begun, and what is running is cancelled."""
+        self._cancelled = True
+        self._woken = False
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        if self._spawn is None or self._cancelled:
+            return
+        self._task = self._spawn(self._run, self._name)
+
+    async def _run(self) -> None:
+        try:
+            while self._woken:
+                self._woken = False
+                await self._work()
+        finally:
+            # No await stands between the last look at `_woken` and this.
+            self._task = None

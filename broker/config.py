@@ -48,6 +48,9 @@ class BrokerConfig(RoleConfig):
     cache_bytes: int = Field(
         default=256 << 20, ge=1 << 20, description="entries kept for tailing consumers"
     )
+    message_expiry_check_interval_in_minutes: float = Field(
+        default=5.0, gt=0, description="how often messages are checked against their time to live"
+    )
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,
         ge=1,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.broker.cursor import backlog
 from magnetar.broker.cursor import format as stored
-from magnetar.broker.cursor.acks import ack_set_bits, ack_set_words
+from magnetar.broker.cursor.acks import Start, ack_set_bits, ack_set_words
 from magnetar.broker.cursor.journal import Waiting
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class Cursor:
         after the last entry of the log."""
         return self._state.first_unacked(position)
 
+    def nth_unacked(self, number: int) -> Position | None:
+        """The unacknowledged entry with this number, counted from 1. None: there are fewer."""
+        return self._state.nth_unacked(number)
+
     def ranges(self) -> Iterator[AckedRange]:
         """What is acknowledged beyond the mark, in order."""
         return self._state.ranges()
@@ -137,19 +141,21 @@ class Cursor:
         self._note(done)
         return moved
 
-    async def reset(self, start: Position) -> None:
+    async def reset(self, start: Position, remaining: int = 0) -> None:
         """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
         delivered next. All entries before it become acknowledged, all others unacknowledged.
+        `remaining`: the entry is `start` itself, and of its messages only these bits are
+        unacknowledged; 0: all.
 
         Durable on return. The reset overrides acknowledgements that arrive during it. Raises
         LogFenced, LogUnavailable, SubscriptionNotFound.
         """
-        mark = mark_before(self._log.chain, start)
+        target = Start(mark_before(self._log.chain, start), remaining)
         if self._journal is None:
-            self.restart(mark, 0)
+            self.restart(target, 0)
             return
         moved = Waiting()
-        self._journal.restart(self, mark, moved)
+        self._journal.restart(self, target, moved)
         await moved.wait()
 
     async def flush(self) -> None:
@@ -206,10 +212,10 @@ class Cursor:
         self._forget_changes()
         return stored.snapshot(self.number, self._state)
 
-    def restart(self, mark: Position, number: int) -> None:
-        """Make everything up to `mark` acknowledged, and nothing else. This state is stored under
+    def restart(self, start: Start, number: int) -> None:
+        """Make everything before `start` acknowledged, and nothing else. This state is stored under
         `number`."""
-        self._state.reset(mark)
+        self._state.reset(start)
         self.number = number
         self._forget_changes()
 

@@ -45,10 +45,10 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from magnetar.broker.cursor.acks import Start
     from magnetar.broker.cursor.ledger import Journaled
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.log import Log
-    from magnetar.broker.log.position import Position
     from magnetar.metadata.model import TopicRecord
 
     Receipt = Callable[[BrokerError | None], None]
@@ -101,7 +101,7 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class _Restart:
     cursor: Journaled
-    mark: Position
+    start: Start
     receipt: Waiting
 
 
@@ -152,14 +152,14 @@ class CursorJournal:
         self.newest_number += 1
         return self.newest_number
 
-    def restart(self, cursor: Journaled, mark: Position, receipt: Waiting) -> None:
-        """Reset a cursor to `mark`. The receipt is called with None when that is durable, or with
+    def restart(self, cursor: Journaled, start: Start, receipt: Waiting) -> None:
+        """Reset a cursor to `start`. The receipt is called with None when that is durable, or with
         LogFenced, LogClosed, SubscriptionNotFound. The journal drops a reset that is abandoned
         before its turn, and completes a reset that it has started."""
         if self._ended is not None:
             receipt(self._ended)
             return
-        self._restarts.append(_Restart(cursor, mark, receipt))
+        self._restarts.append(_Restart(cursor, start, receipt))
         self._wake()
 
     def note(self, cursor: Journaled, receipt: Receipt | None) -> None:
@@ -303,9 +303,10 @@ class CursorJournal:
         half-way."""
         if restart.receipt.abandoned:
             return
-        cursor, mark = restart.cursor, restart.mark
+        cursor, start = restart.cursor, restart.start
         number = self.next_number()
-        state = AckState(self._log.chain, mark)
+        state = AckState(self._log.chain, start.mark)
+        state.reset(start)
         inline = stored.inline(stored.snapshot(number, state))
 
         def move(record: TopicRecord) -> TopicRecord:
@@ -320,7 +321,7 @@ class CursorJournal:
             return
         if cursor.number in self._live:
             self.drop(cursor.number)
-            cursor.restart(mark, number)
+            cursor.restart(start, number)
             self.add(cursor)
         restart.receipt(None)
 

@@ -66,6 +66,22 @@ class PositionMap:
             del self._ledgers[position[0]]
         return number
 
+    def pop_through(self, position: Position) -> int:
+        """Remove every position up to this one. Returns the sum of their numbers. Costs
+        O(positions)."""
+        removed = 0
+        for ledger in [ledger for ledger in self._ledgers if ledger <= position[0]]:
+            entries = self._ledgers[ledger]
+            if ledger < position[0]:
+                gone = list(entries)
+            else:
+                gone = [entry for entry in entries if entry <= position[1]]
+            for entry in gone:
+                removed += entries.pop(entry)
+            if not entries:
+                del self._ledgers[ledger]
+        return removed
+
     def drain(self) -> dict[int, dict[int, int]]:
         """Remove everything. Returns the numbers by ledger and entry."""
         ledgers, self._ledgers = self._ledgers, {}

@@ -121,7 +121,10 @@ class Shared:
         return self.advance(now)
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
-        raise AssertionError("a Shared subscription accepts no cumulative acknowledgement")
+        for consumer in self._consumers:
+            consumer.on_unacked(-consumer.pending.pop_through(position))
+        self._redeliveries.pop_through(position)
+        return self.advance(now)
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
         reading, self._reading = self._reading, None

@@ -12,6 +12,7 @@ from magnetar.broker.cursor import backlog
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import Start, ack_set_bits, ack_set_words
 from magnetar.broker.cursor.journal import Waiting
+from magnetar.broker.cursor.redeliveries import Redeliveries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ class Cursor:
         self._log = topic_log
         self._state = state
         self._journal = journal  # None: not durable
+        self.redeliveries = Redeliveries(lambda: self._note(None))
         # The changes since the last delta or snapshot for the journal:
         self._known_mark = state.mark_delete
         self._acked: dict[int, array[int]] = {}  # entries by ledger
@@ -113,6 +115,9 @@ class Cursor:
             if on_ack(position):
                 count += 1
                 self._note_entry(position)
+        if self.redeliveries:
+            for position in positions:
+                self.redeliveries.pop(position)
         self._note(done)
         return count
 
@@ -123,8 +128,11 @@ class Cursor:
         entry is acknowledged now."""
         if self._state.on_ack_batch_index(position, ack_set_bits(ack_set)):
             self._note_part(position)
+        acked = self._state.is_acked(position)
+        if acked:
+            self.redeliveries.pop(position)
         self._note(done)
-        return self._state.is_acked(position)
+        return acked
 
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
@@ -138,6 +146,8 @@ class Cursor:
             moved = self._state.on_ack_cumulative(self._log.chain.previous_position(position))
             if self._state.on_ack_batch_index(position, remaining):
                 self._note_part(position)
+        if self.redeliveries:
+            self.redeliveries.pop_through(self._state.mark_delete)
         self._note(done)
         return moved
 
@@ -189,7 +199,8 @@ class Cursor:
     def changed(self) -> bool:
         """Whether there are changes to store."""
         moved = self._state.mark_delete != self._known_mark
-        return moved or bool(self._acked) or bool(self._partly)
+        acked = bool(self._acked) or bool(self._partly)
+        return moved or acked or self.redeliveries.has_unstored
 
     def take_delta(self) -> list[bytes]:
         mark = self._state.mark_delete
@@ -206,16 +217,23 @@ class Cursor:
         ]
         moved = None if mark == self._known_mark else mark
         self._forget_changes()
-        return stored.delta(self.number, mark=moved, acked=acked, batches=batches)
+        return stored.delta(
+            self.number,
+            mark=moved,
+            acked=acked,
+            batches=batches,
+            redeliveries=self.redeliveries.take_unstored(),
+        )
 
     def snapshot(self) -> list[bytes]:
         self._forget_changes()
-        return stored.snapshot(self.number, self._state)
+        return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
     def restart(self, start: Start, number: int) -> None:
         """Make everything before `start` acknowledged, and nothing else. This state is stored under
         `number`."""
         self._state.reset(start)
+        self.redeliveries.clear()
         self.number = number
         self._forget_changes()
 

@@ -28,7 +28,7 @@ from magnetar.broker.log.position import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magnetar.broker.dispatch.acks import Acks
+    from magnetar.broker.dispatch.acks import Acks, Redeliveries
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
@@ -106,6 +106,7 @@ class Environment:
     acks: Acks
     confirmed: Callable[[], Position]  # the position of the last entry of the log
     limits: Limits
+    redeliveries: Redeliveries
 
 
 class Dispatcher(Protocol):

@@ -56,6 +56,12 @@ class PositionMap:
             entries = self._ledgers[ledger] = {}
         return entries
 
+    def count_again(self, ledger: int, entries: Iterable[int]) -> None:
+        """Add one to the number of each of these entries."""
+        numbers = self.of_ledger(ledger)
+        for entry in entries:
+            numbers[entry] = numbers.get(entry, 0) + 1
+
     def pop(self, position: Position) -> int:
         """Remove the position. Returns its number, 0 if it is absent."""
         entries = self._ledgers.get(position[0])

@@ -6,8 +6,8 @@ actions in the same synchronous step. It passes entries to the sessions, starts 
 at most one read at a time), and keeps one timer for the time that the dispatcher names.
 
 Consumers join with `attach` and leave with `detach`. The subscription has the type of its connected
-consumers. It keeps the dispatcher while no consumer is connected, so a client that reconnects finds
-its redelivery counts. It makes a new dispatcher when the type changes and after a seek.
+consumers. It keeps the dispatcher while no consumer is connected. It makes a new one when the type
+changes and after a seek. The redelivery counts belong to the cursor and outlive the dispatcher.
 """
 
 from __future__ import annotations
@@ -508,7 +508,13 @@ class Subscription:
         return self._dispatchers[kind](self._environment())
 
     def _environment(self) -> Environment:
-        return Environment(self.name, self._acks, lambda: self._log.confirmed, self._limits)
+        return Environment(
+            self.name,
+            self._acks,
+            lambda: self._log.confirmed,
+            self._limits,
+            self.cursor.redeliveries,
+        )
 
     def _carry_out(self, actions: list[Action], now: float) -> None:
         for action in actions:

@@ -16,6 +16,7 @@ from magnetar.bookie.ledger.pool import PeerPool
 from magnetar.bookie.repair.reporting import report_bad_copies
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.broker.broker import Broker
+from magnetar.broker.chores import Chore
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
@@ -24,6 +25,13 @@ from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.pulsar_tcp import PulsarServer
+from magnetar.broker.topic.expiry import (
+    BACKLOG_AGE_CHECK_INTERVAL_S,
+    SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S,
+    expire_messages,
+    expire_subscriptions,
+    look_up_backlog_ages,
+)
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import InvalidRecord
@@ -258,7 +266,18 @@ class BrokerProcess:
             default_policies=self._default_policies(),
             message_bytes_max=self._config.max_message_size,
             publish_budget=budget,
+            chores=self._chores(),
         )
+
+    def _chores(self) -> list[Chore]:
+        expiry_check_s = 60.0 * self._config.message_expiry_check_interval_in_minutes
+        return [
+            Chore("message expiry", expiry_check_s, expire_messages),
+            Chore(
+                "subscription expiry", SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S, expire_subscriptions
+            ),
+            Chore("backlog ages", BACKLOG_AGE_CHECK_INTERVAL_S, look_up_backlog_ages),
+        ]
 
     def _default_policies(self) -> EffectivePolicies:
         """New ledgers get the quorums that this process is configured with."""

@@ -46,6 +46,10 @@ class BrokerSettings(RoleConfig):
         description="bytes of a message, batch or chunk after compression",
     )
 
+    message_expiry_check_interval_in_minutes: float = Field(
+        default=5.0, gt=0, description="how often messages are checked against their time to live"
+    )
+
     # ---- namespaces ----
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,

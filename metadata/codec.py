@@ -476,6 +476,7 @@ _POLICIES: Final = _Table(
     _part("subscribe_rate", _SUBSCRIBE_RATE, optional=True),
     _enum_set("policies", "subscription_types", _SUBSCRIPTION_TYPES),
     _part("inactive_topic_deletion", _INACTIVE_TOPIC_DELETION, optional=True),
+    *_optional("subscription_expiration_time_minutes"),
 )
 
 _TENANT: Final = _Table(

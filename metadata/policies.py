@@ -182,6 +182,7 @@ class Policies:
     subscribe_rate: SubscribeRate | None = None
     subscription_types: frozenset[SubscriptionType] | None = None
     inactive_topic_deletion: InactiveTopicDeletion | None = None
+    subscription_expiration_time_minutes: int | None = None  # 0: subscriptions do not expire
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -218,6 +219,7 @@ class EffectivePolicies:
     inactive_topic_deletion: InactiveTopicDeletion = InactiveTopicDeletion(
         enabled=False, mode=InactiveMode.NO_SUBSCRIPTIONS, after_s=60
     )
+    subscription_expiration_time_minutes: int = 0
 
 
 BROKER_DEFAULTS: Final = EffectivePolicies()
@@ -244,6 +246,7 @@ _LIMITS: Final = (
     "subscriptions_max",
     "unacked_per_consumer_max",
     "unacked_per_subscription_max",
+    "subscription_expiration_time_minutes",
 )
 
 

@@ -18,7 +18,7 @@ from magnetar.broker.log.position import LATEST
 from magnetar.broker.operations import arguments, subscriptions
 from magnetar.broker.operations.arguments import INT64_MAX, subscription_name, topic_name
 from magnetar.broker.operations.model import MessagePosition, PeekedMessage, Refusal
-from magnetar.broker.operations.subscriptions import PEEK_POSITION_MAX
+from magnetar.broker.operations.subscriptions import AGE_S_MAX, PEEK_POSITION_MAX
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PUBLISH_TIME = "milliseconds since 1970-01-01 UTC"
 
 _Number = Annotated[int, Path(ge=1, le=PEEK_POSITION_MAX)]
+_Count = Annotated[int, Path(ge=1, le=INT64_MAX, description="entries; a batch is one entry")]
+_Age = Annotated[int, Path(ge=1, le=AGE_S_MAX, description="seconds")]
 _Time = Annotated[int, Path(ge=0, le=INT64_MAX, description=PUBLISH_TIME)]
 _Force = Annotated[bool, Query(description="disconnect its consumers")]
 _Start = Annotated[MessagePosition | None, Body(description="where to begin; none: at the end")]
@@ -62,7 +64,47 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
         name = topic_name(tenant, namespace, topic)
         of = subscription_name(subscription)
         target = arguments.position(start.ledger_id, start.entry_id)
-        await subscriptions.reset_to_message(broker, name, of, target, excluded=start.is_excluded)
+        await subscriptions.reset_to_message(
+            broker, name, of, target, batch_index=start.batch_index, excluded=start.is_excluded
+        )
+
+    @router.post(one + "/skip/{count}", status_code=204)
+    async def skip(
+        tenant: str, namespace: str, topic: str, subscription: str, count: _Count
+    ) -> None:
+        """Acknowledge the first entries of the backlog."""
+        name = topic_name(tenant, namespace, topic)
+        await subscriptions.skip(broker, name, subscription_name(subscription), count)
+
+    @router.post(one + "/skip_all", status_code=204)
+    async def skip_all(tenant: str, namespace: str, topic: str, subscription: str) -> None:
+        """Acknowledge the whole backlog."""
+        name = topic_name(tenant, namespace, topic)
+        await subscriptions.skip_all(broker, name, subscription_name(subscription))
+
+    @router.post(one + "/expireMessages/{seconds}", status_code=204)
+    async def expire(
+        tenant: str, namespace: str, topic: str, subscription: str, seconds: _Age
+    ) -> None:
+        """Acknowledge what the broker appended longer ago than that."""
+        name = topic_name(tenant, namespace, topic)
+        await subscriptions.expire(broker, name, subscription_name(subscription), seconds)
+
+    @router.post(one + "/expireMessages", status_code=204)
+    async def expire_through(
+        tenant: str, namespace: str, topic: str, subscription: str, last: MessagePosition
+    ) -> None:
+        """Acknowledge every entry up to a message."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        through = arguments.position(last.ledger_id, last.entry_id)
+        await subscriptions.expire_through(broker, name, of, through, excluded=last.is_excluded)
+
+    @router.post("/all_subscription/expireMessages/{seconds}", status_code=204)
+    async def expire_all(tenant: str, namespace: str, topic: str, seconds: _Age) -> None:
+        """As for one subscription, in all of them."""
+        name = topic_name(tenant, namespace, topic)
+        await subscriptions.expire(broker, name, None, seconds)
 
     @router.get(one + "/position/{position}", response_model=list[PeekedMessage])
     async def peek(

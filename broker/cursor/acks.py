@@ -47,6 +47,14 @@ class AckedRange:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a cursor is moved to: everything up to `mark` is acknowledged."""
+
+    mark: Position
+    remaining: int = 0  # the unacknowledged messages of the next entry, as bits; 0: all of them
+
+
 class AckState:
     """Starts with everything up to `mark` acknowledged."""
 
@@ -118,6 +126,24 @@ class AckState:
                 return Position(position.ledger, entry)
             position = Position(following, 0)
         return position
+
+    def nth_unacked(self, number: int) -> Position | None:
+        """The unacknowledged entry with this number, counted from 1. None: there are fewer. Costs
+        a few steps for each ledger, not for each entry."""
+        ledger, entry = self._chain.next_position(Position(self._ledger, self._entry))
+        while True:
+            bitmap = self._bitmaps.get(ledger)
+            clear = max(self._counts.get(ledger, 0) - entry, 0)
+            if bitmap is not None:
+                clear -= bitmap.count_after(entry - 1)
+            if number <= clear:
+                if bitmap is None:
+                    return Position(ledger, entry + number - 1)
+                return Position(ledger, bitmap.nth_clear(entry - 1, number))
+            following = self._chain.next_ledger(ledger)
+            if following is None:
+                return None
+            ledger, entry, number = following, 0, number - clear
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -198,11 +224,14 @@ class AckState:
         self._partial = {p: left for p, left in self._partial.items() if not self.is_acked(p)}
         self._advance()
 
-    def reset(self, mark: Position) -> None:
-        """Make everything up to `mark` acknowledged, and nothing else."""
-        self._ledger, self._entry = mark
+    def reset(self, start: Start) -> None:
+        """Make everything before `start` acknowledged, and nothing else."""
+        self._ledger, self._entry = start.mark
         self._bitmaps.clear()
         self._partial.clear()
+        if start.remaining:
+            first = self._chain.next_position(start.mark)
+            self.on_ack_batch_index(first, start.remaining)
 
     # ---- mechanics -------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from magnetar.broker.cursor import backlog
 from magnetar.broker.cursor import format as stored
-from magnetar.broker.cursor.acks import ack_set_bits, ack_set_words
+from magnetar.broker.cursor.acks import Start, ack_set_bits, ack_set_words
 from magnetar.broker.cursor.journal import Waiting
+from magnetar.broker.cursor.redeliveries import Redeliveries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ class Cursor:
         self._log = topic_log
         self._state = state
         self._journal = journal  # None: not durable
+        self.redeliveries = Redeliveries(lambda: self._note(None))
         # The changes since the last delta or snapshot for the journal:
         self._known_mark = state.mark_delete
         self._acked: dict[int, array[int]] = {}  # entries by ledger
@@ -89,6 +91,10 @@ class Cursor:
         after the last entry of the log."""
         return self._state.first_unacked(position)
 
+    def nth_unacked(self, number: int) -> Position | None:
+        """The unacknowledged entry with this number, counted from 1. None: there are fewer."""
+        return self._state.nth_unacked(number)
+
     def ranges(self) -> Iterator[AckedRange]:
         """What is acknowledged beyond the mark, in order."""
         return self._state.ranges()
@@ -118,6 +124,9 @@ class Cursor:
             if on_ack(position):
                 count += 1
                 self._note_entry(position)
+        if self.redeliveries:
+            for position in positions:
+                self.redeliveries.pop(position)
         self._note(done)
         return count
 
@@ -127,8 +136,11 @@ class Cursor:
         """Acknowledge the messages of a batch that are not in `ack_set`. Returns whether the whole
         entry is acknowledged now."""
         self._acknowledge_part(position, ack_set)
+        acked = self._state.is_acked(position)
+        if acked:
+            self.redeliveries.pop(position)
         self._note(done)
-        return self._state.is_acked(position)
+        return acked
 
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
@@ -141,6 +153,8 @@ class Cursor:
         else:
             moved = state.on_ack_cumulative(self._log.chain.previous_position(position))
             self._acknowledge_part(position, ack_set)
+        if self.redeliveries:
+            self.redeliveries.pop_through(state.mark_delete)
         self._note(done)
         return moved
 
@@ -150,19 +164,21 @@ class Cursor:
             self._note_part(position)
             self._note(None)
 
-    async def reset(self, start: Position) -> None:
+    async def reset(self, start: Position, remaining: int = 0) -> None:
         """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
         delivered next. All entries before it become acknowledged, all others unacknowledged.
+        `remaining`: the entry is `start` itself, and of its messages only these bits are
+        unacknowledged; 0: all.
 
         Durable on return. The reset overrides acknowledgements that arrive during it. Raises
         LogFenced, LogUnavailable, SubscriptionNotFound.
         """
-        mark = mark_before(self._log.chain, start)
+        target = Start(mark_before(self._log.chain, start), remaining)
         if self._journal is None:
-            self.restart(mark, 0)
+            self.restart(target, 0)
             return
         moved = Waiting()
-        self._journal.restart(self, mark, moved)
+        self._journal.restart(self, target, moved)
         await moved.wait()
 
     async def flush(self) -> None:
@@ -202,7 +218,8 @@ class Cursor:
     def changed(self) -> bool:
         """Whether there are changes to store."""
         moved = self._state.mark_delete != self._known_mark
-        return moved or bool(self._acked) or bool(self._partly)
+        acked = bool(self._acked) or bool(self._partly)
+        return moved or acked or self.redeliveries.has_unstored
 
     def take_delta(self) -> list[bytes]:
         mark = self._state.mark_delete
@@ -219,16 +236,23 @@ class Cursor:
         ]
         moved = None if mark == self._known_mark else mark
         self._forget_changes()
-        return stored.delta(self.number, mark=moved, acked=acked, batches=batches)
+        return stored.delta(
+            self.number,
+            mark=moved,
+            acked=acked,
+            batches=batches,
+            redeliveries=self.redeliveries.take_unstored(),
+        )
 
     def snapshot(self) -> list[bytes]:
         self._forget_changes()
-        return stored.snapshot(self.number, self._state)
+        return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
-    def restart(self, mark: Position, number: int) -> None:
-        """Make everything up to `mark` acknowledged, and nothing else. This state is stored under
+    def restart(self, start: Start, number: int) -> None:
+        """Make everything before `start` acknowledged, and nothing else. This state is stored under
         `number`."""
-        self._state.reset(mark)
+        self._state.reset(start)
+        self.redeliveries.clear()
         self.number = number
         self._forget_changes()
 

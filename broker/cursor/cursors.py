@@ -160,6 +160,7 @@ class Cursors:
             properties=record.properties,
             journal=self._journal,
         )
+        cursor.redeliveries.restore(replay.redeliveries(number))
         self._cursors[name] = cursor
         self._journal.add(cursor)
 

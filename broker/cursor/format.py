@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from magnetar.broker.cursor.acks import AckState
 
-VERSION: Final = 1
+VERSION: Final = 2
+
+OLDEST_READABLE: Final = 1
+"""Version 1 has no REDELIVERIES. A broker writes only the newest version."""
 
 ENTRY_BYTES_MAX: Final = 1 << 20
 """A run of records is cut into entries of this size. It is well below the limit of a stored entry
@@ -45,6 +48,7 @@ class Kind(IntEnum):
     RANGES = 3
     BITS = 4
     BATCH = 5
+    REDELIVERIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +92,26 @@ class Batch:
     remaining: int  # never 0
 
 
-Record = Marked | Entries | Ranges | Bits | Batch
+@dataclass(frozen=True, slots=True)
+class Redelivered:
+    """These entries were redelivered so often, as far as they are not acknowledged."""
+
+    subscription: int
+    ledger: int
+    counts: Sequence[tuple[int, int]]  # entry and count
+
+
+Record = Marked | Entries | Ranges | Bits | Batch | Redelivered
 
 
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def snapshot(subscription: int, state: AckState) -> list[bytes]:
-    """Records of the whole state of one subscription."""
+def snapshot(
+    subscription: int, state: AckState, redeliveries: Mapping[int, Mapping[int, int]] | None = None
+) -> list[bytes]:
+    """Records of the whole state of one subscription. `redeliveries`: counts by ledger and entry;
+    None: there are none."""
     records = [_record(Kind.MARKED, subscription, _POSITION.pack(*state.mark_delete))]
     for ledger, first, bits in state.bitmap_slices():
         if 8 * run_count(bits) <= len(bits):
@@ -103,7 +119,8 @@ def snapshot(subscription: int, state: AckState) -> list[bytes]:
             records += _number_records(Kind.RANGES, subscription, ledger, ends)
         else:
             records += _bit_records(subscription, ledger, first, bits)
-    return records + [_batch(subscription, *batch) for batch in sorted(state.partial.items())]
+    records += [_batch(subscription, *batch) for batch in sorted(state.partial.items())]
+    return records + _redeliveries(subscription, redeliveries or {})
 
 
 def delta(
@@ -112,9 +129,11 @@ def delta(
     mark: Position | None,
     acked: Mapping[int, array[int]],
     batches: Iterable[tuple[Position, int]],
+    redeliveries: Mapping[int, Mapping[int, int]] | None = None,
 ) -> list[bytes]:
     """Records of changes: the mark (None: it did not move), acknowledged entries by ledger without
-    duplicates, and batches with the bits of their unacknowledged messages."""
+    duplicates, batches with the bits of their unacknowledged messages, and the new redelivery
+    counts by ledger and entry."""
     records = []
     if mark is not None:
         records.append(_record(Kind.MARKED, subscription, _POSITION.pack(*mark)))
@@ -125,7 +144,8 @@ def delta(
             records += _number_records(Kind.RANGES, subscription, ledger, ends)
         else:
             records += _number_records(Kind.ENTRIES, subscription, ledger, entries)
-    return records + [_batch(subscription, *batch) for batch in batches]
+    records += [_batch(subscription, *batch) for batch in batches]
+    return records + _redeliveries(subscription, redeliveries or {})
 
 
 def entries_of(records: Iterable[bytes]) -> list[list[bytes]]:
@@ -185,6 +205,14 @@ def _batch(subscription: int, position: Position, remaining: int) -> bytes:
     return _record(Kind.BATCH, subscription, _BATCH.pack(*position) + bits)
 
 
+def _redeliveries(subscription: int, counts: Mapping[int, Mapping[int, int]]) -> list[bytes]:
+    records: list[bytes] = []
+    for ledger, of_ledger in counts.items():
+        pairs = _numbers(number for pair in of_ledger.items() for number in pair)
+        records += _number_records(Kind.REDELIVERIES, subscription, ledger, pairs)
+    return records
+
+
 # ---- reading -------------------------------------------------------------------------------------
 
 
@@ -193,8 +221,9 @@ def read_header(entry: bytes | memoryview) -> int:
     if len(entry) < _HEADER.size:
         raise InvalidCursorRecord(f"{len(entry)} bytes are no entry")
     version, replay_from = _HEADER.unpack_from(entry)
-    if version != VERSION:
-        raise InvalidCursorRecord(f"format version {version} is not known")
+    if not OLDEST_READABLE <= version <= VERSION:
+        readable = f"this broker reads versions {OLDEST_READABLE} to {VERSION}"
+        raise InvalidCursorRecord(f"format version {version} is not known; {readable}")
     assert isinstance(replay_from, int)
     return replay_from
 
@@ -242,6 +271,10 @@ def _read_record(kind: int, subscription: int, body: bytes) -> Record:
             if remaining == 0:
                 raise ValueError("an empty ack set")
             return Batch(subscription, Position(ledger, entry), remaining)
+        case Kind.REDELIVERIES:
+            ledger, numbers = _read_numbers(body)
+            counts = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+            return Redelivered(subscription, ledger, counts)
         case _:
             raise ValueError("not known")
 

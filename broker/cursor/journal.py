@@ -3,8 +3,9 @@ subscriptions.
 
 Theory of operation. A cursor changes in memory at once and *notes* the change in the journal. One
 task writes the noted changes as one entry of deltas; without changes there is no task. A note with
-a receipt is written at once; other notes wait up to `gather_s` for more. One write is in flight at a time. When it is
-confirmed, every change noted before it is durable, and the journal calls the receipts.
+a receipt is written at once; other notes wait up to `gather_s` for more. One write is in flight at
+a time. When it is confirmed, every change noted before it is durable, and the journal calls the
+receipts.
 
 Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
 that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
@@ -46,10 +47,10 @@ from magnetar.runtime.on_demand import OnDemandTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from magnetar.broker.cursor.acks import Start
     from magnetar.broker.cursor.ledger import Journaled
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.log import Log
-    from magnetar.broker.log.position import Position
     from magnetar.metadata.model import TopicRecord
     from magnetar.runtime.on_demand import Spawn
 
@@ -103,7 +104,7 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class _Restart:
     cursor: Journaled
-    mark: Position
+    start: Start
     receipt: Waiting
 
 
@@ -154,14 +155,14 @@ class CursorJournal:
         self.newest_number += 1
         return self.newest_number
 
-    def restart(self, cursor: Journaled, mark: Position, receipt: Waiting) -> None:
-        """Reset a cursor to `mark`. The receipt is called with None when that is durable, or with
+    def restart(self, cursor: Journaled, start: Start, receipt: Waiting) -> None:
+        """Reset a cursor to `start`. The receipt is called with None when that is durable, or with
         LogFenced, LogClosed, SubscriptionNotFound. The journal drops a reset that is abandoned
         before its turn, and completes a reset that it has started."""
         if self._ended is not None:
             receipt(self._ended)
             return
-        self._restarts.append(_Restart(cursor, mark, receipt))
+        self._restarts.append(_Restart(cursor, start, receipt))
         self._wake()
 
     def note(self, cursor: Journaled, receipt: Receipt | None) -> None:
@@ -318,9 +319,10 @@ class CursorJournal:
         be cancelled half-way."""
         if restart.receipt.abandoned:
             return
-        cursor, mark = restart.cursor, restart.mark
+        cursor, start = restart.cursor, restart.start
         number = self.next_number()
-        state = AckState(self._log.chain, mark)
+        state = AckState(self._log.chain, start.mark)
+        state.reset(start)
         inline = stored.inline(stored.snapshot(number, state))
 
         def move(record: TopicRecord) -> TopicRecord:
@@ -335,7 +337,7 @@ class CursorJournal:
             return
         if cursor.number in self._live:
             self.drop(cursor.number)
-            cursor.restart(mark, number)
+            cursor.restart(start, number)
             self.add(cursor)
         restart.receipt(None)
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from magnetar.bookie.ledger.errors import LedgerError
+    from magnetar.broker.cursor.acks import Start
     from magnetar.broker.log.ledgers import Appender
-    from magnetar.broker.log.position import Position
 
 
 class Journaled(Protocol):
@@ -35,8 +35,8 @@ class Journaled(Protocol):
     def snapshot(self) -> list[bytes]:
         """Records of the whole state, changes included."""
 
-    def restart(self, mark: Position, number: int) -> None:
-        """Make everything up to `mark` acknowledged, and nothing else, under a new number."""
+    def restart(self, start: Start, number: int) -> None:
+        """Make everything before `start` acknowledged, and nothing else, under a new number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class CursorReplay:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._states: dict[int, AckState] = {}
+        self._redeliveries: dict[int, dict[Position, int]] = {}
 
     @property
     def newest_number(self) -> int:
@@ -38,6 +39,15 @@ class CursorReplay:
     def state(self, number: int) -> AckState:
         """The state of a subscription whose inline snapshot was replayed."""
         return self._states[number]
+
+    def redeliveries(self, number: int) -> dict[Position, int]:
+        """The redelivery counts of its unacknowledged entries."""
+        state = self._states[number]
+        return {
+            position: count
+            for position, count in self._redeliveries.get(number, {}).items()
+            if self._chain.is_entry(position) and not state.is_acked(position)
+        }
 
     def _on_record(self, record: records.Record) -> None:
         state = self._states.get(record.subscription)
@@ -58,6 +68,11 @@ class CursorReplay:
                 state.on_acked_bits(record.ledger, record.first, record.bits)
             case records.Batch():
                 state.on_ack_batch_index(record.position, record.remaining)
+            case records.Redelivered():
+                counts = self._redeliveries.setdefault(record.subscription, {})
+                for entry, count in record.counts:
+                    position = Position(record.ledger, entry)
+                    counts[position] = max(count, counts.get(position, 0))
             case _:
                 assert_never(record)
 

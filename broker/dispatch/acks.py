@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
 
@@ -33,6 +35,21 @@ class Acks(Protocol):
     def first_unacked(self, position: Position) -> Position:
         """The first unacknowledged entry at or after `position`. If there is none: the position
         after the last entry of the log."""
+
+
+class Redeliveries(Protocol):
+    """The redelivery counts of the unacknowledged entries of the subscription. The cursor keeps
+    them, stores them, and removes the count of an entry when it is acknowledged."""
+
+    def __bool__(self) -> bool: ...
+
+    def __iter__(self) -> Iterator[Position]: ...
+
+    def get(self, position: Position) -> int:
+        """0: the entry was not redelivered."""
+
+    def count_again(self, ledger: int, entries: Iterable[int]) -> None:
+        """These entries will be redelivered once more."""
 
 
 def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:

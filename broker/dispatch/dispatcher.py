@@ -28,7 +28,7 @@ from magnetar.broker.log.position import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magnetar.broker.dispatch.acks import Acks
+    from magnetar.broker.dispatch.acks import Acks, Redeliveries
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
@@ -106,6 +106,7 @@ class Environment:
     acks: Acks
     confirmed: Callable[[], Position]  # the position of the last entry of the log
     limits: Limits
+    redeliveries: Redeliveries
 
 
 class Dispatcher(Protocol):
@@ -144,9 +145,10 @@ class Dispatcher(Protocol):
         recorded it."""
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
-        """A cumulative acknowledgement: every entry before `position` is acknowledged, and all or
-        some messages of the entry at `position`. The cursor has recorded it. Called only if
-        `cumulative_acks`."""
+        """Every entry before `position` is acknowledged, and all or some messages of the entry at
+        `position`. The cursor has recorded it. The cause is a cumulative acknowledgement, which
+        comes only if `cumulative_acks`, or a skip by the broker, which comes to any dispatcher and
+        acknowledges all messages at `position`."""
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
         """The answer to the outstanding `Read`. []: there was no entry to read."""

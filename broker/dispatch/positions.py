@@ -56,6 +56,12 @@ class PositionMap:
             entries = self._ledgers[ledger] = {}
         return entries
 
+    def count_again(self, ledger: int, entries: Iterable[int]) -> None:
+        """Add one to the number of each of these entries."""
+        numbers = self.of_ledger(ledger)
+        for entry in entries:
+            numbers[entry] = numbers.get(entry, 0) + 1
+
     def pop(self, position: Position) -> int:
         """Remove the position. Returns its number, 0 if it is absent."""
         entries = self._ledgers.get(position[0])
@@ -65,6 +71,22 @@ class PositionMap:
         if not entries:
             del self._ledgers[position[0]]
         return number
+
+    def pop_through(self, position: Position) -> int:
+        """Remove every position up to this one. Returns the sum of their numbers. Costs
+        O(positions)."""
+        removed = 0
+        for ledger in [ledger for ledger in self._ledgers if ledger <= position[0]]:
+            entries = self._ledgers[ledger]
+            if ledger < position[0]:
+                gone = list(entries)
+            else:
+                gone = [entry for entry in entries if entry <= position[1]]
+            for entry in gone:
+                removed += entries.pop(entry)
+            if not entries:
+                del self._ledgers[ledger]
+        return removed
 
     def drain(self) -> dict[int, dict[int, int]]:
         """Remove everything. Returns the numbers by ledger and entry."""

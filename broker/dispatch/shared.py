@@ -13,7 +13,8 @@ at once. From the other places it is left out when its turn comes. When the last
 every entry stays where it is found again (held entries go to replay), so redelivery counts survive
 a reconnect.
 
-The dispatcher keeps redelivery counts of entries that were delivered before and are unacknowledged.
+The dispatcher counts a redelivery when a consumer loses or returns an entry. The cursor keeps the
+counts.
 
 Invariants (see `check`):
     1. An entry is in at most one of the four places, and pending at most one consumer.
@@ -30,11 +31,11 @@ from typing import TYPE_CHECKING, Final
 from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.explain import Reason, Why
-from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
+from magnetar.broker.dispatch.positions import ReplaySet
 from magnetar.broker.dispatch.rotation import Rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from magnetar.broker.dispatch.dispatcher import Action, Environment
     from magnetar.broker.dispatch.permits import Consumer
@@ -56,7 +57,7 @@ class Shared:
         self._held: list[StoredEntry] = []
         self._replay = ReplaySet()
         self._reading: Read | Replay | None = None  # None: no read is outstanding
-        self._redeliveries = PositionMap()  # how often a consumer lost or returned the entry
+        self._redeliveries = environment.redeliveries
         self._full = False  # True from the subscription's limit of unacked messages to half of it
 
     @property
@@ -72,7 +73,7 @@ class Shared:
         self._consumers.remove(consumer)
         consumer.on_unacked(-consumer.unacked)
         for ledger, entries in consumer.pending.drain().items():
-            self._count_redeliveries(ledger, entries)
+            self._redeliveries.count_again(ledger, entries)
             self._replay.add_all(ledger, entries)
         self._release()
         return self.advance(now)
@@ -90,7 +91,7 @@ class Shared:
             messages = consumer.pending.pop(position)
             if messages:
                 consumer.on_unacked(-messages)
-                self._count_redeliveries(position.ledger, (position.entry,))
+                self._redeliveries.count_again(position.ledger, (position.entry,))
                 self._replay.add(position)
         return self.advance(now)
 
@@ -104,8 +105,6 @@ class Shared:
                 done += messages
             else:
                 self._acked_elsewhere(position)
-            if self._redeliveries:
-                self._redeliveries.pop(position)
         consumer.on_unacked(-done)
         return self.advance(now)
 
@@ -122,7 +121,9 @@ class Shared:
         return self.advance(now)
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
-        raise AssertionError("a Shared subscription accepts no cumulative acknowledgement")
+        for consumer in self._consumers:
+            consumer.on_unacked(-consumer.pending.pop_through(position))
+        return self.advance(now)
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
         reading, self._reading = self._reading, None
@@ -210,7 +211,6 @@ class Shared:
         if isinstance(self._reading, Read):
             assert self._reading.first == self.read_position
         for position in self._redeliveries:
-            assert position < self.read_position
             assert not self._acks.is_acked(position)
 
     # ---- delivering ------------------------------------------------------------------------------
@@ -270,11 +270,6 @@ class Shared:
         count = self._redeliveries.get(position)
         if count or ack_set:
             delivery.details[len(delivery.entries)] = EntryDetail(count, ack_set)
-
-    def _count_redeliveries(self, ledger: int, entries: Iterable[int]) -> None:
-        counts = self._redeliveries.of_ledger(ledger)
-        for entry in entries:
-            counts[entry] = counts.get(entry, 0) + 1
 
     def _release(self) -> None:
         """Without a consumer hold no entry: it would stay in memory."""

@@ -14,6 +14,7 @@ from magnetar.protos.names import Domain, NamespaceName, TopicName
 SUBSCRIPTION_NAME_BYTES_MAX: Final = 1024
 """As of a topic's name. It is a part of paths, of labels and of the topic's record."""
 
+INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from magnetar.broker.operations.arguments import INT64_MAX
+from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
 
 
 class _Statistics(BaseModel):
@@ -51,6 +51,9 @@ class ConsumerStats(_Statistics):
 class SubscriptionStats(_Statistics):
     """A subscription."""
 
+    msg_rate_expired: float = Field(description="entries per second")
+    total_msg_expired: int = Field(description="entries that the broker expired")
+    last_expire_timestamp: int = Field(description="milliseconds since 1970-01-01; 0: never")
     type: str = Field(description="None while no consumer is connected")
     is_durable: bool
     msg_backlog: int = Field(description="entries that are not acknowledged")
@@ -85,6 +88,9 @@ class TopicStats(_Statistics):
     topic_epoch: str | None = Field(description="of exclusive producers; null: there was none")
     publishers: list[PublisherStats]
     subscriptions: dict[str, SubscriptionStats]
+    hidden_subscriptions: dict[str, SubscriptionStats] = Field(
+        description="not durable, and named as a durable subscription"
+    )
     managed_ledger: dict[str, Any]
 
 
@@ -125,12 +131,15 @@ class InternalStats(_Statistics):
 
 
 class MessagePosition(BaseModel):
-    """A message id, as Pulsar's tools send it. Of a batch the whole entry counts."""
+    """A message id, as Pulsar's tools send it."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
     ledger_id: int = Field(ge=-1, le=INT64_MAX)
     entry_id: int = Field(ge=-1, le=INT64_MAX)
+    batch_index: int = Field(
+        default=-1, ge=-1, le=INT32_MAX, description="of a message in a batch; -1: the whole entry"
+    )
     is_excluded: bool = Field(default=False, description="begin behind this message")
 
 

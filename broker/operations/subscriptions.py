@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 PEEK_POSITION_MAX: Final = 10_000
 """How far into a backlog an administrator can look: 1.2 us a position, so 12 ms at most."""
 
+AGE_S_MAX: Final = 1 << 40
+"""Of messages to expire: 34,000 years, far from the limits of 64-bit milliseconds."""
+
 PEEK_BYTES_MAX: Final = 16 << 20
 """Of an entry without its compression. A larger one is listed without its payload."""
 
@@ -69,15 +72,59 @@ async def reset_to_time(
 
 
 async def reset_to_message(
-    broker: Broker, name: TopicName, subscription: str, start: Position, *, excluded: bool = False
+    broker: Broker,
+    name: TopicName,
+    subscription: str,
+    start: Position,
+    *,
+    batch_index: int = -1,
+    excluded: bool = False,
 ) -> None:
-    """The same from the message at `start`, or from the one behind it if `excluded`. Raises
-    PositionNotFound, too."""
+    """The same from the message at `start`, or from the one behind it if `excluded`. With a
+    `batch_index` the message is one of the batch at `start`. Raises PositionNotFound, too."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, start)
+    if batch_index >= 0:
+        await found.seek(start, batch_index=batch_index + excluded)
+        return
     target = topic.log.chain.next_position(start) if excluded and start != LATEST else start
     await found.seek(target)
+
+
+async def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> int:
+    """Acknowledge the first `count` unacknowledged entries for all consumers. Returns how many
+    there were. Raises SubscriptionNotFound, SubscriptionFenced, LogError."""
+    topic = await open_topic(broker, name)
+    return await _found(topic, subscription).skip(count)
+
+
+async def skip_all(broker: Broker, name: TopicName, subscription: str) -> int:
+    """Acknowledge the whole backlog, as `skip` does."""
+    topic = await open_topic(broker, name)
+    return await _found(topic, subscription).skip_all()
+
+
+async def expire(
+    broker: Broker, name: TopicName, subscription: str | None, older_than_s: int
+) -> dict[str, int]:
+    """Acknowledge what was appended longer ago than that, as `skip` does, in one subscription or in
+    all (None). Returns the number of entries by subscription. Raises ReadFailed, too."""
+    topic = await open_topic(broker, name)
+    found = topic.all_subscriptions if subscription is None else [_found(topic, subscription)]
+    return {each.name: await topic.expire(each, older_than_s=older_than_s) for each in found}
+
+
+async def expire_through(
+    broker: Broker, name: TopicName, subscription: str, last: Position, *, excluded: bool = False
+) -> int:
+    """Acknowledge every entry up to `last`, without it if `excluded`, as `skip` does. Raises
+    PositionNotFound, too."""
+    topic = await open_topic(broker, name)
+    found = _found(topic, subscription)
+    _require_reached(topic, last)
+    through = topic.log.chain.previous_position(last) if excluded else last
+    return await topic.expire_through(found, through)
 
 
 async def peek(

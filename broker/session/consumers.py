@@ -48,7 +48,10 @@ async def seek(context: Context, body: pb.CommandSeek) -> bytes:
     if body.HasField("message_publish_time"):
         await handle.seek_to_time(body.message_publish_time)
     elif body.HasField("message_id"):
-        await handle.seek(request.position(body.message_id))
+        item = body.message_id
+        await handle.seek(
+            request.position(item), batch_index=item.batch_index, ack_set=tuple(item.ack_set)
+        )
     else:
         raise NotAllowed("seek", "it names neither a message id nor a publish time")
     return reply.success(body.request_id)

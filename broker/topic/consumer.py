@@ -46,6 +46,9 @@ class ConsumerHandle:
         self.request = request
         self.events = events
         self.attached = True
+        self.active: bool | None = (
+            None  # what its client was told; None: the type has no active one
+        )
         self.epoch: int | None = None  # of its last redelivery request; None: it sends no epochs
         self.machine = Consumer(
             request.consumer_name,
@@ -117,10 +120,12 @@ class ConsumerHandle:
 
     # ---- requests --------------------------------------------------------------------------------
 
-    async def seek(self, target: Position) -> None:
+    async def seek(
+        self, target: Position, *, batch_index: int = 0, ack_set: Sequence[int] = ()
+    ) -> None:
         """Move the subscription: the entry at or after `target` is delivered next. See
         Subscription.seek."""
-        await self._found().seek(target)
+        await self._found().seek(target, batch_index=batch_index, ack_set=ack_set)
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
         """Move the subscription to the first entry that was published at this time or later."""
@@ -219,7 +224,9 @@ class OwningSubscription(Protocol):
 
     async def flush(self) -> None: ...
 
-    async def seek(self, target: Position) -> None: ...
+    async def seek(
+        self, target: Position, *, batch_index: int = 0, ack_set: Sequence[int] = ()
+    ) -> None: ...
 
     async def seek_to_time(self, publish_time_ms: int) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.log.log import Log
@@ -39,7 +39,12 @@ class Topic(Protocol):
         """Those that are connected, by name."""
 
     @property
-    def subscriptions(self) -> Mapping[str, Subscription]: ...
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name. A name means the durable subscription if there is one."""
+
+    @property
+    def all_subscriptions(self) -> Sequence[Subscription]:
+        """The durable ones and the others, also two of one name."""
 
     @property
     def published(self) -> Meter:
@@ -74,6 +79,13 @@ class Topic(Protocol):
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
         SubscriptionFenced, TopicClosing, LogError."""
+
+    async def expire(self, subscription: Subscription, *, older_than_s: int) -> int:
+        """Skip what was appended longer ago than that. Returns how many entries. Raises
+        SubscriptionFenced, ReadFailed, LogError."""
+
+    async def expire_through(self, subscription: Subscription, position: Position) -> int:
+        """Skip every entry up to this one, as `expire` does."""
 
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""

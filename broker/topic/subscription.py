@@ -6,8 +6,8 @@ actions in the same synchronous step. It passes entries to the sessions, starts 
 at most one read at a time), and keeps one timer for the time that the dispatcher names.
 
 Consumers join with `attach` and leave with `detach`. The subscription has the type of its connected
-consumers. It keeps the dispatcher while no consumer is connected, so a client that reconnects finds
-its redelivery counts. It makes a new dispatcher when the type changes and after a seek.
+consumers. It keeps the dispatcher while no consumer is connected. It makes a new one when the type
+changes and after a seek. The redelivery counts belong to the cursor and outlive the dispatcher.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from magnetar.broker.cursor.acks import ack_set_bits
+from magnetar.broker.cursor.journal import Waiting
 from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
@@ -33,6 +35,7 @@ from magnetar.broker.topic.ack_sets import AckSets
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
 from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.oldest import OldestUnacked
 from magnetar.broker.topic.read_loop import ReadLoop
 
 if TYPE_CHECKING:
@@ -136,6 +139,11 @@ class Subscription:
         self._return_timer: asyncio.TimerHandle | None = None
         self._meter = Meter(self._loop.time())
         self._redelivered = Meter(self._loop.time())
+        self.oldest = OldestUnacked(cursor, topic_log)
+        self.expired = 0  # entries that the broker expired here
+        self.last_expire_ms = 0  # 0: never
+        self._expired = Meter(self._loop.time())
+        self._left_s = self._loop.time()  # when the last consumer left, or the topic was opened
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 
     @property
@@ -158,9 +166,7 @@ class Subscription:
         Raises SubscriptionFenced, NotAllowed, ConsumerBusy, ConsumerRefused, before any change.
         """
         self._require_open()
-        if request.durable != self.cursor.durable:
-            kind = "durable" if self.cursor.durable else "not durable"
-            raise NotAllowed(f"subscription {self.name!r}", f"it exists already and is {kind}")
+        assert request.durable == self.cursor.durable
         dispatcher = self._dispatcher_for(request.type)
         now = self._loop.time()
         handle = ConsumerHandle(
@@ -199,6 +205,7 @@ class Subscription:
         """A consumer leaves."""
         del self.consumers[handle.machine]
         handle.attached = False
+        self._left_s = self._loop.time()
         if self._dispatcher is not None:
             now = self._loop.time()
             self._carry_out(self._dispatcher.remove_consumer(handle.machine, now), now)
@@ -222,9 +229,11 @@ class Subscription:
 
     def on_flow(self, handle: ConsumerHandle, permits: int) -> None:
         """See ConsumerHandle.flow."""
-        if self._dispatcher is not None:  # None: the subscription is being deleted
-            now = self._loop.time()
-            self._carry_out(self._dispatcher.on_flow(handle.machine, permits, now), now)
+        if self._dispatcher is None:  # a seek moves the subscription, or it is being deleted
+            handle.machine.permits += permits
+            return
+        now = self._loop.time()
+        self._carry_out(self._dispatcher.on_flow(handle.machine, permits, now), now)
 
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
         """See ConsumerHandle.redeliver."""
@@ -287,15 +296,24 @@ class Subscription:
 
     # ---- moving and deleting ---------------------------------------------------------------------
 
-    async def seek(self, target: Position) -> None:
-        """Move the cursor: the entry at or after `target` is delivered next.
+    async def seek(
+        self, target: Position, *, batch_index: int = 0, ack_set: Sequence[int] = ()
+    ) -> None:
+        """Move the cursor: the entry at or after `target` is delivered next. If it is a batch at
+        `target`, its first `batch_index` messages are not delivered, or with `ack_set` only those
+        of the set.
 
-        The subscription closes all consumers first, so no entry from before the seek reaches them
-        after it. Their clients reconnect. Raises SubscriptionFenced, LogError.
+        The subscription first closes the consumers that may have entries: of a single-active type
+        the active one, else all. So no entry from before the seek reaches them after it. Their
+        clients reconnect. Raises SubscriptionFenced, LogError; ReadFailed with
+        `batch_index` or `ack_set`.
         """
         self._begin_seek()
         try:
-            await self.cursor.reset(target)
+            remaining = 0
+            if batch_index > 0 or ack_set:
+                target, remaining = await self._in_batch(target, batch_index, ack_set)
+            await self.cursor.reset(target, remaining)
         finally:
             self._end_seek()
 
@@ -309,6 +327,47 @@ class Subscription:
             )
         finally:
             self._end_seek()
+
+    async def skip(self, count: int) -> int:
+        """Acknowledge the first `count` unacknowledged entries. Durable on return. Returns how many
+        there were. Raises SubscriptionFenced, LogError."""
+        assert count > 0, count
+        return await self.skip_through(self.cursor.nth_unacked(count) or self._log.confirmed)
+
+    async def skip_all(self) -> int:
+        """Acknowledge every entry of the log, as `skip` does."""
+        return await self.skip_through(self._log.confirmed)
+
+    async def expire_before(self, cutoff_ms: int, *, now_ms: int) -> int:
+        """Acknowledge what was appended before `cutoff_ms`, as `skip` does. Does nothing if the
+        first unacknowledged entry is younger. Raises ReadFailed, too."""
+        self._require_open()
+        through = await self.oldest.last_before(cutoff_ms)
+        return 0 if through is None else await self.expire_through(through, now_ms=now_ms)
+
+    async def expire_through(self, position: Position, *, now_ms: int) -> int:
+        """Acknowledge every entry up to this one, as `skip` does, and count them as expired."""
+        expired = await self.skip_through(position)
+        if expired:
+            self.expired += expired
+            self.last_expire_ms = now_ms
+            self._expired.count(expired, 0, self._loop.time())
+        return expired
+
+    async def skip_through(self, position: Position) -> int:
+        """Acknowledge every entry up to this one, for all consumers, as `skip` does."""
+        self._require_open()
+        through = min(position, self._log.confirmed)
+        before = self.cursor.backlog_entries
+        written = Waiting()
+        self.cursor.acknowledge_cumulative(through, done=written)
+        self._note_acked(through)
+        skipped = before - self.cursor.backlog_entries
+        if self._dispatcher is not None:
+            now = self._loop.time()
+            self._carry_out(self._dispatcher.on_acked_through(through, now), now)
+        await written.wait()
+        return skipped
 
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
         """Delete the subscription and its cursor. `handle` is the consumer that asks for it.
@@ -370,13 +429,11 @@ class Subscription:
     async def peek(self, number: int) -> StoredEntry | None:
         """The unacknowledged entry with this number, counted from 1; None: there are fewer.
 
-        Takes `number` steps without waiting: the caller bounds it. Raises ReadFailed.
+        Raises ReadFailed.
         """
-        chain, position = self._log.chain, self.cursor.mark_delete
-        for _ in range(number):
-            position = self.cursor.first_unacked(chain.next_position(position))
-            if position > self._log.confirmed:
-                return None
+        position = self.cursor.nth_unacked(number)
+        if position is None:
+            return None
         entries = await self._log.read(position, entries_max=1, bytes_max=1)
         return entries[0] if entries else None
 
@@ -394,6 +451,11 @@ class Subscription:
     def redelivered(self) -> Meter:
         """The messages of `delivered` that were delivered before."""
         return self._redelivered
+
+    @property
+    def idle_s(self) -> float:
+        """How long it has had no consumer on this broker. 0: it has one."""
+        return 0.0 if self.consumers else self._loop.time() - self._left_s
 
     @property
     def unacked(self) -> int:
@@ -425,6 +487,9 @@ class Subscription:
         return {
             **self._meter.describe("Out", now),
             "msgRateRedeliver": self._redelivered.rates(now).messages,
+            "msgRateExpired": self._expired.rates(now).messages,
+            "totalMsgExpired": self.expired,
+            "lastExpireTimestamp": self.last_expire_ms,
             "type": "None" if self.type is None else self.type.title,
             "isDurable": self.cursor.durable,
             "msgBacklog": backlog.entries,
@@ -446,8 +511,15 @@ class Subscription:
             raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
         if self._dispatcher is not None and kind is self._type:
             return self._dispatcher
-        return self._dispatchers[kind](
-            Environment(self.name, self._acks, lambda: self._log.confirmed, self._limits)
+        return self._dispatchers[kind](self._environment())
+
+    def _environment(self) -> Environment:
+        return Environment(
+            self.name,
+            self._acks,
+            lambda: self._log.confirmed,
+            self._limits,
+            self.cursor.redeliveries,
         )
 
     def _carry_out(self, actions: list[Action], now: float) -> None:
@@ -458,7 +530,9 @@ class Subscription:
                 case Read() | Replay():
                     self._read_loop.want(action)
                 case Activate():
-                    self.consumers[action.consumer].events.active_changed(action.active)
+                    handle = self.consumers[action.consumer]
+                    handle.active = action.active
+                    handle.events.active_changed(action.active)
                 case _:
                     assert_never(action)
         self._set_timer()
@@ -530,21 +604,53 @@ class Subscription:
         if position.ledger < 0:
             raise InvalidAck(self.name, position)
 
+    async def _in_batch(
+        self, target: Position, batch_index: int, ack_set: Sequence[int]
+    ) -> tuple[Position, int]:
+        """Where a seek into a batch begins: the entry, and the bits of its messages that are
+        delivered (0: all). Raises ReadFailed."""
+        if not self._log.chain.is_entry(target):
+            return target, 0
+        entries = await self._log.read(target, entries_max=1, bytes_max=1)
+        if not entries or entries[0].position != target or not entries[0].view.is_batch:
+            return target, 0
+        every = (1 << entries[0].messages) - 1
+        if ack_set:
+            left = every & ack_set_bits(ack_set[: (entries[0].messages + 63) >> 6])
+        else:
+            left = every >> batch_index << batch_index if batch_index < entries[0].messages else 0
+        if left == 0:
+            return self._log.chain.next_position(target), 0
+        return target, left if left != every else 0
+
     def _begin_seek(self) -> None:
-        """Close all consumers: the seek would drop acknowledgements that arrive during it."""
+        """Close the consumers that have entries: the seek would drop acknowledgements that arrive
+        during it. The standby consumers of a single-active type stay."""
         self._require_open()
         self.state = SubscriptionState.SEEKING
         self._drop_dispatcher()
-        self.evict_all(CloseReason.SEEK)
+        for handle in list(self.consumers.values()):
+            if handle.active is not False:
+                handle.evict(CloseReason.SEEK)
 
     def _end_seek(self) -> None:
         if self.state is not SubscriptionState.SEEKING:
             return  # the subscription was closed during the seek
         self.state = SubscriptionState.OPEN
+        if self.consumers:
+            self._rejoin()
         if not self.cursor.durable and not self.consumers:
             if self._return_timer is not None:
                 self._return_timer.cancel()
             self._return_timer = self._loop.call_later(RETURN_S, self._give_up)
+
+    def _rejoin(self) -> None:
+        """A new dispatcher for the consumers that a seek did not close."""
+        now = self._loop.time()
+        dispatcher = self._dispatcher = self._dispatchers[self._type](self._environment())
+        for handle in list(self.consumers.values()):
+            self._carry_out(dispatcher.add_consumer(handle.machine, now), now)
+        self.advance()
 
     def _give_up(self) -> None:
         if not self.consumers and self.state is SubscriptionState.OPEN:

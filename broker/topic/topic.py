@@ -90,6 +90,9 @@ BROUGHT_EPOCH_MAX: Final = 1 << 62
 that was restored. Larger ones are refused: epochs have 64 bits, and the next producer needs one
 more."""
 
+_Key = tuple[str, bool]
+"""Of a subscription: its name, and whether it is durable. Both may exist beside each other."""
+
 _log = get_logger(__name__)
 
 
@@ -194,7 +197,7 @@ class PersistentTopic:
         self.policies = policies
         self.state = TopicState.OPEN
         self.producers: dict[str, ProducerHandle] = {}
-        self.subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[_Key, Subscription] = {}
         self._clock = clock
         self._names = names
         self._tasks = tasks
@@ -397,10 +400,37 @@ class PersistentTopic:
         self.producers.clear()
         for handle in handles:
             handle.evict(producers)
-        for subscription in self.subscriptions.values():
+        for subscription in self.all_subscriptions:
             subscription.close(consumers)
 
     # ---- subscriptions ---------------------------------------------------------------------------
+
+    @property
+    def all_subscriptions(self) -> list[Subscription]:
+        """The durable ones and the others."""
+        return list(self._subscriptions.values())
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name. A name means the durable subscription if there is one."""
+        found: dict[str, Subscription] = {}
+        for (name, durable), subscription in self._subscriptions.items():
+            if durable or name not in found:
+                found[name] = subscription
+        return found
+
+    @property
+    def hidden_subscriptions(self) -> Mapping[str, Subscription]:
+        """The non-durable subscriptions whose names mean a durable one."""
+        return {
+            name: subscription
+            for (name, durable), subscription in self._subscriptions.items()
+            if not durable and (name, True) in self._subscriptions
+        }
+
+    def _named(self, name: str) -> Subscription | None:
+        """The durable subscription of this name, else the other one. None: there is neither."""
+        return self._subscriptions.get((name, True)) or self._subscriptions.get((name, False))
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
         """Let a consumer in, making the subscription if there is none of that name.
@@ -410,7 +440,7 @@ class PersistentTopic:
         _require_supported(request)
         while True:
             self._require_open()
-            subscription = self.subscriptions.get(request.subscription)
+            subscription = self._subscriptions.get((request.subscription, request.durable))
             if subscription is None:
                 await self._create_subscription(request)
                 continue
@@ -425,27 +455,37 @@ class PersistentTopic:
         """A durable subscription of this name, beginning with the entry at or after `start` if it
         is new. Durable on return. Raises TopicClosing, LogError."""
         self._require_open()
-        if name not in self.subscriptions:
+        if (name, True) not in self._subscriptions:
             await self.cursors.ensure(name, start, properties or {})
             self._require_open()
-            if name not in self.subscriptions:
+            if (name, True) not in self._subscriptions:
                 self._add_durable(name)
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
         SubscriptionFenced, TopicClosing, LogError."""
         self._require_open()
-        subscription = self.subscriptions.get(name)
+        subscription = self._named(name)
         if subscription is None:
             raise SubscriptionNotFound(name)
         await subscription.unsubscribe(None, force=force)
+
+    async def expire(self, subscription: Subscription, *, older_than_s: int) -> int:
+        """Skip what was appended longer ago than that. Returns how many entries. Raises
+        SubscriptionFenced, ReadFailed, LogError."""
+        now_ms = self._clock.now_ms()
+        return await subscription.expire_before(now_ms - older_than_s * 1_000, now_ms=now_ms)
+
+    async def expire_through(self, subscription: Subscription, position: Position) -> int:
+        """Skip every entry up to this one, as `expire` does."""
+        return await subscription.expire_through(position, now_ms=self._clock.now_ms())
 
     async def _create_subscription(self, request: SubscribeRequest) -> None:
         name = request.subscription
         start = await self._start_of(request)
         if request.durable:
             await self.ensure_subscription(name, start, request.subscription_properties)
-        elif name not in self.subscriptions:
+        elif (name, False) not in self._subscriptions:
             self._require_open()
             self._add_subscription(self.cursors.open_non_durable(name, start))
 
@@ -466,7 +506,7 @@ class PersistentTopic:
         self._add_subscription(cursor)
 
     def _add_subscription(self, cursor: Cursor) -> None:
-        self.subscriptions[cursor.name] = Subscription(
+        self._subscriptions[cursor.name, cursor.durable] = Subscription(
             str(self.name),
             cursor,
             self.cursors,
@@ -478,8 +518,9 @@ class PersistentTopic:
 
     def _forget_subscription(self, subscription: Subscription) -> None:
         subscription.close(CloseReason.UNSUBSCRIBED)
-        if self.subscriptions.get(subscription.name) is subscription:
-            del self.subscriptions[subscription.name]
+        key = subscription.name, subscription.cursor.durable
+        if self._subscriptions.get(key) is subscription:
+            del self._subscriptions[key]
             self._removed_messages += subscription.delivered.messages
             self._removed_bytes += subscription.delivered.bytes
 
@@ -494,7 +535,7 @@ class PersistentTopic:
     def delivered_total(self) -> tuple[int, int]:
         """Messages and bytes delivered since the topic was opened here, also by subscriptions that
         were deleted since: a counter that never goes down."""
-        meters = [subscription.delivered for subscription in self.subscriptions.values()]
+        meters = [subscription.delivered for subscription in self._subscriptions.values()]
         return (
             self._removed_messages + sum(meter.messages for meter in meters),
             self._removed_bytes + sum(meter.bytes for meter in meters),
@@ -502,7 +543,7 @@ class PersistentTopic:
 
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
-        subscription = self.subscriptions.get(name)
+        subscription = self._named(name)
         if subscription is None:
             raise SubscriptionNotFound(name)
         return subscription.explain()
@@ -511,15 +552,19 @@ class PersistentTopic:
         """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
         now = asyncio.get_running_loop().time()
         subscriptions = {
-            name: await subscription.describe()
-            for name, subscription in list(self.subscriptions.items())
+            name: await subscription.describe() for name, subscription in self.subscriptions.items()
         }
+        hidden = {
+            name: await subscription.describe()
+            for name, subscription in self.hidden_subscriptions.items()
+        }
+        both = [*subscriptions.values(), *hidden.values()]
         meter = self._in
         messages_out, bytes_out = self.delivered_total
         return {
             **meter.describe("In", now),
-            "msgRateOut": sum(each["msgRateOut"] for each in subscriptions.values()),
-            "msgThroughputOut": sum(each["msgThroughputOut"] for each in subscriptions.values()),
+            "msgRateOut": sum(each["msgRateOut"] for each in both),
+            "msgThroughputOut": sum(each["msgThroughputOut"] for each in both),
             "msgOutCounter": messages_out,
             "bytesOutCounter": bytes_out,
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
@@ -528,6 +573,7 @@ class PersistentTopic:
             "topicEpoch": self.log.properties.get(EPOCH_PROPERTY),
             "publishers": [handle.describe(now) for handle in self.producers.values()],
             "subscriptions": subscriptions,
+            "hiddenSubscriptions": hidden,
             "managedLedger": self.log.describe(),
         }
 

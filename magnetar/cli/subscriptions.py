@@ -1,4 +1,4 @@
-"""`magnetar subscriptions`: list, delete and move the subscriptions of a topic."""
+"""`magnetar subscriptions`: list, create, delete, move and shorten the subscriptions of a topic."""
 
 from __future__ import annotations
 
@@ -26,18 +26,23 @@ LATEST: Final = {"ledgerId": INT64_MAX, "entryId": INT64_MAX}
 
 Subscription = Annotated[str, typer.Argument(help="its name")]
 
-_MESSAGE_ID = re.compile(r"(\d{1,19}):(\d{1,19})(:\d{1,9})?")
+_MESSAGE_ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?")
 _AGO = re.compile(r"(\d{1,9})([smhdw])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def add_to(app: typer.Typer) -> None:
     subscriptions = App(
-        help="List, delete and move the subscriptions of a topic.", no_args_is_help=True
+        help="List, create, delete, move and shorten the subscriptions of a topic.",
+        no_args_is_help=True,
     )
     subscriptions.callback()(lambda: None)
     subscriptions.command("list")(list_subscriptions)
+    subscriptions.command("create")(create)
     subscriptions.command("delete")(delete)
+    subscriptions.command("skip")(skip)
+    subscriptions.command("clear-backlog")(clear_backlog)
+    subscriptions.command("expire")(expire)
     subscriptions.command("reset")(reset)
     app.add_typer(subscriptions, name="subscriptions")
 
@@ -54,6 +59,26 @@ def list_subscriptions(
             typer.echo(name)
         if not found:
             typer.echo(f"no subscriptions of {topic}", err=True)
+
+
+def create(
+    topic: Topic,
+    subscription: Subscription,
+    start: Annotated[
+        str,
+        typer.Option("--message-id", "-m", help="earliest, latest, or a message id (3:15)"),
+    ] = "latest",
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Create a subscription, and the topic if it does not exist."""
+    target = parse_message_id(start)
+    if target is None:
+        raise typer.BadParameter(
+            f"{start!r} is not earliest, latest or a message id such as 3:15",
+            param_hint="--message-id",
+        )
+    command(admin_url, "PUT", _path(topic, subscription), target)
+    typer.echo(f"created {subscription} of {topic} at {start}")
 
 
 def delete(
@@ -75,16 +100,16 @@ def reset(
         str,
         typer.Option(
             "--to",
-            help="earliest, latest, a message id (3:15), how long ago (10m, 2h, 1d), or a time"
-            " (2026-01-31T10:00:00Z)",
+            help="earliest, latest, a message id (3:15, 3:15:2), how long ago (10m, 2h, 1d), or a"
+            " time (2026-01-31T10:00:00Z)",
         ),
     ],
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """Move a subscription: its next message is the one at this position.
 
-    The broker disconnects its consumers; they reconnect without help. In a batch, delivery starts
-    with the first message of the batch.
+    The broker disconnects its consumers; they reconnect without help. A message id with a third
+    number (3:15:2) is a message of a batch.
     """
     target = parse_target(to, now=datetime.now(UTC))
     path = f"{_path(topic, subscription)}/resetcursor"
@@ -95,15 +120,86 @@ def reset(
     typer.echo(f"moved {subscription} of {topic} to {to}")
 
 
+def skip(
+    topic: Topic,
+    subscription: Subscription,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-n", min=1, max=INT64_MAX, help="entries; a batch is one entry"),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="the whole backlog, as clear-backlog does")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Acknowledge the first entries of the backlog for all consumers."""
+    if everything == (count is not None):
+        raise typer.BadParameter("give either --count or --all", param_hint="--count")
+    if everything:
+        clear_backlog(topic, subscription, admin_url)
+        return
+    command(admin_url, "POST", f"{_path(topic, subscription)}/skip/{count}")
+    typer.echo(f"skipped up to {count} entries of {subscription} of {topic}")
+
+
+def clear_backlog(
+    topic: Topic, subscription: Subscription, admin_url: AdminUrl = DEFAULT_ADMIN_URL
+) -> None:
+    """Acknowledge the whole backlog of a subscription."""
+    command(admin_url, "POST", f"{_path(topic, subscription)}/skip_all")
+    typer.echo(f"cleared the backlog of {subscription} of {topic}")
+
+
+def expire(
+    topic: Topic,
+    subscription: Annotated[
+        str | None, typer.Argument(help="its name; none: every subscription of the topic")
+    ] = None,
+    age: Annotated[
+        str, typer.Option("--older-than", help="an age: 30s, 10m, 2h, 1d, or seconds")
+    ] = "",
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Acknowledge the messages that are older than an age."""
+    seconds = parse_age(age)
+    if subscription is None:
+        path = f"{topic_path(topic)}/all_subscription"
+    else:
+        path = _path(topic, subscription)
+    command(admin_url, "POST", f"{path}/expireMessages/{seconds}")
+    of = "all subscriptions" if subscription is None else subscription
+    typer.echo(f"expired the messages of {of} of {topic} that are older than {age}")
+
+
+def parse_age(text: str) -> int:
+    """Seconds. Raises BadParameter."""
+    found = _AGO.fullmatch(text if not text.isdigit() else f"{text}s")
+    seconds = 0
+    if found is not None:
+        seconds = int(timedelta(**{_UNITS[found[2]]: int(found[1])}).total_seconds())
+    if seconds < 1:
+        raise typer.BadParameter(f"{text!r} is not an age such as 10m", param_hint="--older-than")
+    return seconds
+
+
+def parse_message_id(text: str) -> dict[str, int] | None:
+    """For the body of a request. None: it is none."""
+    if text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    found = _MESSAGE_ID.fullmatch(text)
+    if found is None:
+        return None
+    target = {"ledgerId": int(found[1]), "entryId": int(found[2])}
+    return target if found[3] is None else {**target, "batchIndex": int(found[3])}
+
+
 def parse_target(text: str, *, now: datetime) -> int | dict[str, int]:
     """A publish time in milliseconds, or a message id for the request's body.
 
     Raises BadParameter.
     """
-    if text in ("earliest", "latest"):
-        return EARLIEST if text == "earliest" else LATEST
-    if (found := _MESSAGE_ID.fullmatch(text)) is not None:
-        return {"ledgerId": int(found[1]), "entryId": int(found[2])}
+    if (target := parse_message_id(text)) is not None:
+        return target
     try:
         if (found := _AGO.fullmatch(text)) is not None:
             time = now - timedelta(**{_UNITS[found[2]]: int(found[1])})

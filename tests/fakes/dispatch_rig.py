@@ -25,6 +25,7 @@ from magnetar.broker.dispatch.dispatcher import (
 )
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.permits import Consumer, Limits
+from magnetar.broker.dispatch.positions import PositionMap
 from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.position import Position
 
@@ -47,6 +48,7 @@ class PlainAcks:
     log: list[StoredEntry]
     acked: set[Position] = field(default_factory=set)
     partial: dict[Position, set[int]] = field(default_factory=dict)  # unacknowledged indexes
+    redeliveries: PositionMap = field(default_factory=PositionMap)
 
     @property
     def mark_delete(self) -> Position:
@@ -81,6 +83,7 @@ class PlainAcks:
     def acknowledge(self, position: Position) -> None:
         self.acked.add(position)
         self.partial.pop(position, None)
+        self.redeliveries.pop(position)
 
     def acknowledge_index(self, entry: StoredEntry, index: int) -> None:
         if entry.position in self.acked:
@@ -131,7 +134,9 @@ class DispatcherRig:
         self.outstanding: Read | Replay | None = None
         self.joined = 0
         self.now = 1_000.0  # advances with every event
-        self.machine = make(Environment("s", self.acks, self.confirmed, self.limits))
+        self.machine = make(
+            Environment("s", self.acks, self.confirmed, self.limits, self.acks.redeliveries)
+        )
 
     def confirmed(self) -> Position:
         return self.log[-1].position if self.log else Position(0, -1)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from magnetar.broker.cursor.acks import (
     AckedRange,
     AckState,
+    Start,
     ack_set_bits,
     ack_set_words,
 )
@@ -103,7 +104,7 @@ class AgainstASet(RuleBasedStateMachine):
     @rule(data=st.data())
     def reset(self, data: st.DataObject) -> None:
         start = data.draw(st.sampled_from([*entries_of(self.chain), self.chain.end]))
-        self.state.reset(self.chain.previous_position(start))
+        self.state.reset(Start(self.chain.previous_position(start)))
         self.acked = {
             (p, message) for p in entries_of(self.chain) if p < start for message in range(BATCH)
         }
@@ -145,6 +146,9 @@ class AgainstASet(RuleBasedStateMachine):
                 assert {m for m in range(BATCH) if not remaining >> m & 1} == acked
             elif not self.whole(position):
                 assert not acked
+        unacked = [position for position in entries if position not in whole]
+        found_all = [self.state.nth_unacked(number + 1) for number in range(len(unacked) + 1)]
+        assert found_all == [*unacked, None]
         for start in (*entries, EARLIEST):
             left = [p for p in entries if p >= start and p not in whole]
             found = self.state.first_unacked(start)

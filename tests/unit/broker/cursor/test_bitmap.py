@@ -28,6 +28,9 @@ def test_bitmap_agrees_with_a_set(
     assert [entry for entry in range(300) if entry in bitmap] == sorted(twin)
     assert bitmap.count_after(start) == sum(entry > start for entry in twin)
     assert bitmap.first_clear(start) == next(e for e in range(start, 1000) if e not in twin)
+    clear = [entry for entry in range(start + 1, 1000) if entry not in twin]
+    for number in (1, 2, 77, len(clear)):
+        assert bitmap.nth_clear(start, number) == clear[number - 1]
     covered = [e for first, last in bitmap.ranges(after=start) for e in range(first, last + 1)]
     assert covered == sorted(entry for entry in twin if entry > start)
 
@@ -54,6 +57,15 @@ def test_runs_are_maximal() -> None:
     assert list(bitmap.ranges()) == [(0, 2), (7, 8), (30, 30)]
     assert list(bitmap.ranges(after=1)) == [(2, 2), (7, 8), (30, 30)]
     assert list(bitmap.ranges(after=30)) == []
+
+
+def test_clear_bits_are_counted_across_steps() -> None:
+    bitmap = Bitmap()
+    bitmap.add_range(3, 150_000)
+    bitmap.add(150_003)
+    assert [bitmap.nth_clear(0, number) for number in (1, 2, 3, 4)] == [1, 2, 150_001, 150_002]
+    assert bitmap.nth_clear(0, 5) == 150_004
+    assert bitmap.nth_clear(0, 1_000_005) == 1_150_004
 
 
 def test_first_clear_bit_is_found_after_long_runs() -> None:

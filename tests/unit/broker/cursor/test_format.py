@@ -91,15 +91,17 @@ def test_each_record_kind_has_its_golden_bytes() -> None:
         mark=Position(7, -1),
         acked={7: array("I", [5, 3]), 8: array("I", [2, 1, 0])},
         batches=[],
+        redeliveries={9: {2: 1, 4: 3}},
     )
     assert b"".join(delta) == b"".join(
         [
             b"\x01\x09\0\0\0\x10\0\0\0" + struct.pack("<qq", 7, -1),
             b"\x02\x09\0\0\0\x10\0\0\0" + struct.pack("<qII", 7, 5, 3),
             b"\x03\x09\0\0\0\x10\0\0\0" + struct.pack("<qII", 8, 0, 2),
+            b"\x06\x09\0\0\0\x18\0\0\0" + struct.pack("<qIIII", 9, 2, 1, 4, 3),
         ]
     )
-    assert stored.header(replay_from=300) == b"\x01\x2c\x01\0\0\0\0\0\0"
+    assert stored.header(replay_from=300) == b"\x02\x2c\x01\0\0\0\0\0\0"
 
 
 def test_format_page_lists_version_and_kinds_of_the_code() -> None:
@@ -131,6 +133,11 @@ def test_large_state_is_cut_into_bounded_records_and_entries() -> None:
     )
 
 
+def test_version_1_is_read() -> None:
+    assert GOOD[0] == stored.VERSION
+    assert list(stored.read_records(b"\x01" + GOOD[1:])) == list(stored.read_records(GOOD))
+
+
 def test_sparse_acks_are_stored_as_ranges_and_dense_ones_as_bits() -> None:
     chain = Chain()
     chain.open_ledger(TopicLedger(LedgerId(1), 0))
@@ -153,7 +160,8 @@ GOOD = stored.header(replay_from=0) + stored.delta(3, mark=Position(1, 2), acked
     [
         (b"", "no entry"),
         (GOOD[:5], "no entry"),
-        (b"\x02" + GOOD[1:], "format version 2"),
+        (b"\x00" + GOOD[1:], "format version 0 is not known; this broker reads versions 1 to 2"),
+        (b"\x03" + GOOD[1:], "format version 3 is not known; this broker reads versions 1 to 2"),
         (GOOD[:12], "cut off"),
         (GOOD[:-1], "exceeds"),
         (GOOD + b"\0", "cut off"),
@@ -165,6 +173,7 @@ GOOD = stored.header(replay_from=0) + stored.delta(3, mark=Position(1, 2), acked
         (GOOD[:9] + struct.pack("<BIIqII", 3, 3, 16, 1, 9, 8), "ends before it begins"),
         (GOOD[:9] + struct.pack("<BIIqI", 4, 3, 12, 1, 4), "begin at entry 4"),
         (GOOD[:9] + struct.pack("<BIIqI", 5, 3, 12, 1, 4), "empty ack set"),
+        (GOOD[:9] + struct.pack("<BIIqI", 6, 3, 12, 1, 4), "kind 6"),
     ],
 )
 def test_unreadable_entry_raises_invalid_cursor_record_with_reason(entry: bytes, why: str) -> None:

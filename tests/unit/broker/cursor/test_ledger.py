@@ -12,7 +12,7 @@ from magnetar.broker.cursor.ledger import CursorLedger
 from magnetar.metadata.model import LedgerId
 
 if TYPE_CHECKING:
-    from magnetar.broker.log.position import Position
+    from magnetar.broker.cursor.acks import Start
 
 
 class Subscription:
@@ -31,7 +31,7 @@ class Subscription:
     def snapshot(self) -> list[bytes]:
         return [bytes(size) for size in self.sizes]
 
-    def restart(self, mark: Position, number: int) -> None:
+    def restart(self, start: Start, number: int) -> None:
         raise NotImplementedError
 
 

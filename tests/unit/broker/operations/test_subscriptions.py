@@ -5,9 +5,10 @@ from __future__ import annotations
 from base64 import b64decode
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
@@ -170,3 +171,39 @@ async def test_reset_behind_the_end_is_refused_because_it_would_drop_the_backlog
         with pytest.raises(PositionNotFound):
             await subscriptions.create_subscription(it.broker, TOPIC, "new", behind)
         assert await it.texts() == ["a"]
+
+
+async def test_skip_clear_and_expire_over_http() -> None:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
+        await client.produce("t")
+        async with admin_of(broker) as admin:
+            for name in ("s", "a/b"):
+                body = {"ledgerId": -1, "entryId": -1}
+                found = await admin.put(f"public/default/t/subscription/{name}", json=body)
+                assert found.status_code == 204
+
+            async def post(path: str, status: int = 204, **options: Any) -> None:
+                found = await admin.post(f"public/default/t/{path}", **options)
+                assert found.status_code == status, found.text
+
+            topic = await broker.broker.topic(TOPIC)
+            for number in range(10):
+                await client.publish(sequence_id=number)
+                receipt = await client.expect(pb.CommandSendReceipt)
+            cursors = [topic.subscriptions[name].cursor for name in ("s", "a/b")]
+            await post("subscription/s/skip/3")
+            await post("subscription/a%2Fb/skip/1")
+            assert [cursor.backlog_entries for cursor in cursors] == [7, 9]
+            await post("all_subscription/expireMessages/3600")
+            await post("subscription/s/expireMessages/3600")
+            assert [cursor.backlog_entries for cursor in cursors] == [7, 9], "they are younger"
+            last = receipt.message_id
+            body = {"ledgerId": last.ledgerId, "entryId": last.entryId}
+            await post("subscription/s/expireMessages", json={**body, "isExcluded": True})
+            assert [cursor.backlog_entries for cursor in cursors] == [1, 9]
+            await post("subscription/a%2Fb/skip_all")
+            assert [cursor.backlog_entries for cursor in cursors] == [1, 0]
+            await post("subscription/s/skip/0", 400)
+            await post("subscription/s/expireMessages/0", 400)
+            await post("subscription/none/skip_all", 404)
+            await post("subscription/s/expireMessages", 412, json={**body, "entryId": 10_000})

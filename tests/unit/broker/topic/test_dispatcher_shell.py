@@ -356,3 +356,22 @@ async def test_second_exclusive_consumer_joins_when_the_first_does_not_answer() 
             await it.subscribe()
         await settle()
         assert session.reason is None
+
+
+async def test_a_seek_closes_only_the_active_consumer_of_a_single_active_type() -> None:
+    async with opened_shell() as it:
+        active, standby = FakeConsumerSession(), FakeConsumerSession()
+        it.attach(active)
+        waiting = it.attach(standby)
+        one, two = it.machine.joined
+        it.machine.actions = [Activate(one, True), Activate(two, False)]
+        waiting.flow(5)
+        it.subscription._begin_seek()
+        waiting.flow(7)  # not lost: the client does not grant these permits again
+        it.subscription._end_seek()
+        assert active.reason is CloseReason.SEEK
+        assert standby.reason is None
+        assert len(it.made) == 2
+        assert it.machine.joined == [two]
+        assert [event for event, _ in it.machine.events] == ["join", "advance"]
+        assert two.permits == 7  # the scripted dispatcher counts none itself

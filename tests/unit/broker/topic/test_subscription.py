@@ -475,6 +475,33 @@ async def test_seek_by_id_closes_all_consumers_and_moves_the_cursor() -> None:
             handle.close_nowait()
 
 
+async def test_seek_into_a_batch_delivers_the_rest_of_it_also_after_a_crash() -> None:
+    world = ClusterState()
+    async with opened_topic(world, close=False) as it:
+        first, batch, _ = await it.publish("a b", "c d e f", "g", batches=True)
+        cases: list[tuple[Position, int, tuple[int, ...], list[str], tuple[int, ...]]] = [
+            (batch, 0, (), list("cdefg"), ()),
+            (batch, 2, (), list("cdefg"), (0b1100,)),
+            (batch, 0, (0b1010,), list("cdefg"), (0b1010,)),
+            (batch, 0, (-1,), list("cdefg"), ()),
+            (batch, 4, (), ["g"], ()),
+            (batch, 2**31 - 1, (), ["g"], ()),
+            (first, 1, (), list("abcdefg"), (0b10,)),
+        ]
+        for kind in (EXCLUSIVE, SHARED):
+            for target, index, words, texts, ack_set in cases:
+                handle, _ = await it.subscribe(kind=kind)
+                await handle.seek(target, batch_index=index, ack_set=words)
+                handle, session = await it.subscribe(kind=kind)
+                await delivered(session, texts)
+                assert session.ack_sets[0] == ack_set, (target, index, words)
+                handle.close_nowait()
+    async with opened_topic(world) as it:
+        _, session = await it.subscribe()
+        await delivered(session, list("abcdefg"))
+        assert session.ack_sets[0] == (0b10,)
+
+
 async def test_seek_by_publish_time_finds_the_first_entry_at_or_after_it() -> None:
     async with opened_topic(ClusterState()) as it:
         for number in range(20):
@@ -580,8 +607,6 @@ async def test_closed_reader_leaves_no_subscription() -> None:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe("r", durable=False, start=positions[3])
         await delivered(session, TEXTS[3:])
-        with pytest.raises(NotAllowed):
-            await it.subscribe("r", durable=True)
         watchers = len(it.topic.log._watchers)
         await handle.close()
         assert it.topic.subscriptions == {}

@@ -1,0 +1,126 @@
+"""How often each unacknowledged entry of a subscription was redelivered.
+
+The counts belong to the cursor: they survive a change of the subscription type and a failover, so
+that a client finds a poison message after the same number of deliveries. A count goes away with the
+acknowledgement of its entry. Plain integers: see `dispatch/positions.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.log.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+COUNTS_MAX: Final = 400_000
+"""Entries with a count in one subscription: 40 MB. Further entries have no count; twice the default
+limit of unacknowledged messages of a subscription."""
+
+COUNT_MAX: Final = (1 << 32) - 1
+"""Stored in four bytes. A count stays there."""
+
+
+class Redeliveries:
+    """`changed` is called after counts have gone up."""
+
+    __slots__ = ("_changed", "_counts", "_size", "_unstored")
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._counts: dict[int, dict[int, int]] = {}  # ledger -> entry -> count; no empty ledger
+        self._unstored: dict[int, set[int]] = {}  # entries with a count that is not stored yet
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Position]:
+        for ledger, counts in self._counts.items():
+            for entry in counts:
+                yield Position(ledger, entry)
+
+    @property
+    def has_unstored(self) -> bool:
+        return bool(self._unstored)
+
+    def get(self, position: Position) -> int:
+        counts = self._counts.get(position[0])
+        return 0 if counts is None else counts.get(position[1], 0)
+
+    def count_again(self, ledger: int, entries: Iterable[int]) -> None:
+        """These entries will be redelivered once more."""
+        counts = self._counts.setdefault(ledger, {})
+        unstored = self._unstored.setdefault(ledger, set())
+        for entry in entries:
+            before = counts.get(entry, 0)
+            if before == 0:
+                if self._size >= COUNTS_MAX:
+                    continue
+                self._size += 1
+            counts[entry] = min(before + 1, COUNT_MAX)
+            unstored.add(entry)
+        if not counts:
+            del self._counts[ledger]
+        if not unstored:
+            del self._unstored[ledger]
+        self._changed()
+
+    def pop(self, position: Position) -> None:
+        """The entry is acknowledged."""
+        ledger, entry = position
+        counts = self._counts.get(ledger)
+        if counts is None or counts.pop(entry, 0) == 0:
+            return
+        self._size -= 1
+        if not counts:
+            del self._counts[ledger]
+        unstored = self._unstored.get(ledger)
+        if unstored is not None:
+            unstored.discard(entry)
+            if not unstored:
+                del self._unstored[ledger]
+
+    def pop_through(self, position: Position) -> None:
+        """Every entry up to this one is acknowledged. Costs O(counts) if there are any."""
+        for ledger in [ledger for ledger in self._counts if ledger <= position.ledger]:
+            for entry in list(self._counts[ledger]):
+                if ledger < position.ledger or entry <= position.entry:
+                    self.pop(Position(ledger, entry))
+
+    def clear(self) -> None:
+        self._counts, self._unstored, self._size = {}, {}, 0
+
+    # ---- for the store ---------------------------------------------------------------------------
+
+    def all_counts(self) -> Mapping[int, Mapping[int, int]]:
+        """Every count by ledger and entry. They count as stored from now on."""
+        self._unstored = {}
+        return self._counts
+
+    def take_unstored(self) -> dict[int, dict[int, int]]:
+        """The counts that have changed since the last call of this or of `all_counts`."""
+        unstored, self._unstored = self._unstored, {}
+        return {
+            ledger: {entry: self._counts[ledger][entry] for entry in sorted(entries)}
+            for ledger, entries in unstored.items()
+        }
+
+    def restore(self, counts: Mapping[Position, int]) -> None:
+        """Set the counts that a broker stored before."""
+        for (ledger, entry), count in counts.items():
+            if self._size >= COUNTS_MAX:
+                return
+            self._counts.setdefault(ledger, {})[entry] = count
+            self._size += 1
+
+    def check(self) -> None:
+        assert self._size == sum(map(len, self._counts.values()))
+        assert all(self._counts.values()), "an empty ledger"
+        for ledger, entries in self._unstored.items():
+            assert entries, "an empty ledger"
+            assert entries <= self._counts[ledger].keys()

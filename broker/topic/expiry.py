@@ -1,0 +1,78 @@
+"""What a topic expires: messages that are older than their time to live, and subscriptions that no
+consumer has used for long.
+
+Both are chores (`broker/chores.py`). They destroy data, so they do nothing while the policies of
+the topic are not up to date.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import PoliciesUnavailable, SubscriptionFenced
+from magnetar.broker.topic.topic import PersistentTopic, TopicState
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from magnetar.broker.topic.protocol import Topic
+    from magnetar.metadata.policies import EffectivePolicies
+
+SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S: Final = 300.0
+"""Pulsar's subscriptionExpiryCheckIntervalInMinutes: 5."""
+
+BACKLOG_AGE_CHECK_INTERVAL_S: Final = 60.0
+"""How old the age in the metrics may be. At most one read for each subscription and period."""
+
+log = get_logger(__name__)
+
+
+async def expire_messages(topic: Topic) -> None:
+    """Skip in every subscription what is older than the topic's time to live. Raises ReadFailed,
+    LogError."""
+    policies = _fresh_policies(topic)
+    if policies is None or policies.message_ttl_s <= 0:
+        return
+    assert isinstance(topic, PersistentTopic)
+    for subscription in topic.all_subscriptions:
+        try:
+            expired = await topic.expire(subscription, older_than_s=policies.message_ttl_s)
+        except SubscriptionFenced:
+            continue  # a seek is moving it: the next round looks again
+        if expired:
+            log.info(
+                "messages expired",
+                topic=str(topic.name),
+                subscription=subscription.name,
+                entries=expired,
+            )
+
+
+async def expire_subscriptions(topic: Topic) -> None:
+    """Delete durable subscriptions without a consumer for longer than the policy allows. The time
+    begins anew when another broker takes the topic over. Raises LogError."""
+    policies = _fresh_policies(topic)
+    minutes = 0 if policies is None else policies.subscription_expiration_time_minutes
+    if minutes <= 0:
+        return
+    assert isinstance(topic, PersistentTopic)
+    for subscription in topic.all_subscriptions:
+        if subscription.cursor.durable and subscription.idle_s > 60 * minutes:
+            log.info("subscription expired", topic=str(topic.name), subscription=subscription.name)
+            await subscription.unsubscribe(None, force=False)
+
+
+async def look_up_backlog_ages(topic: Topic) -> None:
+    """Read the times of the oldest unacknowledged entry for the metrics. Raises ReadFailed."""
+    if isinstance(topic, PersistentTopic) and topic.state is TopicState.OPEN:
+        for subscription in topic.all_subscriptions:
+            await subscription.oldest.find()
+
+
+def _fresh_policies(topic: Topic) -> EffectivePolicies | None:
+    """None: the topic is closing or is not persistent, or its policies are not up to date."""
+    if not isinstance(topic, PersistentTopic) or topic.state is not TopicState.OPEN:
+        return None
+    try:
+        return topic.policies.effective if topic.policies.is_fresh else None
+    except PoliciesUnavailable:
+        return None

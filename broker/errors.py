@@ -148,6 +148,14 @@ class TopicDeleted(LogError):
         self.topic = topic
 
 
+class NoSchema(BrokerError):
+    """The topic has no schema."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic} has no schema")
+        self.topic = topic
+
+
 class TopicExists(BrokerError):
     """The request creates a topic that exists already."""
 

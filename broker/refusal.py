@@ -22,6 +22,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (protocol.ChecksumMismatch, pb.ChecksumError),
     (protocol.ProtocolError, pb.NotAllowedError),
     (errors.TopicNotFound, pb.TopicNotFound),
+    (errors.NoSchema, pb.TopicNotFound),
     (errors.ConsumerNotFound, pb.ConsumerNotFound),
     (errors.SubscriptionNotFound, pb.SubscriptionNotFound),
     (errors.ProducerBusy, pb.ProducerBusy),

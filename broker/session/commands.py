@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from magnetar.broker.session import consumers, deliveries, lookup, producers, publishing, request
+from magnetar.broker.session import (
+    consumers,
+    deliveries,
+    lookup,
+    producers,
+    publishing,
+    request,
+    schemas,
+)
 from magnetar.broker.session.access import Permission
 from magnetar.broker.session.session import Admission, Rule, Unsupported
 from magnetar.protos import pulsar_pb2 as pb
@@ -90,6 +98,9 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
     Type.PARTITIONED_METADATA: Request(Admission.CONNECTED, lookup.partitions, _LOOKUP),
     Type.LOOKUP: Request(Admission.CONNECTED, lookup.lookup, _LOOKUP),
     Type.GET_TOPICS_OF_NAMESPACE: Request(Admission.CONNECTED, lookup.topics_of_namespace, _LIST),
+    # Schemas.
+    Type.GET_SCHEMA: Request(Admission.CONNECTED, schemas.get_schema, _LOOKUP),
+    Type.GET_OR_CREATE_SCHEMA: Request(Admission.CONNECTED, schemas.get_or_create_schema, _PRODUCE),
     # Producers.
     Type.PRODUCER: Request(Admission.OPENS_PRODUCER, producers.open_producer, _PRODUCE),
     Type.SEND: SEND,
@@ -107,7 +118,6 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
 }
 
 _FROM_BROKERS: Final = Unsupported("only a broker sends it", ends_connection=True)
-_SCHEMAS: Final = Unsupported("this broker has no schemas yet")
 _TRANSACTIONS: Final = Unsupported("this broker has no transactions")
 _WATCHERS: Final = Unsupported("this broker does not raise supports_topic_watchers")
 
@@ -129,9 +139,7 @@ UNSUPPORTED: Final[Mapping[int, Unsupported]] = {
     Type.TOPIC_MIGRATED: _FROM_BROKERS,
     Type.CONSUMER_STATS_RESPONSE: _FROM_BROKERS,
     Type.GET_LAST_MESSAGE_ID_RESPONSE: _FROM_BROKERS,
-    Type.GET_SCHEMA: _SCHEMAS,
     Type.GET_SCHEMA_RESPONSE: _FROM_BROKERS,
-    Type.GET_OR_CREATE_SCHEMA: _SCHEMAS,
     Type.GET_OR_CREATE_SCHEMA_RESPONSE: _FROM_BROKERS,
     Type.WATCH_TOPIC_LIST: _WATCHERS,
     Type.WATCH_TOPIC_LIST_CLOSE: _WATCHERS,

@@ -24,7 +24,8 @@ from magnetar.broker.session.commands import NOTICES, REQUESTS, RULES, SEND
 from magnetar.broker.session.context import DELIVERY_BYTES_MAX, Context, Transport
 from magnetar.broker.session.producers import confirm_producer
 from magnetar.broker.session.publishing import publish_parsed, read_run
-from magnetar.broker.session.session import Carry, Close, Confirm, Send, Session, Start
+from magnetar.broker.session.refusals import Refusals
+from magnetar.broker.session.session import Carry, Close, Confirm, Decline, Send, Session, Start
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.errors import CommandError, FrameError, MalformedCommand
@@ -52,6 +53,12 @@ REQUESTS_READ_MAX: Final = (
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 LAST_COMMAND_TIMEOUT_S: Final = 1.0  # for the client to take the command that says why it must go
 SERVER_VERSION: Final = "Magnetar 0.1.0"
+MALFORMED: Final = -1  # stands for the type of a command that cannot be read
+
+_COMMAND_NAMES: Final[dict[int, str]] = {
+    number: name for name, number in pb.BaseCommand.Type.items()
+}
+_CODE_NAMES: Final[dict[int, str]] = {number: name for name, number in pb.ServerError.items()}
 
 _publish_run: Final = SEND.handler
 
@@ -82,6 +89,8 @@ class Connection:
             end=self._end,
             probe=self._probe,
         )
+        self._refusals = Refusals()
+        self._declined = 0  # refused by the machine, and not answered yet
         self._heard = asyncio.Event()
         self._answered = asyncio.Event()  # a request has ended
         self._paused = False  # not reading: a topic of this client has too many bytes under way
@@ -108,6 +117,14 @@ class Connection:
                     await self._stream.close()
         finally:
             self._leave()
+            for command, code, count in self._refusals.repeated():
+                log.info(
+                    "requests refused",
+                    command=_COMMAND_NAMES.get(command, "malformed"),
+                    error=_CODE_NAMES[code],
+                    count=count,
+                    peer=self._stream.peer,
+                )
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: Command) -> None:
         """A bug in the work of this connection ends this connection and nothing else."""
@@ -170,7 +187,9 @@ class Connection:
         if published:
             await self._wait_turn()
         published.clear()
-        while self._session.requests >= REQUESTS_READ_MAX and not self._context.over:
+        while (
+            self._session.requests + self._declined >= REQUESTS_READ_MAX and not self._context.over
+        ):
             self._answered.clear()
             await self._answered.wait()
         self._paused = False
@@ -212,8 +231,10 @@ class Connection:
         if request_id is None or not self._session.connected:
             self._end(str(error))
             return
-        log.warning("malformed command", peer=self._stream.peer, error=str(error))
-        self._outbox.put_control(reply.error(request_id, pb.NotAllowedError, str(error)))
+        delay_s, is_first = self._refusals.on_refused(MALFORMED, pb.NotAllowedError)
+        if is_first:
+            log.warning("malformed command", peer=self._stream.peer, error=str(error))
+        self._answer_later(reply.error(request_id, pb.NotAllowedError, str(error)), delay_s)
 
     # ---- carrying out ----------------------------------------------------------------------------
 
@@ -223,10 +244,15 @@ class Connection:
                 try:
                     NOTICES[command.type](self._context, command.body)
                 except OPERATING_ERRORS as error:
-                    kind = _name(command)
-                    log.warning("notice refused", command=kind, peer=self._stream.peer, error=error)
+                    _, is_first = self._refusals.on_refused(command.type, code_of(error))
+                    if is_first:
+                        kind, peer = _name(command), self._stream.peer
+                        log.warning("notice refused", command=kind, peer=peer, error=error)
             case Send(data):
                 self._outbox.put_control(data)
+            case Decline(command, code, reason):
+                delay_s = self._note_refusal(command, code, reason)
+                self._answer_later(reply.error_for(command, code, reason), delay_s)
             case Start(command):
                 self._tasks.create_task(self._guarded(self._answer, command))
             case Confirm(command):
@@ -249,8 +275,13 @@ class Connection:
             if task.cancelling():
                 raise
             failure = TimeoutError("what it waited for was cancelled")
-        if failure is not None:
-            answer = self._refusal(command, failure)
+        if failure is None:
+            self._refusals.on_success(command.type)
+        else:
+            code = code_of(failure)
+            text = str(failure) or f"{_name(command)} took longer than {REQUEST_TIMEOUT_S:.0f} s"
+            answer = reply.error_for(command, code, text)
+            await asyncio.sleep(self._note_refusal(command, code, text))
         self._session.on_request_ended(command, failed=failure is not None)
         self._answered.set()
         self._outbox.put_control(answer)
@@ -261,11 +292,27 @@ class Connection:
             self._context.require(request.needs.permission, request.needs.resource(body))
         return await request.handler(self._context, body)
 
-    def _refusal(self, command: Command, error: Exception) -> bytes:
-        kind = _name(command)
-        log.info("request refused", command=kind, peer=self._stream.peer, error=repr(error))
-        text = str(error) or f"{kind} took longer than {REQUEST_TIMEOUT_S:.0f} s"
-        return reply.error_for(command, code_of(error), text)
+    def _note_refusal(self, command: Command, code: pb.ServerError.ValueType, reason: str) -> float:
+        """Log the first refusal of a kind. Returns after how many seconds to answer."""
+        delay_s, is_first = self._refusals.on_refused(command.type, code)
+        if is_first:
+            log.info(
+                "request refused", command=_name(command), peer=self._stream.peer, error=reason
+            )
+        return delay_s
+
+    def _answer_later(self, answer: bytes, delay_s: float) -> None:
+        """It counts as a request under way until then."""
+        if delay_s == 0:
+            self._outbox.put_control(answer)
+            return
+        self._declined += 1
+        asyncio.get_running_loop().call_later(delay_s, self._answer_declined, answer)
+
+    def _answer_declined(self, answer: bytes) -> None:
+        self._declined -= 1
+        self._answered.set()
+        self._outbox.put_control(answer)
 
     # ---- ends ------------------------------------------------------------------------------------
 

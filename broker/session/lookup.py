@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.session import reply, request
@@ -11,6 +11,9 @@ from magnetar.protos.names import NamespaceName
 
 if TYPE_CHECKING:
     from magnetar.broker.session.context import Context
+
+LISTENER_SHOWN: Final = 200
+"""Characters of an unknown listener's name in the answer."""
 
 
 async def partitions(_: Context, body: pb.CommandPartitionedTopicMetadata) -> bytes:
@@ -25,7 +28,7 @@ async def lookup(context: Context, body: pb.CommandLookupTopic) -> bytes:
         # Pulsar answers ServiceNotReady. Apache's C++ client then closes its connection, with all
         # that is open on it, and asks again until its operation times out; but a listener that is
         # not configured does not appear.
-        listener = body.advertised_listener_name
+        listener = body.advertised_listener_name[:LISTENER_SHOWN]
         text = f"the broker do not have {listener} listener"  # clients look for these words
         raise NotAllowed("lookup", text)
     located = await context.broker.locate(name, authoritative=body.authoritative)

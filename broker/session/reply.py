@@ -72,6 +72,11 @@ def error_for(command: Command, code: pb.ServerError.ValueType, message: str) ->
                 request_id=request_id, error_code=code, error_message=message
             )
             return framing.encode_command(schema)
+        case Type.GET_OR_CREATE_SCHEMA:
+            created = pb.CommandGetOrCreateSchemaResponse(
+                request_id=request_id, error_code=code, error_message=message
+            )
+            return framing.encode_command(created)
     return error(request_id, code, message)
 
 
@@ -108,6 +113,12 @@ def lookup(request_id: int, url: str, *, connect: bool, authoritative: bool) -> 
 
 
 def _lookup(body: pb.CommandLookupTopicResponse) -> bytes:
+    return framing.encode_command(body)
+
+
+def schema_version(request_id: int, version: bytes) -> bytes:
+    """b"": messages of bytes have no schema."""
+    body = pb.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
     return framing.encode_command(body)
 
 

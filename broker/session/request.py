@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import Position
@@ -16,6 +18,17 @@ from magnetar.broker.topic.contract import (
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import Domain, TopicName
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME_BYTES_MAX: Final = 1_024
+"""Of a subscription, producer or consumer, as of a topic (protos/names.py). Names are part of the
+topic's record, of statistics and of metrics."""
+
+METADATA_BYTES_MAX: Final = 64 << 10
+"""Of the properties of a producer, a consumer or a subscription: keys and values, in UTF-8. The
+topic's record stores those of a subscription."""
+
 
 def topic_name(text: str) -> TopicName:
     """Raises InvalidTopicName, NotAllowed."""
@@ -28,7 +41,10 @@ def topic_name(text: str) -> TopicName:
 def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, ProducerRequest]:
     """Raises InvalidTopicName, NotAllowed."""
     name = topic_name(body.topic)
-    _require_no_schema("producer", body.schema if body.HasField("schema") else None)
+    require_no_schema("producer", body.schema if body.HasField("schema") else None)
+    _require_short("producer name", body.producer_name)
+    _require_short("initial subscription name", body.initial_subscription_name)
+    _require_small("producer metadata", body.metadata)
     if body.txn_enabled:
         raise NotAllowed("producer with transactions", "transactions are not supported")
     return name, ProducerRequest(
@@ -46,7 +62,11 @@ def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, P
 def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName, SubscribeRequest]:
     """Raises InvalidTopicName, NotAllowed."""
     name = topic_name(body.topic)
-    _require_no_schema("consumer", body.schema if body.HasField("schema") else None)
+    require_no_schema("consumer", body.schema if body.HasField("schema") else None)
+    _require_short("subscription name", body.subscription)
+    _require_short("consumer name", body.consumer_name)
+    _require_small("consumer metadata", body.metadata)
+    _require_small("subscription properties", body.subscription_properties)
     return name, SubscribeRequest(
         consumer_id=body.consumer_id,
         subscription=body.subscription,
@@ -78,12 +98,26 @@ def _key_shared(meta: pb.KeySharedMeta) -> KeySharedPolicy:
     )
 
 
-def _require_no_schema(what: str, schema: pb.Schema | None) -> None:
+def require_no_schema(what: str, schema: pb.Schema | None) -> None:
     """The broker does not check messages against a schema, so it must not accept one."""
     if schema is not None and schema.type not in (pb.Schema.Bytes, pb.Schema.AutoConsume):
         kind = pb.Schema.Type.Name(schema.type)
         raise NotAllowed(
             f"{what} with a {kind} schema", "schemas are not supported yet; send bytes"
+        )
+
+
+def _require_short(what: str, name: str) -> None:
+    size = len(name.encode())
+    if size > NAME_BYTES_MAX:
+        raise NotAllowed(what, f"it has {size} bytes; the limit is {NAME_BYTES_MAX}")
+
+
+def _require_small(what: str, items: Sequence[pb.KeyValue]) -> None:
+    size = sum([len(item.key.encode()) + len(item.value.encode()) for item in items])
+    if size > METADATA_BYTES_MAX:
+        raise NotAllowed(
+            what, f"keys and values have {size} bytes; the limit is {METADATA_BYTES_MAX}"
         )
 
 

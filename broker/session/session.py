@@ -132,6 +132,15 @@ class Send:
 
 
 @dataclass(slots=True)
+class Decline:
+    """Answer this request with an error."""
+
+    command: Command
+    code: pb.ServerError.ValueType
+    reason: str
+
+
+@dataclass(slots=True)
 class Carry:
     """Carry out this notice for an open consumer now."""
 
@@ -160,7 +169,7 @@ class Close:
     last_command: bytes = b""  # to be sent first; b"": none
 
 
-Action = Send | Carry | Start | Confirm | Close
+Action = Send | Decline | Carry | Start | Confirm | Close
 
 
 class Sends(Enum):
@@ -351,11 +360,10 @@ class Session:
 
     def _request(self, command: Command, admission: Admission) -> list[Action]:
         if self.requests >= REQUESTS_MAX:
-            return _error(
-                command,
-                pb.TooManyRequests,
-                f"{REQUESTS_MAX} requests are under way on this connection; wait for some of them",
+            text = (
+                f"{REQUESTS_MAX} requests are under way on this connection; wait for some of them"
             )
+            return [Decline(command, pb.TooManyRequests, text)]
         action = self._admit(command, admission)
         if type(action) is Start:
             self.requests += 1
@@ -376,7 +384,7 @@ class Session:
                 if self.consumers.get(consumer_id) is ResourceState.OPEN:
                     return Start(command)
                 text = f"consumer {consumer_id} is not open on this connection"
-                return Send(reply.error_for(command, pb.ConsumerNotFound, text))
+                return Decline(command, pb.ConsumerNotFound, text)
             case Admission.CONNECTED:
                 return Start(command)
         raise AssertionError(f"a request cannot have the admission {admission}")
@@ -437,21 +445,17 @@ def _refuse(command: Command, unsupported: Unsupported) -> list[Action]:
     text = f"{_name(command.type)} is not supported: {unsupported.reason}"
     if unsupported.ends_connection:
         return [Close(text)]
-    return _error(command, pb.NotAllowedError, text)
+    return [Decline(command, pb.NotAllowedError, text)]
 
 
-def _not_ready(command: Command, what: str, state: ResourceState) -> Send:
+def _not_ready(command: Command, what: str, state: ResourceState) -> Decline:
     text = f"{what} is {state.value} on this connection already"
-    return Send(reply.error_for(command, pb.ServiceNotReady, text))
+    return Decline(command, pb.ServiceNotReady, text)
 
 
-def _too_many(command: Command, what: str) -> Send:
+def _too_many(command: Command, what: str) -> Decline:
     text = f"there are {what} on this connection, as many as it may have"
-    return Send(reply.error_for(command, pb.NotAllowedError, text))
-
-
-def _error(command: Command, code: pb.ServerError.ValueType, message: str) -> list[Action]:
-    return [Send(reply.error_for(command, code, message))]
+    return Decline(command, pb.NotAllowedError, text)
 
 
 def _id(command: Command, name: str) -> int:

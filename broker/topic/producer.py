@@ -83,6 +83,7 @@ class ProducerHandle:
         self._log_failed = log_failed
         self._order = AnswerOrder()
         self._held: deque[Decided | Held] = deque()
+        self._refused: set[type[Exception]] = set()  # kinds of errors that are in the log
         self._drained = asyncio.Event()
         self._released = asyncio.Event()
 
@@ -252,7 +253,9 @@ class ProducerHandle:
         sends, answer = decided.publish.sends, decided.answer
         match answer:
             case Refuse():
-                log.warning("entry refused", producer=self.name, error=str(answer.error))
+                if type(answer.error) not in self._refused:
+                    self._refused.add(type(answer.error))
+                    log.warning("entry refused", producer=self.name, error=str(answer.error))
                 for sequence_id in sends.sequence_ids:
                     self.events.send_error(sequence_id, answer.error)
             case Duplicate():

@@ -297,7 +297,6 @@ async def test_a_subscription_needs_a_name(transport: str) -> None:
 
 
 NOT_SERVED: list[tuple[Any, str]] = [
-    (pb.CommandGetSchema(topic="t", request_id=0), "GET_SCHEMA"),
     (
         pb.CommandGetOrCreateSchema(
             topic="t",

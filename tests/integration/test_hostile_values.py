@@ -5,6 +5,8 @@ clients notice nothing."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of
 from fakes.wire import TRANSPORTS, wire_to
 
+from magnetar.broker.session.refusals import DELAY_S_FIRST, FREE
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import checksums_of
@@ -183,3 +186,112 @@ async def test_maximum_message_size_is_announced_and_enforced(transport: str) ->
         assert "payload of 1048577 bytes exceeds the limit of 1048576" in error.message
         await client.wire.send((limit + 300_000).to_bytes(4) + bytes(100))  # no frame can have that
         assert await client.ended() == []
+
+
+# ---- names, properties, schemas ------------------------------------------------------------------
+
+
+async def test_large_names_and_properties_are_refused_with_the_limit(transport: str) -> None:
+    large = [pb.KeyValue(key="k", value="v" * 65_536)]
+    async with world(transport) as (client, broker):
+        for answer, text in (
+            (await client.produce(TOPIC, producer_name="p" * 1_025), "producer name"),
+            (await client.produce(TOPIC, metadata=large), "producer metadata"),
+            (await client.produce("t" * 1_100), "the full name has 1128 bytes"),
+            (await client.subscribe(TOPIC, "s" * 1_025), "subscription name"),
+            (await client.subscribe(TOPIC, consumer_name="c" * 1_025), "consumer name"),
+            (await client.subscribe(TOPIC, metadata=large), "consumer metadata"),
+            (
+                await client.subscribe(TOPIC, subscription_properties=large),
+                "subscription properties",
+            ),
+        ):
+            assert answer.error in (pb.NotAllowedError, pb.InvalidTopicName)
+            assert text in answer.message
+            assert "1024" in answer.message or "65536" in answer.message
+        assert broker.broker.topics == []
+
+
+def schema(kind: pb.Schema.Type.ValueType) -> pb.Schema:
+    return pb.Schema(name="s", schema_data=b"{}", type=kind)
+
+
+async def test_bytes_are_a_schema_without_a_version(transport: str) -> None:
+    async with world(transport) as (client, _):
+        asked = pb.CommandGetOrCreateSchema(
+            topic=TOPIC, request_id=0, schema=schema(pb.Schema.Bytes)
+        )
+        assert (await client.ask(asked)).error_code == pb.TopicNotFound
+        opened = await client.produce(TOPIC, schema=schema(pb.Schema.Bytes))
+        assert opened.schema_version == b""
+        answer = await client.ask(asked)
+        assert isinstance(answer, pb.CommandGetOrCreateSchemaResponse)
+        assert not answer.HasField("error_code")
+        assert answer.schema_version == b""
+        answer = await client.ask(pb.CommandGetSchema(topic=TOPIC, request_id=0))
+        assert isinstance(answer, pb.CommandGetSchemaResponse)
+        assert answer.error_code == pb.TopicNotFound
+        assert "has no schema" in answer.error_message
+        answer = await client.subscribe(TOPIC, schema=schema(pb.Schema.Bytes))
+        assert isinstance(answer, pb.CommandSuccess)
+
+
+async def test_other_schemas_are_refused_by_name(transport: str) -> None:
+    async with world(transport) as (client, _):
+        await client.produce(TOPIC, producer_id=9)
+        body = pb.CommandGetOrCreateSchema(
+            topic=TOPIC, request_id=0, schema=schema(pb.Schema.String)
+        )
+        answer = await client.ask(body)
+        assert answer.error_code == pb.NotAllowedError
+        assert "String schema" in answer.error_message
+        for answer in (
+            await client.produce(TOPIC, schema=schema(pb.Schema.Avro)),
+            await client.subscribe(TOPIC, schema=schema(pb.Schema.Avro)),
+        ):
+            assert answer.error == pb.NotAllowedError
+            assert "Avro schema" in answer.message
+
+
+# ---- floods --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pb.CommandGetOrCreateSchema(topic=TOPIC, request_id=0, schema=schema(pb.Schema.String)),
+        pb.CommandNewTxn(request_id=0),
+        pb.CommandUnsubscribe(consumer_id=77, request_id=0),
+    ],
+    ids=["refused by its handler", "unsupported", "refused by the session"],
+)
+async def test_refused_requests_are_slowed_down_and_logged_once(
+    transport: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    with caplog.at_level(logging.INFO):
+        async with world(transport) as (client, _):
+            began_s = loop.time()
+            for _ in range(FREE):
+                await client.ask(body)
+            assert loop.time() - began_s < 0.5
+            began_s = loop.time()
+            for _ in range(5):
+                await client.ask(body)
+            assert loop.time() - began_s >= 31 * DELAY_S_FIRST
+            began_s = loop.time()  # what is not refused is not slowed down
+            assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+            assert loop.time() - began_s < 0.5
+    assert caplog.text.count("request refused") == 1
+    assert "requests refused" in caplog.text
+    assert f"count={FREE + 5}" in caplog.text
+
+
+async def test_pipelined_flood_is_answered_and_bounded(transport: str) -> None:
+    count = 3_000
+    async with world(transport) as (client, _broker):
+        flood = [framing.encode_command(pb.CommandNewTxn(request_id=n)) for n in range(count)]
+        await client.wire.send(b"".join(flood))
+        answers = [await client.expect(pb.CommandError) for _ in range(count)]
+        assert {it.request_id for it in answers} == set(range(count))
+        assert {it.error for it in answers} == {pb.NotAllowedError}

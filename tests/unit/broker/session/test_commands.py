@@ -5,31 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.entries import entry_of
+from fakes.command_cases import (
+    BODIES,
+    CASES,
+    CODES,
+    ENDED,
+    IGNORED,
+    TOPIC,
+    encoded,
+    error_of,
+    example,
+    prepare,
+)
 from fakes.place import place
 
 from magnetar.broker.session.access import Accepted, Permission
 from magnetar.broker.session.commands import COMMANDS, REQUESTS, RULES, UNSUPPORTED
-from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import NamespaceName, TopicName
 
 if TYPE_CHECKING:
-    from fakes.wire import WireClient
-    from google.protobuf.message import Message
-
     from magnetar.broker.session.access import Credentials, Outcome, Resource
 
-TOPIC = "persistent://public/default/t"
 Type = pb.BaseCommand.Type
-IGNORED = None  # it has no answer of its own
-ENDED = "the connection ends"
-
-BODIES = {
-    field.number: getattr(pb, field.message_type.name)
-    for field in pb.BaseCommand.DESCRIPTOR.fields
-    if field.message_type is not None
-}
 
 
 def name_of(kind: int) -> str:
@@ -64,88 +62,9 @@ def test_a_command_that_is_answered_has_a_request_id(kind: int) -> None:
 # ---- every command, over a connection ------------------------------------------------------------
 
 
-# The client has producer 1 and consumer 1 of one message.
-ANSWERS: dict[int, tuple[Message, type[Message] | str | None]] = {
-    Type.CONNECT: (pb.CommandConnect(client_version="again"), ENDED),
-    Type.AUTH_RESPONSE: (pb.CommandAuthResponse(), IGNORED),
-    Type.PING: (pb.CommandPing(), pb.CommandPong),
-    Type.PONG: (pb.CommandPong(), IGNORED),
-    Type.PARTITIONED_METADATA: (
-        pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=9),
-        pb.CommandPartitionedTopicMetadataResponse,
-    ),
-    Type.LOOKUP: (
-        pb.CommandLookupTopic(topic=TOPIC, request_id=9),
-        pb.CommandLookupTopicResponse,
-    ),
-    Type.GET_TOPICS_OF_NAMESPACE: (
-        pb.CommandGetTopicsOfNamespace(namespace="public/default", request_id=9),
-        pb.CommandGetTopicsOfNamespaceResponse,
-    ),
-    Type.PRODUCER: (
-        pb.CommandProducer(topic=TOPIC, producer_id=2, request_id=9),
-        pb.CommandProducerSuccess,
-    ),
-    Type.SEND: (pb.CommandSend(producer_id=1, sequence_id=7), pb.CommandSendReceipt),
-    Type.CLOSE_PRODUCER: (
-        pb.CommandCloseProducer(producer_id=1, request_id=9),
-        pb.CommandSuccess,
-    ),
-    Type.SUBSCRIBE: (
-        pb.CommandSubscribe(
-            topic=TOPIC,
-            subscription="other",
-            subType=pb.CommandSubscribe.Shared,
-            consumer_id=2,
-            request_id=9,
-        ),
-        pb.CommandSuccess,
-    ),
-    Type.FLOW: (pb.CommandFlow(consumer_id=1, messagePermits=1), pb.CommandMessage),
-    Type.ACK: (
-        pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, request_id=9),
-        pb.CommandAckResponse,
-    ),
-    Type.REDELIVER_UNACKNOWLEDGED_MESSAGES: (
-        pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1),
-        IGNORED,
-    ),
-    Type.SEEK: (
-        pb.CommandSeek(consumer_id=1, request_id=9, message_publish_time=0),
-        pb.CommandCloseConsumer,
-    ),
-    Type.GET_LAST_MESSAGE_ID: (
-        pb.CommandGetLastMessageId(consumer_id=1, request_id=9),
-        pb.CommandGetLastMessageIdResponse,
-    ),
-    Type.CONSUMER_STATS: (
-        pb.CommandConsumerStats(consumer_id=1, request_id=9),
-        pb.CommandConsumerStatsResponse,
-    ),
-    Type.UNSUBSCRIBE: (pb.CommandUnsubscribe(consumer_id=1, request_id=9), pb.CommandSuccess),
-    Type.CLOSE_CONSUMER: (
-        pb.CommandCloseConsumer(consumer_id=1, request_id=9),
-        pb.CommandSuccess,
-    ),
-}
-
-
-async def prepare(client: WireClient) -> None:
-    await client.produce(TOPIC)
-    await client.publish("a")
-    await client.expect(pb.CommandSendReceipt)
-    await client.subscribe(TOPIC)
-
-
-def encoded(body: Message) -> bytes:
-    if isinstance(body, pb.CommandSend | pb.CommandMessage):
-        return b"".join(framing.encode_payload_command(body, [bytes(entry_of("x").data)]))
-    return framing.encode_command(body)
-
-
 @pytest.mark.parametrize("kind", COMMANDS, ids=name_of)
 async def test_every_command_with_a_row_is_handled(kind: int) -> None:
-    body, answer = ANSWERS[kind]
+    body, answer = CASES[kind]
     assert type(body) is BODIES[kind]
     async with place() as here:
         client = await here.client()
@@ -158,32 +77,10 @@ async def test_every_command_with_a_row_is_handled(kind: int) -> None:
             await client.expect(pb.CommandPong)
         else:
             received: Any = await client.expect(answer)
-            error = getattr(received, "error", 0) or getattr(received, "error_code", 0)
-            assert not error
+            assert error_of(received) == CODES.get(kind, 0)
             if "request_id" in received.DESCRIPTOR.fields_by_name and kind != Type.SEEK:
                 assert received.request_id == 9
         assert here.endpoint.failures == 0
-
-
-def example(kind: int) -> Message:
-    """A body with every required field."""
-    return filled(BODIES[kind]())
-
-
-def filled(body: Any) -> Any:
-    for field in body.DESCRIPTOR.fields:
-        if not field.is_required:
-            continue
-        if field.message_type is not None:
-            filled(getattr(body, field.name)).SetInParent()
-        elif field.cpp_type == field.CPPTYPE_STRING:
-            text = field.type == field.TYPE_STRING
-            setattr(body, field.name, "x" if text else b"x")
-        elif field.enum_type is not None:
-            setattr(body, field.name, field.enum_type.values[0].number)
-        else:
-            setattr(body, field.name, 9)
-    return body
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED, ids=name_of)
@@ -233,11 +130,13 @@ async def test_a_request_without_its_permission_is_refused_before_its_handler(ki
     async with place() as here:
         here.endpoint.make_authenticator = lambda: grants
         client = await here.client()
-        body, _ = ANSWERS[kind]
+        body, _ = CASES[kind]
         await client.send(body)
         refused: Any = (await client.receive()).body
-        assert (refused.request_id, refused.error) == (9, pb.AuthorizationError)
-        assert f"role 'reader' may not {needs.permission.value} on" in refused.message
+        code = getattr(refused, "error_code", None) or refused.error
+        text = getattr(refused, "error_message", None) or refused.message
+        assert (refused.request_id, code) == (9, pb.AuthorizationError)
+        assert f"role 'reader' may not {needs.permission.value} on" in text
         listed = kind == Type.GET_TOPICS_OF_NAMESPACE
         named = NamespaceName.parse("public/default") if listed else TopicName.parse(TOPIC)
         assert grants.asked == [(needs.permission, named)]
@@ -274,7 +173,7 @@ async def test_commands_of_what_is_open_need_no_permission_of_their_own() -> Non
         await prepare(client)
         grants.asked.clear()
         for kind in (Type.GET_LAST_MESSAGE_ID, Type.CONSUMER_STATS, Type.CLOSE_CONSUMER):
-            body, answer = ANSWERS[kind]
+            body, answer = CASES[kind]
             await client.send(body)
             assert isinstance((await client.receive()).body, answer)
         assert grants.asked == []

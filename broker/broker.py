@@ -86,12 +86,17 @@ class Broker:
         chores: Sequence[Chore] = (),
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         publish_budget: PublishBudget | None = None,
+        cluster: str = "magnetar",
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
-        periodic work on the open topics. `message_bytes_max`: of a payload as sent."""
+        periodic work on the open topics. `message_bytes_max`: of a payload as sent. `cluster`: its
+        name for administrators."""
         self.policies = PolicyCache(
             store, namespace_bundles=namespace_bundles, defaults=default_policies
         )
+        self.default_policies = default_policies
+        self.namespace_bundles = namespace_bundles
+        self.cluster = cluster
         self.started = asyncio.Event()  # the broker takes requests
         self.message_bytes_max = message_bytes_max
         self._me = me
@@ -116,6 +121,11 @@ class Broker:
     @property
     def me(self) -> BrokerRegistration:
         return self._me
+
+    @property
+    def metadata(self) -> MetadataStore:
+        """For operations of administrators."""
+        return self._store
 
     @property
     def topics(self) -> list[Topic]:

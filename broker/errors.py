@@ -132,6 +132,18 @@ class InvalidCursorRecord(CursorError):
 # ---- ownership and policies ----------------------------------------------------------------------
 
 
+class TenantNotFound(BrokerError):
+    def __init__(self, tenant: str) -> None:
+        super().__init__(f"tenant {tenant} does not exist")
+        self.tenant = tenant
+
+
+class NamespaceNotFound(BrokerError):
+    def __init__(self, namespace: str) -> None:
+        super().__init__(f"namespace {namespace} does not exist")
+        self.namespace = namespace
+
+
 class TopicNotFound(BrokerError):
     """The topic does not exist, and the request does not create it."""
 

@@ -267,6 +267,7 @@ class BrokerProcess:
             message_bytes_max=self._config.max_message_size,
             publish_budget=budget,
             chores=self._chores(),
+            cluster=self._config.cluster_name,
         )
 
     def _chores(self) -> list[Chore]:

@@ -21,6 +21,8 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (protocol.InvalidNamespaceName, pb.InvalidTopicName),
     (protocol.ChecksumMismatch, pb.ChecksumError),
     (protocol.ProtocolError, pb.NotAllowedError),
+    (errors.TenantNotFound, pb.TopicNotFound),
+    (errors.NamespaceNotFound, pb.TopicNotFound),
     (errors.TopicNotFound, pb.TopicNotFound),
     (errors.NoSchema, pb.TopicNotFound),
     (errors.ConsumerNotFound, pb.ConsumerNotFound),

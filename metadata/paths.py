@@ -81,6 +81,11 @@ def tenant(name: str) -> str:
     return f"{TENANTS}/{quoted(name)}"
 
 
+def namespaces(tenant: str) -> str:
+    """The folder of a tenant's namespaces."""
+    return f"{NAMESPACES}/{quoted(tenant)}"
+
+
 def namespace(tenant: str, name: str) -> str:
     return f"{NAMESPACES}/{quoted(tenant)}/{quoted(name)}"
 

@@ -14,6 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
+from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
+from magnetar.broker.admin.policies import policies_router
 from magnetar.broker.admin.subscriptions import subscriptions_router
 from magnetar.broker.admin.topics import topics_router
 from magnetar.broker.operations.errors import InvalidArgument, ServedElsewhere, outcome_of
@@ -27,10 +29,21 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 BODY_BYTES_MAX: Final = 64 << 10
-"""Of a request. The largest that there is, a message id, takes some 100 bytes."""
+"""Of a request. The largest that there is, a new namespace with its policies, takes some 2 KB."""
 
 REQUEST_TIMEOUT_S: Final = 60.0
 """As of a request in Pulsar's protocol: the time in which a broker opens a topic, or gives up."""
+
+
+ROUTERS: Final = (
+    tenants_router,
+    namespaces_router,
+    policies_router,
+    topics_router,
+    subscriptions_router,
+)
+"""Of two routes that match a request, the first one answers it. A subscription's name may contain
+slashes, so that the subscriptions come last."""
 
 
 def admin_app(broker: "Broker") -> App:
@@ -42,8 +55,8 @@ def admin_app(broker: "Broker") -> App:
         description="Paths and verbs are those of Apache Pulsar's admin API.",
         responses={400: {"model": Refusal}, 404: {"model": Refusal}},
     )
-    api.include_router(topics_router(broker))
-    api.include_router(subscriptions_router(broker))
+    for router in ROUTERS:
+        api.include_router(router(broker))
     for kind in OPERATING_ERRORS:
         api.add_exception_handler(kind, _answer_failure)
     api.add_exception_handler(RequestValidationError, _answer_invalid)
@@ -111,6 +124,8 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
             reason = f"the request body is not JSON: {first['ctx']['error']}"
         case _ if isinstance(first["input"], bytes):  # it was not read as JSON
             reason = "the request body must be JSON, with content-type: application/json"
+        case "value_error":  # a validator of ours, which names the fields
+            reason = f"invalid {where}: {first['ctx']['error']}"
         case "missing":
             reason = f"the request lacks {where}"
         case _:

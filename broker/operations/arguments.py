@@ -9,7 +9,7 @@ from typing import Final
 
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.operations.errors import InvalidArgument
-from magnetar.protos.names import Domain, NamespaceName, TopicName
+from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
 
 SUBSCRIPTION_NAME_BYTES_MAX: Final = 1024
 """As of a topic's name. It is a part of paths, of labels and of the topic's record."""
@@ -18,14 +18,31 @@ INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1
 
 
-def topic_name(tenant: str, namespace: str, topic: str) -> TopicName:
-    """A persistent topic, from the parts of a path. Raises InvalidTopicName."""
-    return TopicName.parse(f"{Domain.PERSISTENT}://{tenant}/{namespace}/{topic}")
+NAMESPACE_NAME_BYTES_MAX: Final = 512
+"""Of tenant/namespace. It leaves half of a topic's full name for the topic."""
+
+
+def topic_name(
+    tenant: str, namespace: str, topic: str, domain: Domain = Domain.PERSISTENT
+) -> TopicName:
+    """A topic, from the parts of a path. Raises InvalidTopicName."""
+    return TopicName.parse(f"{domain}://{tenant}/{namespace}/{topic}")
 
 
 def namespace_name(tenant: str, namespace: str) -> NamespaceName:
-    """Raises InvalidNamespaceName."""
-    return NamespaceName.parse(f"{tenant}/{namespace}")
+    """Raises InvalidNamespaceName, InvalidArgument."""
+    name = NamespaceName.parse(f"{tenant}/{namespace}")
+    if len(str(name)) > NAMESPACE_NAME_BYTES_MAX:
+        expected = f"at most {NAMESPACE_NAME_BYTES_MAX} bytes"
+        raise InvalidArgument("namespace", str(name), expected)
+    return name
+
+
+def tenant_name(text: str) -> str:
+    """Raises InvalidNamespaceName, InvalidArgument."""
+    if "/" in text:
+        raise InvalidArgument("tenant", text, "a name without a slash")
+    return namespace_name(text, DEFAULT_NAMESPACE.namespace).tenant
 
 
 def subscription_name(text: str) -> str:

@@ -16,6 +16,8 @@ from magnetar.metadata.errors import MetadataError
 from magnetar.protos.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magnetar.broker.log.position import Position
     from magnetar.metadata.model import BrokerRegistration
 
@@ -61,6 +63,42 @@ class PositionNotFound(errors.BrokerError):
         self.last = last
 
 
+class TenantExists(errors.BrokerError):
+    def __init__(self, tenant: str) -> None:
+        super().__init__(f"tenant {tenant} exists already")
+        self.tenant = tenant
+
+
+class TenantNotEmpty(errors.BrokerError):
+    """It has namespaces, so that it cannot be deleted."""
+
+    def __init__(self, tenant: str, namespaces: Sequence[str]) -> None:
+        super().__init__(f"tenant {tenant} has namespaces: {_some(namespaces)}")
+        self.tenant = tenant
+
+
+class NamespaceExists(errors.BrokerError):
+    def __init__(self, namespace: str) -> None:
+        super().__init__(f"namespace {namespace} exists already")
+        self.namespace = namespace
+
+
+class NamespaceNotEmpty(errors.BrokerError):
+    """It has topics, so that it cannot be deleted."""
+
+    def __init__(self, namespace: str, topics: Sequence[str]) -> None:
+        super().__init__(f"namespace {namespace} has topics: {_some(topics)}")
+        self.namespace = namespace
+
+
+class Protected(errors.BrokerError):
+    """Clients use it when they name no other: it always exists."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} cannot be deleted: topics without a namespace are in it")
+        self.what = what
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a failed request is answered with."""
@@ -80,6 +118,13 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (MessageNotFound, Outcome(404, "")),
     (errors.TopicNotFound, Outcome(404, "`magnetar topics list` shows the topics of a namespace")),
     (errors.SubscriptionNotFound, Outcome(404, "`magnetar subscriptions list TOPIC` shows all")),
+    (errors.TenantNotFound, Outcome(404, "`magnetar tenants list` shows all")),
+    (errors.NamespaceNotFound, Outcome(404, "`magnetar namespaces list TENANT` shows all")),
+    (TenantExists, Outcome(409, "")),
+    (NamespaceExists, Outcome(409, "")),
+    (TenantNotEmpty, Outcome(409, "delete them first")),
+    (NamespaceNotEmpty, Outcome(409, "delete them first")),
+    (Protected, Outcome(412, "")),
     (errors.TopicExists, Outcome(409, "")),
     (errors.SubscriptionExists, Outcome(409, "")),
     (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
@@ -91,6 +136,7 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (MetadataError, Outcome(503, _LATER)),
     (TimeoutError, Outcome(503, _LATER)),
 )
+SHOWN_NAMES_MAX: Final = 5
 SHOWN_CHARACTERS_MAX: Final = 200
 """Of a value that the request contains: a hostile one may be megabytes long."""
 
@@ -101,6 +147,11 @@ def outcome_of(error: Exception) -> Outcome:
         if isinstance(error, kind):
             return outcome
     raise AssertionError(f"no outcome for {error!r}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES_MAX} more" if len(names) > SHOWN_NAMES_MAX else ""
+    return ", ".join(names[:SHOWN_NAMES_MAX]) + more
 
 
 def _shown(found: object) -> str:

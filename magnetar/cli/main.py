@@ -33,6 +33,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "produce": ("magnetar.cli.produce", "Send messages to a topic."),
     "consume": ("magnetar.cli.consume", "Receive messages from a topic."),
+    "tenants": ("magnetar.cli.tenants", "Create, list, change and delete tenants."),
+    "namespaces": (
+        "magnetar.cli.namespaces",
+        "Create, list and delete namespaces, and set their policies.",
+    ),
     "topics": ("magnetar.cli.topics", "Look at topics: list, create, peek, stats."),
     "subscriptions": (
         "magnetar.cli.subscriptions",

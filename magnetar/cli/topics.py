@@ -22,6 +22,7 @@ from magnetar.cli.admin import (
 from magnetar.cli.client import fail
 from magnetar.cli.help import App
 from magnetar.cli.output import print_json, print_table, size_of, time_of
+from magnetar.cli.policies import add_topic_policies
 from magnetar.protos.errors import InvalidNamespaceName
 from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
 
@@ -35,6 +36,7 @@ def add_to(app: typer.Typer) -> None:
     topics.command("create")(create)
     topics.command("peek")(peek)
     topics.command("stats")(stats)
+    add_topic_policies(topics)
     app.add_typer(topics, name="topics")
 
 

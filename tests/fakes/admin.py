@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def admin_of(broker: RunningBroker) -> AsyncIterator[httpx.AsyncClient]:
-    """Paths are below `/admin/v2/persistent`. An exception that no handler takes is raised here."""
+async def admin_of(
+    broker: RunningBroker, below: str = "/admin/v2/persistent"
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Paths of requests are `below` this one. An exception that no handler takes is raised here."""
     transport = httpx.ASGITransport(app=admin_app(broker.broker))
-    url = "http://here/admin/v2/persistent"
-    async with httpx.AsyncClient(transport=transport, base_url=url) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://here{below}") as client:
         yield client

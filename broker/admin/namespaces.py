@@ -1,0 +1,105 @@
+"""Tenants and namespaces over HTTP."""
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Query
+
+from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.operations import namespaces
+from magnetar.broker.operations.arguments import namespace_name, tenant_name
+from magnetar.broker.operations.model import Refusal
+from magnetar.broker.operations.namespace_model import (
+    Bundles,
+    NewNamespace,
+    TenantInfo,
+    TenantShown,
+    shown_policies,
+)
+from magnetar.broker.operations.namespaces import TopicMode
+from magnetar.metadata.policies import TenantRecord
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+
+_CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
+    409: {"model": Refusal, "description": "It exists already, or it is not empty."}
+}
+_New = Annotated[NewNamespace | None, Body(description="bundles and policies; none: defaults")]
+
+
+def tenants_router(broker: "Broker") -> APIRouter:
+    """`/admin/v2/tenants`."""
+    router = APIRouter(prefix="/admin/v2/tenants", tags=["tenants"], responses=REFUSALS)
+
+    @router.get("")
+    async def list_tenants() -> list[str]:
+        """List the tenants."""
+        return await namespaces.list_tenants(broker)
+
+    @router.get("/{tenant}")
+    async def get_tenant(tenant: str) -> TenantShown:
+        """Show a tenant."""
+        record = await namespaces.tenant_record(broker, tenant_name(tenant))
+        return TenantShown.of(record, broker.cluster)
+
+    @router.put("/{tenant}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
+    async def create_tenant(tenant: str, info: TenantInfo | None = None) -> None:
+        """Create a tenant."""
+        record = (info or TenantInfo()).changed(TenantRecord())
+        await namespaces.create_tenant(broker, tenant_name(tenant), record)
+
+    @router.post("/{tenant}", status_code=HTTPStatus.NO_CONTENT)
+    async def update_tenant(tenant: str, info: TenantInfo) -> None:
+        """Change a tenant. What the body does not set stays."""
+        await namespaces.update_tenant(broker, tenant_name(tenant), info.changed)
+
+    @router.delete("/{tenant}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
+    async def delete_tenant(tenant: str) -> None:
+        """Delete a tenant without namespaces."""
+        await namespaces.delete_tenant(broker, tenant_name(tenant))
+
+    return router
+
+
+def namespaces_router(broker: "Broker") -> APIRouter:
+    """`/admin/v2/namespaces`; the policies of a namespace are in `policies.py`."""
+    router = APIRouter(prefix="/admin/v2/namespaces", tags=["namespaces"], responses=REFUSALS)
+
+    @router.get("/{tenant}")
+    async def list_namespaces(tenant: str) -> list[str]:
+        """List the namespaces of a tenant."""
+        return await namespaces.list_namespaces(broker, tenant_name(tenant))
+
+    @router.get("/{tenant}/{namespace}")
+    async def get_policies(tenant: str, namespace: str) -> dict[str, Any]:
+        """Show the bundles of a namespace and the policies that it sets."""
+        record = await namespaces.namespace_record(broker, namespace_name(tenant, namespace))
+        return shown_policies(record, broker.cluster)
+
+    @router.put("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
+    async def create_namespace(tenant: str, namespace: str, new: _New = None) -> None:
+        """Create a namespace."""
+        new = new or NewNamespace()
+        name, policies = namespace_name(tenant, namespace), new.policies(broker.cluster)
+        await namespaces.create_namespace(broker, name, new.bundle_count, policies)
+
+    @router.delete("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
+    async def delete_namespace(tenant: str, namespace: str) -> None:
+        """Delete a namespace without topics."""
+        await namespaces.delete_namespace(broker, namespace_name(tenant, namespace))
+
+    @router.get("/{tenant}/{namespace}/bundles")
+    async def get_bundles(tenant: str, namespace: str) -> Bundles:
+        """Show how the topics of a namespace are divided among brokers."""
+        name = namespace_name(tenant, namespace)
+        return Bundles.of(await namespaces.namespace_record(broker, name))
+
+    @router.get("/{tenant}/{namespace}/topics")
+    async def list_topics(
+        tenant: str, namespace: str, mode: Annotated[TopicMode, Query()] = TopicMode.PERSISTENT
+    ) -> list[str]:
+        """List the topics of a namespace."""
+        return await namespaces.list_topics(broker, namespace_name(tenant, namespace), mode)
+
+    return router

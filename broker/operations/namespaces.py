@@ -1,0 +1,280 @@
+"""What an administrator can ask of tenants and namespaces: list, create, read, change and delete.
+
+Any broker carries these out by compare-and-set. A namespace must not be left without its tenant
+when one is created while the other is deleted. So the creator writes the namespace first and then
+the tenant's record, unchanged, by compare-and-set. The deleter lists the namespaces after it has
+read the tenant's record, and deletes the record at the version that it read. One of the two fails:
+the creator takes its namespace back, or the deleter looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import NamespaceNotFound, TenantNotFound
+from magnetar.broker.operations.errors import (
+    NamespaceExists,
+    NamespaceNotEmpty,
+    Protected,
+    TenantExists,
+    TenantNotEmpty,
+)
+from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import BadVersion, Contended, NodeExists, NoNode, NotEmpty
+from magnetar.metadata.model import NamespaceBundles
+from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord
+from magnetar.metadata.store import ABSENT, KEEP, update
+from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.broker.broker import Broker
+    from magnetar.metadata.store import Verdict
+
+WRITE_TIMEOUT_S: Final = 10.0
+"""For a change by compare-and-set, with its retries."""
+
+RACES_MAX: Final = 20
+"""Lost races before an operation over several records gives up."""
+
+BUNDLES_MAX: Final = 128
+"""Of a namespace; as `default_number_of_namespace_bundles` has at most."""
+
+
+# ---- tenants -------------------------------------------------------------------------------------
+
+
+async def list_tenants(broker: Broker) -> list[str]:
+    """Names, sorted."""
+    await broker.metadata.sync(paths.TENANTS)
+    found = {paths.unquoted(child) for child in await broker.metadata.children(paths.TENANTS)}
+    return sorted(found | {DEFAULT_NAMESPACE.tenant})
+
+
+async def tenant_record(broker: Broker, tenant: str) -> TenantRecord:
+    """Raises TenantNotFound."""
+    stored = await read(broker, paths.tenant(tenant))
+    if stored is not None:
+        return codec.decode_tenant(stored)
+    if tenant == DEFAULT_NAMESPACE.tenant:  # it always exists: its record is made when it is used
+        return TenantRecord()
+    raise TenantNotFound(tenant)
+
+
+async def create_tenant(broker: Broker, tenant: str, record: TenantRecord) -> None:
+    """Raises TenantExists."""
+    try:
+        await broker.metadata.put(
+            paths.tenant(tenant), codec.encode_tenant(record), expected=ABSENT
+        )
+    except NodeExists:
+        raise TenantExists(tenant) from None
+
+
+async def update_tenant(
+    broker: Broker, tenant: str, change: Callable[[TenantRecord], TenantRecord]
+) -> None:
+    """Raises TenantNotFound."""
+
+    def written(stored: bytes | None) -> bytes | Verdict:
+        if stored is None and tenant != DEFAULT_NAMESPACE.tenant:
+            raise TenantNotFound(tenant)
+        record = TenantRecord() if stored is None else codec.decode_tenant(stored)
+        changed = change(record)
+        return KEEP if changed == record else codec.encode_tenant(changed)
+
+    await _update(broker, paths.tenant(tenant), written)
+
+
+async def delete_tenant(broker: Broker, tenant: str) -> None:
+    """Raises TenantNotFound, TenantNotEmpty, Protected."""
+    if tenant == DEFAULT_NAMESPACE.tenant:
+        raise Protected(f"tenant {tenant}")
+    store, path = broker.metadata, paths.tenant(tenant)
+    for _ in range(RACES_MAX):
+        await store.sync(path)
+        found = await store.get(path)
+        if found is None:
+            raise TenantNotFound(tenant)
+        if namespaces := await _namespaces_of(broker, tenant):
+            raise TenantNotEmpty(tenant, namespaces)
+        try:
+            await store.delete(path, expected=found.version)
+        except BadVersion:
+            continue
+        except NoNode:
+            raise TenantNotFound(tenant) from None
+        return
+    raise Contended(path, RACES_MAX)
+
+
+# ---- namespaces ----------------------------------------------------------------------------------
+
+
+async def list_namespaces(broker: Broker, tenant: str) -> list[str]:
+    """As tenant/namespace, sorted. Raises TenantNotFound."""
+    await tenant_record(broker, tenant)
+    return [str(NamespaceName(tenant, name)) for name in await _namespaces_of(broker, tenant)]
+
+
+async def namespace_record(broker: Broker, name: NamespaceName) -> NamespaceRecord:
+    """Raises NamespaceNotFound."""
+    path = paths.namespace(name.tenant, name.namespace)
+    stored = await read(broker, path)
+    if stored is None and name == DEFAULT_NAMESPACE:
+        await broker.policies.ready(name)  # it always exists: its first use creates the record
+        stored = await read(broker, path)
+    if stored is None:
+        raise NamespaceNotFound(str(name))
+    return codec.decode_namespace(stored)
+
+
+class TopicMode(StrEnum):
+    """Which topics of a namespace are listed."""
+
+    PERSISTENT = "PERSISTENT"
+    NON_PERSISTENT = "NON_PERSISTENT"
+    ALL = "ALL"
+
+
+async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> list[str]:
+    """Full names, sorted. Raises NamespaceNotFound.
+
+    NOTE: topics that are not persistent are not stored: they are not listed yet.
+    """
+    await namespace_record(broker, name)
+    if mode is TopicMode.NON_PERSISTENT:
+        return []
+    return sorted(await broker.topics_of(name))
+
+
+async def create_namespace(
+    broker: Broker, name: NamespaceName, bundles: int | None, policies: Policies
+) -> None:
+    """`bundles` None: as many as the broker's settings say. Raises TenantNotFound,
+    NamespaceExists."""
+    store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
+    record = NamespaceRecord(
+        NamespaceBundles.divided(bundles or broker.namespace_bundles), policies
+    )
+    await tenant_record(broker, name.tenant)
+    try:
+        version = await store.put(path, codec.encode_namespace(record), expected=ABSENT)
+    except NodeExists:
+        raise NamespaceExists(str(name)) from None
+    try:
+        await _touch_tenant(broker, name.tenant)
+    except TenantNotFound:  # it was deleted meanwhile
+        with suppress(BadVersion, NoNode):
+            await store.delete(path, expected=version)
+        raise
+
+
+async def change_namespace(
+    broker: Broker,
+    name: NamespaceName,
+    change: Callable[[NamespaceRecord], NamespaceRecord],
+) -> None:
+    """`change` is called anew after each lost race. Raises NamespaceNotFound."""
+    if name == DEFAULT_NAMESPACE:
+        await namespace_record(broker, name)
+
+    def written(stored: bytes | None) -> bytes | Verdict:
+        if stored is None:
+            raise NamespaceNotFound(str(name))
+        record = codec.decode_namespace(stored)
+        changed = change(record)
+        return KEEP if changed == record else codec.encode_namespace(changed)
+
+    await _update(broker, paths.namespace(name.tenant, name.namespace), written)
+
+
+async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
+    """Raises NamespaceNotFound, NamespaceNotEmpty, Protected.
+
+    A topic that is created between the look at the topics and the deletion brings the namespace
+    back with its settings.
+    """
+    if name == DEFAULT_NAMESPACE:
+        raise Protected(f"namespace {name}")
+    store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
+    for _ in range(RACES_MAX):
+        await store.sync(path)
+        found = await store.get(path)
+        if found is None:
+            raise NamespaceNotFound(str(name))
+        if topics := await broker.topics_of(name):
+            raise NamespaceNotEmpty(str(name), topics)
+        try:
+            await store.delete(path, expected=found.version)
+        except BadVersion:
+            continue
+        except NoNode:
+            raise NamespaceNotFound(str(name)) from None
+        if topics := await broker.topics_of(name):
+            with suppress(NodeExists):
+                await store.put(path, found.value, expected=ABSENT)
+            raise NamespaceNotEmpty(str(name), topics)
+        await _forget_topics(broker, name)
+        return
+    raise Contended(path, RACES_MAX)
+
+
+async def _namespaces_of(broker: Broker, tenant: str) -> list[str]:
+    folder = paths.namespaces(tenant)
+    await broker.metadata.sync(folder)
+    found = {paths.unquoted(child) for child in await broker.metadata.children(folder)}
+    if tenant == DEFAULT_NAMESPACE.tenant:
+        found.add(DEFAULT_NAMESPACE.namespace)
+    return sorted(found)
+
+
+async def _touch_tenant(broker: Broker, tenant: str) -> None:
+    """Write the tenant's record unchanged, so that a deletion that read it before fails. Raises
+    TenantNotFound."""
+    path = paths.tenant(tenant)
+    for _ in range(RACES_MAX):
+        await broker.metadata.sync(path)
+        found = await broker.metadata.get(path)
+        if found is None and tenant == DEFAULT_NAMESPACE.tenant:
+            return
+        if found is None:
+            raise TenantNotFound(tenant)
+        try:
+            await broker.metadata.put(path, found.value, expected=found.version)
+        except BadVersion:
+            continue
+        return
+    raise Contended(path, RACES_MAX)
+
+
+async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
+    """Policies of topics that are left in a deleted namespace: a new one must not find them."""
+    folder = paths.topic_policies_folder(name.tenant, name.namespace)
+    for child in await broker.metadata.children(folder):
+        with suppress(BadVersion, NoNode, NotEmpty):
+            found = await broker.metadata.get(f"{folder}/{child}")
+            if found is not None:
+                await broker.metadata.delete(f"{folder}/{child}", expected=found.version)
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+async def read(broker: Broker, path: str) -> bytes | None:
+    """The stored value, as new as every change that was made before this call."""
+    await broker.metadata.sync(path)
+    found = await broker.metadata.get(path)
+    return None if found is None else found.value
+
+
+async def _update(
+    broker: Broker, path: str, change: Callable[[bytes | None], bytes | Verdict]
+) -> None:
+    deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
+    await broker.metadata.sync(path)
+    await update(broker.metadata, path, change, deadline=deadline)

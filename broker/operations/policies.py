@@ -1,0 +1,116 @@
+"""What an administrator can ask of policies: read, set and remove one, of a namespace or a topic.
+
+Any broker carries these out: records change by compare-and-set, and the brokers that serve the
+topics see the change by their watches, some milliseconds later. All partitions of a topic share the
+policies of the topic.
+
+Operations raise NamespaceNotFound, TopicNotFound and MetadataError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.operations.namespaces import (
+    WRITE_TIMEOUT_S,
+    change_namespace,
+    namespace_record,
+    read,
+)
+from magnetar.metadata import codec, paths
+from magnetar.metadata.policies import Policies, TopicPolicies, effective
+from magnetar.metadata.store import DELETE, KEEP, update
+from magnetar.protos.names import Domain, NamespaceName, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.broker.broker import Broker
+    from magnetar.metadata.store import Verdict
+
+Target = NamespaceName | TopicName
+
+_UNSET: Final = Policies()
+
+
+async def get_policies(broker: Broker, target: Target) -> Policies:
+    """What the namespace or topic itself sets."""
+    if isinstance(target, NamespaceName):
+        return (await namespace_record(broker, target)).policies
+    await _require_topic(broker, target)
+    stored = await read(broker, _path(target))
+    return _UNSET if stored is None else codec.decode_topic_policies(stored).policies
+
+
+async def get_policy(broker: Broker, target: Target, field: str, *, applied: bool) -> Any:
+    """The policy that the namespace or topic sets; None: it does not set it. `applied`: the policy
+    that is in effect, after all levels were asked."""
+    own = await get_policies(broker, target)
+    if not applied:
+        return getattr(own, field)
+    if isinstance(target, NamespaceName):
+        return getattr(effective(broker.default_policies, own, _UNSET), field)
+    namespace = await get_policies(broker, target.namespace_name)
+    return getattr(effective(broker.default_policies, namespace, own), field)
+
+
+async def set_policy(broker: Broker, target: Target, field: str, value: Any) -> None:
+    """`value` None removes the policy at this level."""
+
+    def change(policies: Policies) -> Policies:
+        if getattr(policies, field) == value:
+            return policies
+        return replace(policies, version=policies.version + 1, **{field: value})
+
+    if isinstance(target, NamespaceName):
+        await change_namespace(
+            broker, target, lambda record: replace(record, policies=change(record.policies))
+        )
+    else:
+        await _change_topic(broker, target, change)
+
+
+async def _change_topic(
+    broker: Broker, name: TopicName, change: Callable[[Policies], Policies]
+) -> None:
+    def written(stored: bytes | None) -> bytes | Verdict:
+        record = TopicPolicies() if stored is None else codec.decode_topic_policies(stored)
+        policies = change(record.policies)
+        if policies == record.policies:
+            return KEEP
+        if replace(policies, version=0) == _UNSET and not policies.unknown:
+            return DELETE  # a topic that sets none has no record
+        return codec.encode_topic_policies(replace(record, policies=policies))
+
+    await _require_topic(broker, name)
+    deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
+    await broker.metadata.sync(_path(name))
+    await update(broker.metadata, _path(name), written, deadline=deadline)
+    try:
+        await _require_topic(broker, name)
+    except TopicNotFound:  # deleted meanwhile: a later topic of this name must not find them
+        await forget_topic(broker, name)
+        raise
+
+
+async def forget_topic(broker: Broker, name: TopicName) -> None:
+    """Remove all policies that the topic sets: it was deleted."""
+    deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
+    await update(broker.metadata, _path(name), lambda _: DELETE, deadline=deadline)
+
+
+async def _require_topic(broker: Broker, name: TopicName) -> None:
+    """Raises TopicNotFound, NamespaceNotFound. Topics that are not stored may set policies."""
+    await namespace_record(broker, name.namespace_name)
+    if name.domain is Domain.NON_PERSISTENT:
+        return
+    if not (await broker.exists(name) or await broker.exists(name.base)):
+        raise TopicNotFound(str(name))
+
+
+def _path(name: TopicName) -> str:
+    base = name.base
+    return paths.topic_policies(base.tenant, base.namespace, base.domain, base.topic)

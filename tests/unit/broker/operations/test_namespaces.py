@@ -1,0 +1,155 @@
+"""Tenants and namespaces over the admin API, and races between their creation and deletion."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.admin import admin_of
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
+
+if TYPE_CHECKING:
+    import httpx
+
+pytestmark = pytest.mark.real_loop
+
+
+def kind_of(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"] if answer.content else ""
+
+
+async def test_a_tenant_from_creation_to_deletion() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        assert (await admin.get("tenants")).json() == ["public"]
+        assert kind_of(await admin.get("tenants/acme")) == (404, "TenantNotFound")
+        body = {"adminRoles": ["b", "a"], "allowedClusters": []}
+        assert kind_of(await admin.put("tenants/acme", json=body)) == (204, "")
+        assert kind_of(await admin.put("tenants/acme")) == (409, "TenantExists")
+        assert (await admin.get("tenants")).json() == ["acme", "public"]
+        shown = {"adminRoles": ["a", "b"], "allowedClusters": ["magnetar"]}
+        assert (await admin.get("tenants/acme")).json() == shown
+        assert kind_of(await admin.post("tenants/acme", json={"adminRoles": ["c"]})) == (204, "")
+        assert (await admin.get("tenants/acme")).json()["adminRoles"] == ["c"]
+        assert kind_of(await admin.delete("tenants/acme")) == (204, "")
+        assert kind_of(await admin.delete("tenants/acme")) == (404, "TenantNotFound")
+        assert kind_of(await admin.post("tenants/acme", json={})) == (404, "TenantNotFound")
+
+
+async def test_a_namespace_from_creation_to_deletion() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        one = "namespaces/acme/orders"
+        assert kind_of(await admin.put(one)) == (404, "TenantNotFound")
+        await admin.put("tenants/acme")
+        assert (await admin.get("namespaces/acme")).json() == []
+        # As Pulsar's tools send it: every policy, most of them not set.
+        body = {
+            "bundles": {"boundaries": None, "numBundles": 16},
+            "replication_clusters": ["magnetar"],
+            "auth_policies": {"namespace_auth": {}},
+            "retention_policies": {"retentionTimeInMinutes": 5, "retentionSizeInMB": 5},
+            "publishMaxMessageRate": {"magnetar": {"publishThrottlingRateInMsg": 9}},
+            "topicDispatchRate": {},
+            "subscription_types_enabled": [],
+            "message_ttl_in_seconds": None,
+        }
+        assert kind_of(await admin.put(one, json=body)) == (204, "")
+        assert kind_of(await admin.put(one)) == (409, "NamespaceExists")
+        assert (await admin.get("namespaces/acme")).json() == ["acme/orders"]
+        bundles = (await admin.get(f"{one}/bundles")).json()
+        assert bundles["numBundles"] == 16
+        assert bundles["boundaries"][:2] == ["0x00000000", "0x10000000"]
+        assert bundles["boundaries"][-1] == "0xffffffff"
+        shown = (await admin.get(one)).json()
+        assert shown["retention_policies"] == body["retention_policies"]
+        assert shown["bundles"] == bundles
+        assert (await admin.get(f"{one}/publishRate")).json()["publishThrottlingRateInMsg"] == 9
+        assert (await admin.get(f"{one}/topics")).json() == []
+
+        await admin.put("persistent/acme/orders/t")
+        assert (await admin.get(f"{one}/topics")).json() == ["persistent://acme/orders/t"]
+        refused = await admin.delete(one)
+        assert kind_of(refused) == (409, "NamespaceNotEmpty")
+        assert "persistent://acme/orders/t" in refused.json()["reason"]
+        assert kind_of(await admin.delete("tenants/acme")) == (409, "TenantNotEmpty")
+
+
+async def test_an_empty_namespace_is_deleted_and_made_anew_without_its_policies() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        one = "namespaces/public/other"
+        await admin.put(one)
+        assert kind_of(await admin.post(f"{one}/deduplication", json=True)) == (204, "")
+        assert kind_of(await admin.delete(one)) == (204, "")
+        assert kind_of(await admin.get(one)) == (404, "NamespaceNotFound")
+        assert kind_of(await admin.delete(one)) == (404, "NamespaceNotFound")
+        await admin.put(one)
+        assert (await admin.get(one)).json()["deduplicationEnabled"] is None
+
+
+async def test_public_default_exists_and_is_protected() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        assert (await admin.get("namespaces/public")).json() == ["public/default"]
+        assert (await admin.get("namespaces/public/default")).json()["bundles"]["numBundles"] == 4
+        assert kind_of(await admin.delete("tenants/public")) == (412, "Protected")
+        assert kind_of(await admin.delete("namespaces/public/default")) == (412, "Protected")
+
+
+WRONG: list[tuple[str, object, int, str]] = [
+    ("tenants/a%20b", None, 412, "A-Z a-z 0-9"),
+    ("tenants/..%2Fx", None, 404, ""),
+    (f"tenants/{'a' * 600}", None, 400, "512 bytes"),
+    ("namespaces/public/a%20b", None, 412, "A-Z a-z 0-9"),
+    ("namespaces/public/n", {"bundles": {"numBundles": 129}}, 400, "numBundles"),
+    ("namespaces/public/n", {"bundles": {"numBundles": -1}}, 400, "numBundles"),
+    ("namespaces/public/n", {"retention_policies": 5}, 400, "retention_policies"),
+    ("tenants/a", {"adminRoles": ["x"] * 101}, 204, ""),
+    ("tenants/a", {"adminRoles": [str(n) for n in range(101)]}, 400, "adminRoles"),
+]
+
+
+async def test_what_is_created_is_checked() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        for path, body, status, text in WRONG:
+            answer = await admin.put(path, json=body)
+            assert answer.status_code == status, answer.text
+            assert text in answer.text
+
+
+async def test_no_namespace_is_left_without_its_tenant() -> None:
+    """Creation of a namespace and deletion of its tenant at the same time, by two brokers."""
+    cluster = ClusterState()
+    async with (
+        running_broker(cluster, 0) as first,
+        running_broker(cluster, 1) as second,
+        admin_of(first, "/admin/v2") as one,
+        admin_of(second, "/admin/v2") as other,
+    ):
+        for number in range(60):
+            tenant = f"t{number}"
+            await one.put(f"tenants/{tenant}")
+            async with asyncio.TaskGroup() as group:
+                created = group.create_task(one.put(f"namespaces/{tenant}/n"))
+                for _ in range(number % 13):
+                    await asyncio.sleep(0)
+                deleted = group.create_task(other.delete(f"tenants/{tenant}"))
+            exists = (await one.get(f"tenants/{tenant}")).status_code == 200
+            left = await one.get(f"namespaces/{tenant}/n")
+            assert exists == (left.status_code == 200)
+            assert exists == (created.result().status_code == 204)
+            assert exists == (deleted.result().status_code == 409)

@@ -1,0 +1,264 @@
+"""Policies over the admin API: every row of the table at both levels, in Pulsar's form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.admin import admin_of
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
+from fakes.wire import wire_to
+
+from magnetar.broker.operations.policy_table import QUOTAS, ROWS, PolicyRow
+from magnetar.metadata.policies import BROKER_DEFAULTS, EffectivePolicies, Policies
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    import httpx
+
+pytestmark = pytest.mark.real_loop
+
+NAMESPACE = "namespaces/public/default"
+TOPIC = "persistent/public/default/t"
+
+BODIES: dict[str, Any] = {
+    "retention": {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1},
+    "message_ttl_s": 300,
+    "persistence": {
+        "bookkeeperEnsemble": 3,
+        "bookkeeperWriteQuorum": 2,
+        "bookkeeperAckQuorum": 2,
+        "managedLedgerMaxMarkDeleteRate": 0.5,
+    },
+    "deduplication": True,
+    "delayed_delivery": {"active": False, "tickTime": 500, "maxDeliveryDelayInMillis": 0},
+    "auto_topic_creation": {
+        "allowAutoTopicCreation": True,
+        "topicType": "partitioned",
+        "defaultNumPartitions": 4,
+    },
+    "auto_subscription_creation": {"allowAutoSubscriptionCreation": False},
+    "producers_max": 1,
+    "consumers_max": 2,
+    "consumers_per_subscription_max": 3,
+    "subscriptions_max": 4,
+    "unacked_per_consumer_max": 5,
+    "unacked_per_subscription_max": 0,
+    "publish_rate": {"publishThrottlingRateInMsg": 100, "publishThrottlingRateInByte": -1},
+    "dispatch_rate": {
+        "dispatchThrottlingRateInMsg": -1,
+        "dispatchThrottlingRateInByte": 4096,
+        "relativeToPublishRate": False,
+        "ratePeriodInSecond": 2,
+    },
+    "subscription_dispatch_rate": {
+        "dispatchThrottlingRateInMsg": 7,
+        "dispatchThrottlingRateInByte": 8,
+        "relativeToPublishRate": False,
+        "ratePeriodInSecond": 1,
+    },
+    "subscribe_rate": {"subscribeThrottlingRatePerConsumer": 3, "ratePeriodInSecond": 30},
+    "subscription_types": ["Exclusive", "Key_Shared"],
+    "inactive_topic_deletion": {
+        "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
+        "maxInactiveDurationSeconds": 90,
+        "deleteWhileInactive": True,
+    },
+}
+
+
+def test_every_policy_has_a_row() -> None:
+    fields = set(EffectivePolicies.__dataclass_fields__)
+    quotas = {quota.field for quota in QUOTAS.values()}
+    assert {row.field for row in ROWS} | quotas == fields
+    assert set(BODIES) == fields - quotas
+
+
+def paths_of(row: PolicyRow) -> list[tuple[str, str]]:
+    """Where the row is set, and the query parameter that carries the value there."""
+    namespace = [(f"{NAMESPACE}/{row.namespace_path}", "")] if row.namespace_path else []
+    topic = [(f"{TOPIC}/{row.topic_path}", row.topic_parameter)] if row.topic_path else []
+    return namespace + topic
+
+
+async def set_to(admin: httpx.AsyncClient, path: str, parameter: str, body: Any) -> httpx.Response:
+    if parameter:
+        return await admin.post(path, params={parameter: body})
+    return await admin.post(path, json=body)
+
+
+async def test_every_policy_is_set_read_and_removed() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        await admin.put(TOPIC)
+        for row in ROWS:
+            for path, parameter in paths_of(row):
+                await check_life(admin, row, path, parameter)
+
+
+async def check_life(admin: httpx.AsyncClient, row: PolicyRow, path: str, parameter: str) -> None:
+    assert (await admin.get(path)).status_code == 204, "it is not set"
+    applied = await admin.get(path, params={"applied": True})
+    default = row.shown(getattr(BROKER_DEFAULTS, row.field))
+    as_json = default.model_dump(by_alias=True) if hasattr(default, "model_dump") else default
+    assert applied.json() == as_json
+    answer = await set_to(admin, path, parameter, BODIES[row.field])
+    assert answer.status_code == 204, answer.text
+    for params in ({}, {"applied": "true"}):
+        assert (await admin.get(path, params=params)).json() == BODIES[row.field]
+    shown = (await admin.get(NAMESPACE)).json()[row.namespace_key]
+    expected: Any = BODIES[row.field] if path.startswith(NAMESPACE) else None
+    if row.by_cluster:
+        expected = {"magnetar": expected} if expected else {}
+    assert shown == expected
+    assert (await admin.delete(path)).status_code == 204
+    assert (await admin.get(path)).status_code == 204, "it is not set"
+
+
+async def test_a_topic_overrides_its_namespace_and_follows_it_again() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        await client.produce("t")
+        await admin.post(f"{NAMESPACE}/maxProducersPerTopic", json=5)
+        assert (await admin.get(f"{TOPIC}/maxProducers?applied=true")).json() == 5
+        await admin.post(f"{TOPIC}/maxProducers", json=2)
+        assert (await admin.get(f"{TOPIC}/maxProducers?applied=true")).json() == 2
+        await admin.delete(f"{TOPIC}/maxProducers")
+        assert (await admin.get(f"{TOPIC}/maxProducers?applied=true")).json() == 5
+        assert (await admin.get(f"{TOPIC}/maxProducers")).status_code == 204
+
+
+async def test_the_serving_broker_sees_a_policy_that_another_one_set() -> None:
+    cluster = ClusterState()
+    async with (
+        running_broker(cluster, 0) as first,
+        running_broker(cluster, 1) as second,
+        wire_to(first, "pulsar") as client,
+        admin_of(second, "/admin/v2") as admin,
+    ):
+        answer = await client.produce("t")
+        owner = first if hasattr(answer, "producer_name") else second
+        if owner is second:
+            async with admin_of(second, "/admin/v2") as there:
+                await there.put(TOPIC)
+        assert (await admin.post(f"{TOPIC}/messageTTL?messageTTL=17")).status_code == 204
+        name = TopicName.parse("t")
+        await owner.broker.topic(name, create=False)
+        assert owner.broker.policies.policies_of(name).message_ttl_s == 17
+
+
+async def test_both_backlog_quotas_are_kept_apart() -> None:
+    size = {"limitSize": 1 << 30, "policy": "consumer_backlog_eviction"}
+    age = {"limitTime": 600, "policy": "producer_exception"}
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        await admin.put(TOPIC)
+        for level in (NAMESPACE, TOPIC):
+            assert (await admin.get(f"{level}/backlogQuotaMap")).json() == {}
+            quota = f"{level}/backlogQuota"
+            assert (await admin.post(quota, json=size)).status_code == 204
+            by_age = {"backlogQuotaType": "message_age"}
+            assert (await admin.post(quota, params=by_age, json=age)).status_code == 204
+            refused = await admin.post(quota, json=age)
+            assert refused.status_code == 400
+            assert "limitSize, in bytes" in refused.json()["reason"]
+            found = (await admin.get(f"{level}/backlogQuotaMap")).json()
+            assert found["destination_storage"]["limitSize"] == 1 << 30
+            assert found["destination_storage"]["policy"] == "consumer_backlog_eviction"
+            assert found["message_age"]["limitTime"] == 600
+            assert (await admin.delete(quota, params=by_age)).status_code == 204
+            assert set((await admin.get(f"{level}/backlogQuotaMap")).json()) == {
+                "destination_storage"
+            }
+        applied = await admin.get(f"{TOPIC}/backlogQuotaMap?applied=true")
+        assert applied.json()["message_age"]["limitTime"] == -1
+
+
+WRONG = [
+    ("retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 5}, "retentionSizeInMB 5"),
+    ("retention", {"retentionTimeInMinutes": -2, "retentionSizeInMB": 5}, "greater than or equal"),
+    ("retention", {"retentionTimeInMinutes": 5}, "retentionSizeInMB"),
+    ("retention", {"retentionTimeInMinutes": 5, "retentionSizeInMB": 5, "x": 1}, "x"),
+    ("messageTTL", -1, "greater than or equal to 0"),
+    ("messageTTL", 1 << 40, "less than or equal to 2147483647"),
+    (
+        "persistence",
+        {"bookkeeperEnsemble": 2, "bookkeeperWriteQuorum": 3, "bookkeeperAckQuorum": 2},
+        "bookkeeperWriteQuorum 3",
+    ),
+    (
+        "persistence",
+        {"bookkeeperEnsemble": 9, "bookkeeperWriteQuorum": 3, "bookkeeperAckQuorum": 2},
+        "bookkeeperEnsemble 9: expected less than or equal to 5",
+    ),
+    ("subscriptionTypesEnabled", [], "at least 1"),
+    ("subscriptionTypesEnabled", ["Other"], "'Exclusive'"),
+    ("dispatchRate", {"relativeToPublishRate": True}, "relativeToPublishRate"),
+    ("autoTopicCreation", {"allowAutoTopicCreation": True, "topicType": "partitioned"}, "at least"),
+]
+
+
+async def test_a_wrong_value_is_refused_by_name() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        for path, body, text in WRONG:
+            refused = await admin.post(f"{NAMESPACE}/{path}", json=body)
+            assert refused.status_code == 400
+            assert text in refused.json()["reason"]
+            assert refused.json()["error"] == "InvalidArgument"
+            assert (await admin.get(f"{NAMESPACE}/{path}")).status_code == 204
+
+
+async def test_policies_of_what_does_not_exist_are_not_found() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        for path, error in (
+            ("namespaces/public/other/retention", "NamespaceNotFound"),
+            ("persistent/public/default/nothing/retention", "TopicNotFound"),
+            ("persistent/public/other/t/retention", "NamespaceNotFound"),
+        ):
+            for answer in (
+                await admin.get(path),
+                await admin.post(path, json=BODIES["retention"]),
+                await admin.delete(path),
+            ):
+                assert answer.status_code == 404
+                assert answer.json()["error"] == error
+
+
+async def test_writers_of_different_policies_do_not_undo_each_other() -> None:
+    """The version counts each change; a change that changes nothing is no change."""
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        await admin.put(TOPIC)
+        for row in ROWS:
+            for path, parameter in paths_of(row):
+                await set_to(admin, path, parameter, BODIES[row.field])
+                await set_to(admin, path, parameter, BODIES[row.field])
+        from magnetar.broker.operations.policies import get_policies
+
+        name = TopicName.parse("t")
+        for target in (name, name.namespace_name):
+            found = await get_policies(broker.broker, target)
+            for row in ROWS:
+                level = row.topic_path if target is name else row.namespace_path
+                assert (getattr(found, row.field) is not None) == bool(level), row.field
+            assert found.version == sum(
+                getattr(found, field) is not None
+                for field in Policies.__dataclass_fields__
+                if field not in ("version", "unknown")
+            )

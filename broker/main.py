@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
     from magnetar.broker.config import BrokerConfig
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.frames import FrameStream
@@ -95,6 +96,21 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
         ).run(stop)
     finally:
         await store.close()
+
+
+def log_config_of(config: BrokerConfig) -> LogConfig:
+    return LogConfig(
+        ledger_entries_max=config.managed_ledger_max_entries_per_ledger,
+        ledger_bytes_max=config.managed_ledger_max_size_per_ledger_mbytes << 20,
+        ledger_age_s_min=config.managed_ledger_min_ledger_rollover_time_minutes * 60,
+        ledger_age_s_max=config.managed_ledger_max_ledger_rollover_time_minutes * 60,
+        auto_skip_non_recoverable_data=config.auto_skip_non_recoverable_data,
+    )
+
+
+async def trim(topic: Topic) -> None:
+    """The chore that notices that retention has run out."""
+    topic.trim()
 
 
 class BrokerProcess:
@@ -258,7 +274,7 @@ class BrokerProcess:
             store=self._store,
             ledgers=ledgers,
             cache=cache,
-            log_config=LogConfig(),
+            log_config=log_config_of(self._config),
             names=ProducerNames(f"{self._config.id}-{self._incarnation[:8]}"),
             clock=SystemClock(),
             random=self._random,
@@ -273,6 +289,7 @@ class BrokerProcess:
     def _chores(self) -> list[Chore]:
         expiry_check_s = 60.0 * self._config.message_expiry_check_interval_in_minutes
         return [
+            Chore("trimming", self._config.retention_check_interval_in_seconds, trim),
             Chore("message expiry", expiry_check_s, expire_messages),
             Chore(
                 "subscription expiry", SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S, expire_subscriptions

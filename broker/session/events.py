@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.refusal import code_of
 from magnetar.broker.session import reply
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import CloseReason
     from magnetar.protos.names import TopicName
+
+END_OF_TOPIC_SINCE: Final = 9
+"""Of Pulsar's protocol versions: older clients do not know the command."""
 
 log = get_logger(__name__)
 
@@ -114,6 +117,10 @@ class SessionConsumerEvents:
             self._active = change
         else:
             self._context.put_control(change)
+
+    def reached_end(self) -> None:
+        if self._context.session.protocol_version >= END_OF_TOPIC_SINCE:
+            self._context.put_control(reply.reached_end_of_topic(self._consumer_id))
 
     def take_active(self) -> bytes:
         """The command that tells the client whether it is active, if that is known already."""

@@ -50,8 +50,9 @@ def publish(handle: ProducerHandle, *views: EntryView, first: int) -> None:
 class TopicRig:
     """An open topic. `failures` holds what the broker was told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledgers: FakeLedgers) -> None:
         self.topic: PersistentTopic
+        self.ledgers = ledgers
         self.failures: list[BrokerError] = []
         self.policies = SettablePolicies()
         self._consumers = 0
@@ -148,14 +149,14 @@ async def opened_topic(
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
-    it = TopicRig()
+    it = TopicRig(FakeLedgers(world.ledgers))
     if policies is not None:
         it.policies = policies
     async with asyncio.TaskGroup() as tasks:
         topic = it.topic = await PersistentTopic.open(
             TOPIC,
             store=store if store is not None else world.store(),
-            ledgers=FakeLedgers(world.ledgers),
+            ledgers=it.ledgers,
             log_config=config,
             cache=EntryCache(cache_bytes),
             clock=world.clock,

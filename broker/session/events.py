@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 END_OF_TOPIC_SINCE: Final = 9
 """Of Pulsar's protocol versions: older clients do not know the command."""
 
+END_OF_TOPIC_UNKNOWN_TO: Final = "Pulsar-CPP"
+"""Apache's C++ client, and those that wrap it, close the connection when they receive
+REACHED_END_OF_TOPIC, reconnect, and receive it again."""
+
 log = get_logger(__name__)
 
 
@@ -119,7 +123,9 @@ class SessionConsumerEvents:
             self._context.put_control(change)
 
     def reached_end(self) -> None:
-        if self._context.session.protocol_version >= END_OF_TOPIC_SINCE:
+        session = self._context.session
+        is_known = not session.client_version.startswith(END_OF_TOPIC_UNKNOWN_TO)
+        if is_known and session.protocol_version >= END_OF_TOPIC_SINCE:
             self._context.put_control(reply.reached_end_of_topic(self._consumer_id))
 
     def take_active(self) -> bytes:

@@ -34,6 +34,7 @@ from magnetar.broker.topic.expiry import (
 )
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
+from magnetar.metadata.election import Election
 from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
@@ -170,6 +171,7 @@ class BrokerProcess:
                     group.create_task(serve_http(self._app(broker), http_socket)),
                     group.create_task(measure_process(self._registry)),
                     group.create_task(self._register()),
+                    group.create_task(self._sweep(broker)),
                     group.create_task(
                         report_bad_copies(
                             ledgers.bad_copies, UnderReplicationRecords(self._store, SystemClock())
@@ -282,6 +284,7 @@ class BrokerProcess:
             default_policies=self._default_policies(),
             message_bytes_max=self._config.max_message_size,
             publish_budget=budget,
+            orphan_grace_s=60.0 * self._config.orphaned_ledger_grace_period_in_minutes,
             chores=self._chores(),
             cluster=self._config.cluster_name,
         )
@@ -320,6 +323,19 @@ class BrokerProcess:
             on_change=self._on_registration,
         )
         await lease.run()
+
+    async def _sweep(self, broker: Broker) -> None:
+        """One broker of the cluster deletes the ledgers that belong to no topic."""
+        election = Election(
+            self._store,
+            paths.LEDGER_SWEEPER,
+            self._incarnation.encode(),
+            on_change=lambda is_leader: log.info("sweeper of ledgers", leader=is_leader),
+        )
+        period_s = 60.0 * self._config.orphaned_ledger_check_interval_in_minutes
+        async with asyncio.TaskGroup() as group:
+            group.create_task(election.run())
+            group.create_task(broker.orphans.run(period_s, is_chosen=lambda: election.is_leader))
 
     def _on_registration(self, held: bool) -> None:
         log.info("registration", broker=self.registration.broker, held=held)

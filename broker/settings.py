@@ -66,6 +66,12 @@ class BrokerSettings(RoleConfig):
     retention_check_interval_in_seconds: float = Field(
         default=120, gt=0, description="how often topics are checked for ledgers to delete"
     )
+    orphaned_ledger_check_interval_in_minutes: float = Field(
+        default=360, gt=0, description="how often one broker looks for ledgers of no topic"
+    )
+    orphaned_ledger_grace_period_in_minutes: float = Field(
+        default=1440, ge=10, description="age before which a ledger is never called orphaned"
+    )
     auto_skip_non_recoverable_data: bool = Field(
         default=False, description="skip entries that all bookies have lost, instead of waiting"
     )

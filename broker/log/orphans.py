@@ -5,8 +5,9 @@ names the ledger: it is an *orphan*. The rule must never name a ledger that a li
 still list. So each ledger's own metadata names its topic and the *epoch* under which its creator
 owned the topic. A change of the record under an epoch succeeds only while the record has that
 epoch. Hence the ledger is an orphan when the topic's record, read after the ledger's metadata,
-does not list it and has another epoch, or does not exist. While the record has the epoch of the
-ledger, the ledger is kept: the next owner of the topic raises the epoch.
+does not list it and has a later epoch, or does not exist. While the record has the epoch of the
+ledger, the ledger is kept: the next owner of the topic raises the epoch. A topic that is deleted
+and made anew begins above the last epoch of the former one.
 
 A ledger younger than the grace period is kept in any case, and so is one whose metadata does not
 say what it is.
@@ -84,4 +85,4 @@ def judge(
         return Verdict.LISTED
     if any(part.ledger == ledger for part in record.ledgers):
         return Verdict.LISTED
-    return Verdict.MAY_BE_LISTED if record.epoch == origin.epoch else Verdict.ORPHAN
+    return Verdict.ORPHAN if record.epoch > origin.epoch else Verdict.MAY_BE_LISTED

@@ -153,6 +153,26 @@ class MessagePosition(BaseModel):
     is_excluded: bool = Field(default=False, description="begin behind this message")
 
 
+class OrphanedLedger(_Statistics):
+    """A ledger that belongs to no topic."""
+
+    ledger_id: int
+    topic: str = Field(description="for which a broker created it")
+    kind: str = Field(description="data or cursor")
+    created_at: int = Field(description="milliseconds since 1970-01-01 UTC")
+
+
+class OrphanPage(_Statistics):
+    """A part of a search for orphaned ledgers."""
+
+    examined: int
+    unreadable: int = Field(description="ledgers that cannot be judged, and are kept")
+    deleted: int
+    kept: dict[str, int] = Field(description="how many ledgers are kept, by reason")
+    orphans: list[OrphanedLedger]
+    next_after: int | None = Field(description="go on behind this ledger; null: that was all")
+
+
 class TerminatedAt(BaseModel):
     """The last message of a terminated topic. Both ids are -1 if there is none."""
 

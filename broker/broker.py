@@ -19,6 +19,7 @@ from magnetar.broker.chores import Chores
 from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.latency import LatencyHistogram
+from magnetar.broker.log.sweep import OrphanSweep
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
 RELEASE_TIMEOUT_S: Final = 30.0
 """For all bundles on a clean stop. Other brokers take over the bundles that are left."""
 
+ORPHAN_GRACE_S: Final = 24 * 3600.0
+"""Before it a ledger of no topic is kept, whatever the records say."""
+
 log = get_logger(__name__)
 
 
@@ -83,6 +87,7 @@ class Broker:
         random: random.Random,
         namespace_bundles: int = BUNDLES_DEFAULT,
         default_policies: EffectivePolicies = BROKER_DEFAULTS,
+        orphan_grace_s: float = ORPHAN_GRACE_S,
         chores: Sequence[Chore] = (),
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         publish_budget: PublishBudget | None = None,
@@ -97,6 +102,7 @@ class Broker:
         self.default_policies = default_policies
         self.namespace_bundles = namespace_bundles
         self.cluster = cluster
+        self.orphans = OrphanSweep(store, ledgers, clock, grace_s=orphan_grace_s)
         self.started = asyncio.Event()  # the broker takes requests
         self.message_bytes_max = message_bytes_max
         self._me = me

@@ -75,6 +75,14 @@ class TopicFull(LogError):
         self.why = why
 
 
+class TopicTerminated(LogError):
+    """The topic takes no more messages, for good. What is stored can be read."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"{topic} is terminated: it takes no more messages")
+        self.topic = topic
+
+
 class ReadFailed(LogError):
     """Entries could not be read now; they may be readable later."""
 

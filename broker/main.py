@@ -34,6 +34,7 @@ from magnetar.broker.topic.expiry import (
 )
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
+from magnetar.metadata.election import Election
 from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
     from magnetar.broker.config import BrokerConfig
+    from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
     from magnetar.runtime.frames import FrameStream
@@ -95,6 +97,21 @@ async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
         ).run(stop)
     finally:
         await store.close()
+
+
+def log_config_of(config: BrokerConfig) -> LogConfig:
+    return LogConfig(
+        ledger_entries_max=config.managed_ledger_max_entries_per_ledger,
+        ledger_bytes_max=config.managed_ledger_max_size_per_ledger_mbytes << 20,
+        ledger_age_s_min=config.managed_ledger_min_ledger_rollover_time_minutes * 60,
+        ledger_age_s_max=config.managed_ledger_max_ledger_rollover_time_minutes * 60,
+        auto_skip_non_recoverable_data=config.auto_skip_non_recoverable_data,
+    )
+
+
+async def trim(topic: Topic) -> None:
+    """The chore that notices that retention has run out."""
+    topic.trim()
 
 
 class BrokerProcess:
@@ -154,6 +171,7 @@ class BrokerProcess:
                     group.create_task(serve_http(self._app(broker), http_socket)),
                     group.create_task(measure_process(self._registry)),
                     group.create_task(self._register()),
+                    group.create_task(self._sweep(broker)),
                     group.create_task(
                         report_bad_copies(
                             ledgers.bad_copies, UnderReplicationRecords(self._store, SystemClock())
@@ -258,7 +276,7 @@ class BrokerProcess:
             store=self._store,
             ledgers=ledgers,
             cache=cache,
-            log_config=LogConfig(),
+            log_config=log_config_of(self._config),
             names=ProducerNames(f"{self._config.id}-{self._incarnation[:8]}"),
             clock=SystemClock(),
             random=self._random,
@@ -266,6 +284,7 @@ class BrokerProcess:
             default_policies=self._default_policies(),
             message_bytes_max=self._config.max_message_size,
             publish_budget=budget,
+            orphan_grace_s=60.0 * self._config.orphaned_ledger_grace_period_in_minutes,
             chores=self._chores(),
             cluster=self._config.cluster_name,
         )
@@ -273,6 +292,7 @@ class BrokerProcess:
     def _chores(self) -> list[Chore]:
         expiry_check_s = 60.0 * self._config.message_expiry_check_interval_in_minutes
         return [
+            Chore("trimming", self._config.retention_check_interval_in_seconds, trim),
             Chore("message expiry", expiry_check_s, expire_messages),
             Chore(
                 "subscription expiry", SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S, expire_subscriptions
@@ -303,6 +323,19 @@ class BrokerProcess:
             on_change=self._on_registration,
         )
         await lease.run()
+
+    async def _sweep(self, broker: Broker) -> None:
+        """One broker of the cluster deletes the ledgers that belong to no topic."""
+        election = Election(
+            self._store,
+            paths.LEDGER_SWEEPER,
+            self._incarnation.encode(),
+            on_change=lambda is_leader: log.info("sweeper of ledgers", leader=is_leader),
+        )
+        period_s = 60.0 * self._config.orphaned_ledger_check_interval_in_minutes
+        async with asyncio.TaskGroup() as group:
+            group.create_task(election.run())
+            group.create_task(broker.orphans.run(period_s, is_chosen=lambda: election.is_leader))
 
     def _on_registration(self, held: bool) -> None:
         log.info("registration", broker=self.registration.broker, held=held)

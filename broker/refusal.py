@@ -33,6 +33,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.NotAuthorized, pb.AuthorizationError),
     (errors.NotAllowed, pb.NotAllowedError),
     (errors.TopicFull, pb.NotAllowedError),
+    (errors.TopicTerminated, pb.TopicTerminatedError),
     (errors.InvalidPermits, pb.NotAllowedError),
     (errors.InvalidAck, pb.NotAllowedError),
     (errors.BundleUnavailable, pb.MetadataError),

@@ -50,6 +50,32 @@ class BrokerSettings(RoleConfig):
         default=5.0, gt=0, description="how often messages are checked against their time to live"
     )
 
+    # ---- ledgers ----
+    managed_ledger_max_entries_per_ledger: int = Field(
+        default=50_000, ge=1, description="entries after which a topic begins a new ledger"
+    )
+    managed_ledger_max_size_per_ledger_mbytes: int = Field(
+        default=2048, ge=1, description="size after which a topic begins a new ledger, at any age"
+    )
+    managed_ledger_min_ledger_rollover_time_minutes: float = Field(
+        default=10, ge=0, description="age before which the number of entries does not count"
+    )
+    managed_ledger_max_ledger_rollover_time_minutes: float = Field(
+        default=240, gt=0, description="age after which a topic begins a new ledger"
+    )
+    retention_check_interval_in_seconds: float = Field(
+        default=120, gt=0, description="how often topics are checked for ledgers to delete"
+    )
+    orphaned_ledger_check_interval_in_minutes: float = Field(
+        default=360, gt=0, description="how often one broker looks for ledgers of no topic"
+    )
+    orphaned_ledger_grace_period_in_minutes: float = Field(
+        default=1440, ge=10, description="age before which a ledger is never called orphaned"
+    )
+    auto_skip_non_recoverable_data: bool = Field(
+        default=False, description="skip entries that all bookies have lost, instead of waiting"
+    )
+
     # ---- namespaces ----
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,
@@ -62,6 +88,18 @@ class BrokerSettings(RoleConfig):
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
     )
+
+    @model_validator(mode="after")
+    def rollover_times(self) -> Self:
+        """The least age is below the largest."""
+        least = self.managed_ledger_min_ledger_rollover_time_minutes
+        most = self.managed_ledger_max_ledger_rollover_time_minutes
+        if least >= most:
+            raise ValueError(
+                f"managed_ledger_min_ledger_rollover_time_minutes {least:g} must be below"
+                f" managed_ledger_max_ledger_rollover_time_minutes {most:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def advertised_is_reachable(self) -> Self:

@@ -24,6 +24,7 @@ from magnetar.metadata.model import (
     BookieRegistration,
     BrokerRegistration,
     DroppedHead,
+    EntryPlace,
     LedgerId,
     LedgerMetadata,
     LedgerState,
@@ -370,6 +371,8 @@ _DROPPED_HEAD: Final = _Table(
     "dropped head", pb.DroppedHead, DroppedHead, *_plain("ledger", "entry", "next_index")
 )
 
+_ENTRY_PLACE: Final = _Table("entry place", pb.EntryPlace, EntryPlace, *_plain("ledger", "entry"))
+
 _TOPIC: Final = _Table(
     "topic record",
     pb.TopicRecord,
@@ -382,6 +385,7 @@ _TOPIC: Final = _Table(
     _map("properties"),
     _part("dropped", _DROPPED_HEAD, optional=True),
     *_plain("incarnation", "deleted"),
+    _part("terminated", _ENTRY_PLACE, optional=True),
 )
 encode_topic: Final = _TOPIC.encode
 decode_topic: Final = _TOPIC.decode

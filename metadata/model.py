@@ -330,6 +330,20 @@ class DroppedHead:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryPlace:
+    """Where an entry stands. Both -1: there is none."""
+
+    ledger: int
+    entry: int
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("ledger", "entry"):
+            if getattr(self, name) < -1:
+                raise InvalidRecord("entry place", f"{name} {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
     inline: bytes = b""  # the cursor's own snapshot; b"": its state is in the cursor ledger
@@ -357,6 +371,7 @@ class TopicRecord:
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
     incarnation: str = ""  # drawn when the topic was created; "": not upgraded yet
     deleted: bool = False  # being deleted: all its ledgers are in `deleting`
+    terminated: EntryPlace | None = None  # the last entry, for good; None: it is not terminated
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@
     /ledgers/under-replicated/<as above>                 UnderReplication
     /ledgers/repair-locks/<id>                           the repairing process, ephemeral
     /ledgers/auditor                                     the elected auditor, ephemeral
+    /ledgers/sweeper                                     the elected sweeper, ephemeral
     /ledgers/checked                                     CheckProgress
     /ledgers/repair-paused                               RepairPause
     /bookies/cookies/<bookie>                            BookieCookie
@@ -34,6 +35,7 @@ LEDGERS: Final = "/ledgers/meta"
 UNDER_REPLICATED: Final = "/ledgers/under-replicated"
 REPAIR_LOCKS: Final = "/ledgers/repair-locks"
 AUDITOR: Final = "/ledgers/auditor"
+LEDGER_SWEEPER: Final = "/ledgers/sweeper"
 CHECKED: Final = "/ledgers/checked"
 REPAIR_PAUSED: Final = "/ledgers/repair-paused"
 BOOKIE_COOKIES: Final = "/bookies/cookies"

@@ -714,6 +714,7 @@ class TopicRecord(google.protobuf.message.Message):
     PROPERTIES_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    TERMINATED_FIELD_NUMBER: builtins.int
     DELETED_FIELD_NUMBER: builtins.int
     format: builtins.int
     epoch: builtins.int
@@ -740,6 +741,10 @@ class TopicRecord(google.protobuf.message.Message):
     def dropped(self) -> Global___DroppedHead:
         """absent: no ledger was dropped from the head"""
 
+    @property
+    def terminated(self) -> Global___EntryPlace:
+        """the last entry of a terminated topic; absent: it is not terminated"""
+
     def __init__(
         self,
         *,
@@ -752,12 +757,33 @@ class TopicRecord(google.protobuf.message.Message):
         properties: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         dropped: Global___DroppedHead | None = ...,
         incarnation: builtins.str = ...,
+        terminated: Global___EntryPlace | None = ...,
         deleted: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["dropped", b"dropped"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["dropped", b"dropped", "terminated", b"terminated"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions", "terminated", b"terminated"]) -> None: ...
 
 Global___TopicRecord: typing_extensions.TypeAlias = TopicRecord
+
+@typing.final
+class EntryPlace(google.protobuf.message.Message):
+    """Where an entry stands. Both -1: there is none."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEDGER_FIELD_NUMBER: builtins.int
+    ENTRY_FIELD_NUMBER: builtins.int
+    ledger: builtins.int
+    entry: builtins.int
+    def __init__(
+        self,
+        *,
+        ledger: builtins.int = ...,
+        entry: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entry", b"entry", "ledger", b"ledger"]) -> None: ...
+
+Global___EntryPlace: typing_extensions.TypeAlias = EntryPlace
 
 @typing.final
 class TopicTombstone(google.protobuf.message.Message):

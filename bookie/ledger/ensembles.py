@@ -52,25 +52,27 @@ class Ensembles:
         """Whether a writable bookie that is not failing could replace a failed member."""
         return any(member not in ensemble for member in self._reliable())
 
-    def full_ensemble_possible(self) -> bool:
+    def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
         """Whether enough bookies for a whole ensemble are writable and not failing."""
-        return len(self._reliable()) >= self._config.ensemble_size
+        return len(self._reliable()) >= (quorum or self._config.quorum).ensemble_size
 
-    async def found(self) -> tuple[Quorum, tuple[Member, ...]]:
-        """The ensemble of a new ledger, with fewer seats when fewer bookies answer. Raises
-        NotEnoughBookies."""
-        wanted, least = self._config.quorum, self._config.write_quorum_min
+    async def found(self, quorum: Quorum | None = None) -> tuple[Quorum, tuple[Member, ...]]:
+        """The ensemble of a new ledger, with fewer seats when fewer bookies answer. `quorum` None:
+        the configured one. Raises NotEnoughBookies."""
+        wanted = quorum or self._config.quorum
+        is_configured = quorum is None or quorum == self._config.quorum
+        least = self._config.write_quorum_min if is_configured else wanted.ack_quorum
         dead: set[Member] = set()
         while True:
             candidates = self._candidates(dead)
-            quorum = degraded_quorum(wanted, len(candidates), write_quorum_min=least)
-            if quorum is None:
+            possible = degraded_quorum(wanted, len(candidates), write_quorum_min=least)
+            if possible is None:
                 raise NotEnoughBookies(least, len(candidates))
-            members = choose_ensemble(candidates, quorum, self._random)
+            members = choose_ensemble(candidates, possible, self._random)
             assert members is not None, "there were enough candidates"
             refused = await self._refused(members)
             if not refused:
-                return quorum, members
+                return possible, members
             dead |= refused
 
     async def spares(

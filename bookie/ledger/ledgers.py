@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.bookie_registry import BookieRegistry
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.pool import PeerPool
+    from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.metadata.ids import LedgerIds
     from magnetar.metadata.model import LedgerId, Member
     from magnetar.metadata.store import MetadataStore
@@ -117,15 +118,18 @@ class Ledgers:
         except TimeoutError:
             raise Unavailable("the bookie list could not be read") from None
 
-    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> LedgerAppender:
+    async def create(
+        self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None
+    ) -> LedgerAppender:
         """Create an empty ledger with an id above `newer_than`, on bookies that answer. With too
-        few bookies it gets fewer copies, and its metadata says so. Raises NotEnoughBookies and the
-        errors of the metadata store."""
+        few bookies it gets fewer copies, and its metadata says so. `quorum` None: the configured
+        one. Raises NotEnoughBookies and the errors of the metadata store."""
+        wanted = quorum or self._config.quorum
         loop = asyncio.get_running_loop()
         await self.wait_ready()
         deadline = loop.time() + self._config.metadata_timeout_s
         ledger = await self._ids.next(newer_than, deadline=deadline)
-        quorum, members = await self.services.ensembles.found()
+        quorum, members = await self.services.ensembles.found(quorum)
         metadata = LedgerMetadata(
             ledger=ledger,
             state=LedgerState.OPEN,
@@ -136,7 +140,7 @@ class Ledgers:
             master_key=self._random.getrandbits(64),
             creator_token=self._random.getrandbits(64),
             created_ms=self._clock.now_ms(),
-            under_replicated=quorum.write_quorum < self._config.write_quorum,
+            under_replicated=quorum.write_quorum < wanted.write_quorum,
             custom=dict(custom),
         )
         await self.services.records.create(metadata)
@@ -148,10 +152,10 @@ class Ledgers:
         )
         return LedgerAppender(metadata, self.services, on_busy=self._on_busy)
 
-    def full_ensemble_possible(self) -> bool:
+    def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
         """Whether a ledger created now would probably get a whole ensemble, judged by the list of
         bookies and the last failed adds. Used to decide when to roll a degraded ledger."""
-        return self.services.ensembles.full_ensemble_possible()
+        return self.services.ensembles.full_ensemble_possible(quorum)
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
         """Take the ledger over from its writer, close it, and return its metadata, CLOSED. Returns

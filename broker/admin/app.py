@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
+from magnetar.broker.admin.ledgers import ledgers_router
 from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
 from magnetar.broker.admin.policies import policies_router
 from magnetar.broker.admin.subscriptions import subscriptions_router
@@ -36,6 +37,7 @@ REQUEST_TIMEOUT_S: Final = 60.0
 
 
 ROUTERS: Final = (
+    ledgers_router,
     tenants_router,
     namespaces_router,
     policies_router,

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from magnetar.broker.operations import topics
 from magnetar.broker.operations.arguments import namespace_name, topic_name
-from magnetar.broker.operations.model import InternalStats, Refusal, TopicStats
+from magnetar.broker.operations.model import InternalStats, Refusal, TerminatedAt, TopicStats
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -43,6 +43,16 @@ def topics_router(broker: "Broker") -> APIRouter:
     async def internal_stats(tenant: str, namespace: str, topic: str) -> InternalStats:
         """How a topic is stored: its ledgers and cursors."""
         return await topics.internal_stats(broker, topic_name(tenant, namespace, topic))
+
+    @router.post("/{tenant}/{namespace}/{topic}/terminate")
+    async def terminate(tenant: str, namespace: str, topic: str) -> TerminatedAt:
+        """Take no more messages, for good. Answers the last message."""
+        return await topics.terminate(broker, topic_name(tenant, namespace, topic))
+
+    @router.delete("/{tenant}/{namespace}/{topic}/truncate", status_code=204)
+    async def truncate(tenant: str, namespace: str, topic: str) -> None:
+        """Drop all messages published before this call, whatever retention says."""
+        await topics.truncate(broker, topic_name(tenant, namespace, topic))
 
     return router
 

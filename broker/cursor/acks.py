@@ -233,6 +233,16 @@ class AckState:
             first = self._chain.next_position(start.mark)
             self.on_ack_batch_index(first, start.remaining)
 
+    def on_head_dropped(self) -> None:
+        """Ledgers at the head of the log were dropped. The entries of these ledgers are no longer
+        part of the backlog, whether they were acknowledged or not."""
+        known = self._counts
+        for ledger in [ledger for ledger in self._bitmaps if ledger not in known]:
+            del self._bitmaps[ledger]
+        if self._partial:
+            self._partial = {p: left for p, left in self._partial.items() if p.ledger in known}
+        self._advance()
+
     # ---- mechanics -------------------------------------------------------------------------------
 
     def _advance(self) -> None:

@@ -51,6 +51,7 @@ class Cursor:
         self._state = state
         self._journal = journal  # None: not durable
         self.redeliveries = Redeliveries(lambda: self._note(None))
+        self.durable_mark = state.mark_delete  # the mark that the next owner would find, or beyond
         # The changes since the last delta or snapshot for the journal:
         self._known_mark = state.mark_delete
         self._acked: dict[int, array[int]] = {}  # entries by ledger
@@ -248,10 +249,23 @@ class Cursor:
         self._forget_changes()
         return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
+    def on_stored(self, mark: Position) -> bool:
+        """The mark is durable up to here. Returns whether the cursor no longer needs a ledger that
+        it needed before."""
+        chain, before = self._log.chain, self.durable_mark
+        self.durable_mark = mark
+        at_end = mark.entry + 1 >= chain.counts.get(mark.ledger, 0) and chain.is_closed(mark.ledger)
+        return mark > before and (mark.ledger != before.ledger or at_end)
+
+    def on_head_dropped(self) -> None:
+        """Ledgers at the head of the log were dropped."""
+        self._state.on_head_dropped()
+
     def restart(self, start: Start, number: int) -> None:
         """Make everything before `start` acknowledged, and nothing else. This state is stored under
         `number`."""
         self._state.reset(start)
+        self.durable_mark = self._state.mark_delete
         self.redeliveries.clear()
         self.number = number
         self._forget_changes()

@@ -29,7 +29,7 @@ from magnetar.metadata.errors import Contended, MetadataError, Unavailable
 from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerId, SubscriptionRecord, TopicRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
@@ -63,6 +63,16 @@ class Cursors:
     def names(self) -> tuple[str, ...]:
         """The names of the durable cursors, sorted."""
         return tuple(sorted(self._cursors))
+
+    @property
+    def slowest_mark(self) -> Position | None:
+        """The least mark-delete position of the durable cursors, as far as it is durable itself.
+        None: there is no durable cursor."""
+        return min([cursor.durable_mark for cursor in self._cursors.values()], default=None)
+
+    def on_ledger_left(self, callback: Callable[[], None]) -> None:
+        """Call back when a cursor needs one ledger less."""
+        self._journal.on_ledger_left = callback
 
     def get(self, name: str) -> Cursor | None:
         """The durable cursor of this name. None: there is none."""
@@ -126,6 +136,7 @@ class Cursors:
         cursor = self._cursors.pop(name, None)
         if cursor is not None:
             self._journal.drop(cursor.number)
+            self._journal.on_ledger_left()
 
     def start(self, spawn: Spawn) -> None:
         """See CursorJournal.start."""

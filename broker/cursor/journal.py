@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from magnetar.broker.cursor.ledger import Journaled
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
     from magnetar.metadata.model import TopicRecord
     from magnetar.runtime.on_demand import Spawn
 
@@ -119,7 +120,9 @@ class CursorJournal:
             kind="cursor",
             retry_s_first=topic_log.config.retry_s_first,
             retry_s_max=topic_log.config.retry_s_max,
+            quorum=topic_log.quorum,
         )
+        self.on_ledger_left: Callable[[], None] = _ignore  # a cursor needs one ledger less
         self.newest_number = 0  # the last number given to a subscription
         self._live: dict[int, Journaled] = {}
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
@@ -245,15 +248,26 @@ class CursorJournal:
         self._writing, self._receipts = self._receipts, []
         changed = self._take_changed()
         if changed:
+            marks = [(cursor, cursor.mark_delete) for cursor in changed]
             ledger = self._ledger
             if ledger is None or self._is_full(ledger) or not await self._append(ledger, changed):
                 await self._begin_ledger()
+            self._on_stored(marks)
         self._give(None)
+
+    def _on_stored(self, marks: Sequence[tuple[Journaled, Position]]) -> None:
+        left = [cursor.on_stored(mark) for cursor, mark in marks]
+        if any(left):
+            self.on_ledger_left()
 
     def _is_full(self, ledger: CursorLedger) -> bool:
         appender = ledger.appender
         is_young = ledger.age_s < self._log.config.degraded_age_s_min
-        if appender.degraded and not is_young and self._log.ledgers.full_ensemble_possible():
+        if (
+            appender.degraded
+            and not is_young
+            and self._log.ledgers.full_ensemble_possible(self._log.quorum())
+        ):
             return True
         if appender.appended >= self._config.ledger_entries_max:
             return True
@@ -339,6 +353,7 @@ class CursorJournal:
             self.drop(cursor.number)
             cursor.restart(start, number)
             self.add(cursor)
+            self.on_ledger_left()
         restart.receipt(None)
 
     def _take_changed(self) -> list[Journaled]:
@@ -395,6 +410,10 @@ class CursorJournal:
         if self._ledger is not None:
             self._ledger.check()
             assert all(self._ledger.knows(number) for number in self._live)
+
+
+def _ignore() -> None:
+    """The owner of the journal does not follow what cursors need."""
 
 
 def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:

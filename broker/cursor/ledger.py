@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.errors import LedgerError
     from magnetar.broker.cursor.acks import Start
     from magnetar.broker.log.ledgers import Appender
+    from magnetar.broker.log.position import Position
 
 
 class Journaled(Protocol):
@@ -28,6 +29,13 @@ class Journaled(Protocol):
     @property
     def changed(self) -> bool:
         """Whether anything changed since the last delta or snapshot."""
+
+    @property
+    def mark_delete(self) -> Position: ...
+
+    def on_stored(self, mark: Position) -> bool:
+        """The mark is durable up to here. Returns whether the cursor no longer needs a ledger that
+        it needed before."""
 
     def take_delta(self) -> list[bytes]:
         """Records of what changed since the last delta or snapshot."""

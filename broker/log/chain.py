@@ -52,6 +52,20 @@ class Chain:
         return EARLIEST if self.dropped is None else Position(*self.dropped.last)
 
     @property
+    def has_closed(self) -> bool:
+        """Whether any ledger is closed: the first one is, if any."""
+        return bool(self._records) and self._records[0].closed_ms > 0
+
+    @property
+    def last_closed(self) -> Position:
+        """The last entry of the last closed ledger, also if it was dropped; EARLIEST: there was
+        none."""
+        for record in reversed(self._records):  # at most the last one is open
+            if record.closed_ms > 0:
+                return Position(record.ledger, record.entries - 1)
+        return EARLIEST if self.dropped is None else Position(*self.dropped.last)
+
+    @property
     def first(self) -> Position:
         """The first entry; the place of the next one when there is none."""
         return Position(self._ids[0], 0) if self._ids else self.end
@@ -119,6 +133,31 @@ class Chain:
         count = self.counts[position.ledger]
         exact = end - first == count or position.entry + 1 == count
         return first + (end - first) * (position.entry + 1) // count - 1, exact
+
+    def is_closed(self, ledger: int) -> bool:
+        """Whether this is one of the ledgers, and takes no more entries."""
+        place = self._at.get(ledger)
+        return place is not None and self._records[place].closed_ms > 0
+
+    def droppable(self, position: Position) -> int:
+        """How many closed ledgers at the head have no entry after `position`."""
+        count = 0
+        for record in self._records:
+            last = Position(record.ledger, self.counts[record.ledger] - 1)
+            if record.closed_ms == 0 or last > position:
+                break
+            count += 1
+        return count
+
+    def head_without(self, count: int) -> DroppedHead | None:
+        """What `dropped` is after the first `count` ledgers, all of them closed, were dropped."""
+        if count == 0:
+            return self.dropped
+        last = self._records[count - 1]
+        assert last.closed_ms > 0, "the open ledger is not dropped"
+        has_more = count < len(self._records)
+        next_index = self._records[count].first_index if has_more else self.next_index
+        return DroppedHead(last.ledger, EntryId(self.counts[last.ledger] - 1), next_index)
 
     def is_entry(self, position: Position) -> bool:
         return 0 <= position.entry < self.counts.get(position.ledger, 0)
@@ -213,27 +252,20 @@ class Chain:
         self._records[-1] = closed
         return closed
 
-    def drop_through(self, position: Position) -> tuple[LedgerId, ...]:
-        """Drop the closed ledgers at the head that have no entry after `position`; returns which.
-        The indexes of what is left, and of the next message, stay."""
-        dropped: list[LedgerId] = []
-        for record in self._records:
-            last = Position(record.ledger, self.counts[record.ledger] - 1)
-            if record.closed_ms == 0 or last > position:
-                break
-            dropped.append(record.ledger)
-        if not dropped:
+    def drop_head(self, count: int) -> tuple[LedgerId, ...]:
+        """Drop the first `count` ledgers, all of them closed; returns which. The indexes of what is
+        left, and of the next message, stay."""
+        if count == 0:
             return ()
-        left = self._records[len(dropped) :]
-        next_index = left[0].first_index if left else self.next_index
-        last_entry = EntryId(self.counts[dropped[-1]] - 1)
-        self.dropped = DroppedHead(dropped[-1], last_entry, next_index)
+        self.dropped = self.head_without(count)
+        dropped = [record.ledger for record in self._records[:count]]
         for ledger in dropped:
             del self.counts[ledger]
-        entries = self._starts[len(dropped)] if left else 0
+        left = self._records[count:]
+        entries = self._starts[count] if left else 0
         self._records = left
-        self._ids = self._ids[len(dropped) :]
-        self._starts = [start - entries for start in self._starts[len(dropped) :]]
+        self._ids = self._ids[count:]
+        self._starts = [start - entries for start in self._starts[count:]]
         self._at = {ledger: place for place, ledger in enumerate(self._ids)}
         return tuple(dropped)
 

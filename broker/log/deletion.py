@@ -23,6 +23,8 @@ from magnetar.runtime.on_demand import OnDemandTask
 from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
     from magnetar.metadata.model import LedgerId
@@ -30,12 +32,10 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-ATTEMPTS_MAX: Final = 8
-"""Tries in a row, within about two minutes. After these the ledgers wait, listed, until another one
-is dropped or the topic has another owner."""
-
 RETRY_S_FIRST: Final = 1.0
-RETRY_S_MAX: Final = 60.0
+RETRY_S_MAX: Final = 600.0
+"""There is no limit on the attempts: after an outage of the metadata store the space comes back
+without help. An attempt costs one call, and the delay grows to ten minutes."""
 
 LEDGERS_PER_PASS: Final = 100
 """Deleted between two changes of the topic's record. A crash repeats as many deletions."""
@@ -48,8 +48,12 @@ wait for a long list. A cursor ledger and an empty data ledger are usual."""
 class Deletion:
     """Of the ledgers that one topic's record lists as being deleted."""
 
-    def __init__(self, owned_record: OwnedRecord, ledgers: LedgerStore) -> None:
+    def __init__(
+        self, owned_record: OwnedRecord, ledgers: LedgerStore, on_progress: Callable[[], None]
+    ) -> None:
+        """`on_progress` is called when ledgers were deleted and forgotten."""
         self._owned_record = owned_record
+        self._on_progress = on_progress
         self._ledgers = ledgers
         # Every topic draws its own delays: after an outage not all come back at once.
         chance = random.Random(f"{owned_record.name} {owned_record.epoch} deletion")
@@ -82,16 +86,13 @@ class Deletion:
         return [ledger for ledger in listed if ledger not in self._refused]
 
     async def _delete_all(self) -> None:
-        attempts, delays = 0, self._backoff.delays()
+        delays = self._backoff.delays()
         while self._left and self._owned_record.lost is None:
             if await self._delete_some(LEDGERS_PER_PASS):
-                attempts, delays = 0, self._backoff.delays()
-                continue
-            attempts += 1
-            if attempts == ATTEMPTS_MAX:
-                log.error("ledgers remain to be deleted", topic=self._name, ledgers=len(self._left))
-                return
-            await asyncio.sleep(next(delays))
+                delays = self._backoff.delays()
+                self._on_progress()
+            else:
+                await asyncio.sleep(next(delays))
 
     async def _delete_some(self, ledgers_max: int) -> bool:
         """Returns whether all of the first so many are deleted and forgotten."""

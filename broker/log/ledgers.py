@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from magnetar.bookie.ledger.errors import LedgerError
+    from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.metadata.model import EntryId, LedgerId, LedgerMetadata
 
     Buffer = bytes | bytearray | memoryview
@@ -72,7 +73,10 @@ class Reader(Protocol):
 
 
 class LedgerStore(Protocol):
-    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> Appender: ...
+    async def create(
+        self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None
+    ) -> Appender:
+        """`quorum` None: that of this process."""
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata: ...
 
@@ -82,4 +86,4 @@ class LedgerStore(Protocol):
 
     async def delete(self, ledger: LedgerId) -> None: ...
 
-    def full_ensemble_possible(self) -> bool: ...
+    def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool: ...

@@ -10,7 +10,9 @@ next ledger, in the same order, neither lost nor twice. The record lists a ledge
 entry is in it. Another owner's epoch in the record ends the log; the outcome of what is outstanding
 is unknown then. A fence on a ledger is the reason to read the record.
 
-Ledgers at the head are dropped when the caller says so (`drop_through`); deletion.py deletes them.
+Ledgers at the head are dropped when the caller says so (`drop_through`). `_settle` first lists them
+in the topic's record as being deleted, then takes them out of the log. Then deletion.py deletes
+them.
 
 `_settle` runs in a task that exists only while there is something to do. The broker calls `tend`
 from time to time: it looks at the age of the open ledger.
@@ -29,20 +31,31 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
-from magnetar.broker.errors import LogClosed, LogError, LogFenced, LogUnavailable
+from magnetar.broker.errors import (
+    LogClosed,
+    LogError,
+    LogFenced,
+    LogUnavailable,
+    TopicTerminated,
+)
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.deletion import Deletion
 from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.latency import LatencyHistogram
+from magnetar.broker.log.losses import Losses
 from magnetar.broker.log.outstanding import Outstanding
 from magnetar.broker.log.owned_record import OwnedRecord
-from magnetar.broker.log.position import run_of_positions
+from magnetar.broker.log.position import EARLIEST, Position, run_of_positions
 from magnetar.broker.log.range_reader import LogReader
-from magnetar.broker.log.record_limits import ledger_size_factor, require_ledger_capacity
+from magnetar.broker.log.record_limits import (
+    DELETING_MAX,
+    ledger_size_factor,
+    require_ledger_capacity,
+)
 from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
-from magnetar.metadata.model import LedgerId, TopicLedger
+from magnetar.metadata.model import EntryPlace, LedgerId, TopicLedger
 from magnetar.protos.entry import parse_stored_entry
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import OnDemandTask
@@ -50,10 +63,10 @@ from magnetar.runtime.on_demand import OnDemandTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import Appender, LedgerStore
     from magnetar.broker.log.outstanding import Appended, AppendRun
-    from magnetar.broker.log.position import Position
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.entry import EntryView
     from magnetar.protos.names import TopicName
@@ -61,6 +74,19 @@ if TYPE_CHECKING:
     from magnetar.runtime.on_demand import Spawn
 
 log = get_logger(__name__)
+
+
+def _not_set(*_: object) -> None:
+    raise AssertionError("set on_appended and on_failed before the first append")
+
+
+def _ignore() -> None:
+    """Progress of a ledger that the log has let go; an event that no owner of the log follows."""
+
+
+def _as_configured() -> None:
+    """New ledgers have the quorums of this process."""
+
 
 TAIL_ENTRIES_MAX: Final = 1000
 """A reader this near to the end will soon read what is appended now, so the log caches that.
@@ -76,8 +102,8 @@ class LogConfig:
     """In a topic that has many ledgers their bounds are larger: record_limits.py."""
 
     ledger_entries_max: int = 50_000
-    ledger_bytes_max: int = 1 << 30
-    """Applies at any age: a ledger is what is trimmed, and later repaired, at once. 10 s of a topic
+    ledger_bytes_max: int = 2 << 30
+    """Applies at any age: a ledger is what is trimmed, and later repaired, at once. 20 s of a topic
     that takes 100 MB/s, and a roll costs about 20 ms."""
     ledger_age_s_max: float = 4 * 3600.0
     ledger_age_s_min: float = 600.0
@@ -89,6 +115,8 @@ class LogConfig:
     pending_bytes_max: int = 16 << 20
     """Queued and in flight, beyond which `wait_room` waits: 160 ms of 100 MB/s, which is longer
     than a roll; three entries of the largest size."""
+    auto_skip_non_recoverable_data: bool = False
+    """Whether subscriptions skip entries that are lost at all bookies. Otherwise they wait."""
     check_interval_s: float = 10.0
     """How often `tend` is called: it looks at the age of the open ledger, and whether bookies are
     back."""
@@ -106,6 +134,7 @@ class LogState(StrEnum):
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
+    TERMINATED = "terminated"
     FENCED = "fenced"
     FAILED = "failed"
 
@@ -128,6 +157,7 @@ class Log:
         config: LogConfig,
         clock: Clock,
         cache: EntryCache,
+        quorum: Callable[[], Quorum | None] = _as_configured,
     ) -> None:
         self.name = owned_record.name
         self.owned_record = owned_record
@@ -135,6 +165,10 @@ class Log:
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[Appended]], None] = _not_set
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
+        self.on_ledger_closed: Callable[[], None] = _ignore  # there is one more that can be dropped
+        self.on_head_dropped: Callable[[], None] = _ignore
+        self.losses = Losses()
+        self.quorum = quorum  # of new ledgers; None: that of this process
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.budget = PublishBudget()  # a broker's logs share one
         self._held_bytes = 0  # as `budget` was told
@@ -151,8 +185,9 @@ class Log:
             kind="data",
             retry_s_first=config.retry_s_first,
             retry_s_max=config.retry_s_max,
+            quorum=quorum,
         )
-        self._deletion = Deletion(owned_record, ledgers)
+        self._deletion = Deletion(owned_record, ledgers, lambda: self._work.wake())
         self._appender: Appender | None = None  # takes new appends; None: they queue
         self._writing: Appender | None = None  # the ledger that is not closed, also a retired one
         self._reported = -1  # its last entry that `on_appended` was told of
@@ -160,8 +195,11 @@ class Log:
         self._opened_s = 0.0
         self._size_factor = 1  # of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
+        self._drop_through = EARLIEST  # what the caller wants dropped
 
         self._closing = False
+        self._terminating = False
+        self._stepped = asyncio.Event()  # a step was made; each step gets a new event
         self._ended: LogError | None = None  # why it takes nothing any more
         self._work = OnDemandTask(f"log {self.name}", self._settle)
         self._room = asyncio.Event()
@@ -182,6 +220,7 @@ class Log:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        quorum: Callable[[], Quorum | None] | None = None,
     ) -> Log:
         """Take the topic over: bump the epoch, then fence and close its last ledger. See
         OwnedRecord.take for the last three.
@@ -200,7 +239,15 @@ class Log:
             await owned_record.change(
                 lambda record: with_data_ledgers(record, chain.records, chain.dropped)
             )
-        return cls(owned_record, chain, ledgers=ledgers, config=config, clock=clock, cache=cache)
+        return cls(
+            owned_record,
+            chain,
+            ledgers=ledgers,
+            config=config,
+            clock=clock,
+            cache=cache,
+            quorum=quorum or _as_configured,
+        )
 
     # ---- appending -------------------------------------------------------------------------------
 
@@ -224,6 +271,8 @@ class Log:
             raise self._ended
         if self._closing:
             raise LogClosed(str(self.name))
+        if self.terminated is not None or self._terminating:
+            raise TopicTerminated(str(self.name))
         self._outstanding.take(entries, views, context, now_ms=self._clock.now_ms())
         self._account()
         if self._outstanding.bytes >= self.config.pending_bytes_max:
@@ -347,7 +396,8 @@ class Log:
         """Do what there is to do."""
         try:
             while self._ended is None and await self._step():
-                pass
+                self._stepped.set()
+                self._stepped = asyncio.Event()
             if self._ended is None and self._closing:
                 await self._deletion.finish()
                 self._end(LogClosed(str(self.name)))
@@ -367,8 +417,12 @@ class Log:
             await self._begin_ledger()
         elif self.chain.records != self.owned_record.record.ledgers:
             await self._record()
-        elif self._closing and self._appender is not None:
+        elif self._drop_count > 0:
+            await self._drop_head(self._drop_count)
+        elif (self._closing or self._terminating) and self._appender is not None:
             self._retire()
+        elif self._terminating and self.terminated is None:
+            await self._record_end()
         else:
             return False
         return True
@@ -389,7 +443,7 @@ class Log:
         is_young = self._age_s < self.config.degraded_age_s_min * self._size_factor
         if not appender.degraded or is_young:
             return False
-        return self.ledgers.full_ensemble_possible()
+        return self.ledgers.full_ensemble_possible(self.quorum())
 
     async def _seal(self, appender: Appender) -> None:
         """Close the retired ledger. What is in it is appended; the rest goes back into the
@@ -410,6 +464,7 @@ class Log:
         if isinstance(appender.failure, LedgerRefused):
             # The next ledger would be refused the same.
             raise LogUnavailable(str(self.name), "appending", appender.failure)
+        self.on_ledger_closed()
 
     async def _begin_ledger(self) -> None:
         """The next ledger: created, recorded, and only then written to. Raises TopicFull."""
@@ -457,6 +512,7 @@ class Log:
         self._room.set()
         self._deletion.cancel()
         self._finished.set()
+        self._stepped.set()
         if unknown:
             self.on_failed(unknown, error)
         self._notify()
@@ -466,23 +522,94 @@ class Log:
     def drop_through(self, position: Position) -> int:
         """Drop the closed ledgers with no entry after `position`. Returns how many those are.
 
-        They are no part of the log from now on. `_settle` lists them in the topic's record as being
-        deleted, and then deletes them; until they are listed, a crash brings them back.
+        `_settle` lists them in the topic's record as being deleted. From then on they are no part
+        of the log. Then it deletes them. A crash before they are listed keeps them.
         """
-        dropped = self.chain.drop_through(position)
+        count = self.chain.droppable(position)
+        if count > 0:
+            self._drop_through = max(self._drop_through, position)
+            self._work.wake()
+        return count
+
+    async def wait_dropped(self, position: Position) -> None:
+        """Return when no closed ledger is left that `drop_through` should drop. Raises what ended
+        the log."""
+        await self._wait_for(lambda: self.chain.droppable(position) == 0)
+
+    @property
+    def _drop_count(self) -> int:
+        """How many ledgers to drop now: the record has room for so many that are being deleted."""
+        if self._drop_through == EARLIEST:
+            return 0
+        room = DELETING_MAX - len(self.owned_record.record.deleting)
+        return max(min(self.chain.droppable(self._drop_through), room), 0)
+
+    async def _drop_head(self, count: int) -> None:
+        """Only `_settle` changes the list of ledgers, so the head is the same afterwards."""
+        left, head = self.chain.records[count:], self.chain.head_without(count)
+        await self._rolling.record(lambda record: with_data_ledgers(record, left, head))
+        dropped = self.chain.drop_head(count)
         for ledger in dropped:
             self._reader.forget(ledger)
-        if dropped:
-            self._work.wake()
-        return len(dropped)
+        if self.chain.droppable(self._drop_through) == 0:
+            self._drop_through = EARLIEST
+        log.info("ledgers dropped", topic=str(self.name), ledgers=len(dropped), through=dropped[-1])
+        self.on_head_dropped()
+        self._notify()
+
+    # ---- rolling and terminating on request ------------------------------------------------------
+
+    async def roll(self) -> Position:
+        """Close the open ledger if it has entries. Returns the last entry then: it is in a closed
+        ledger. Raises what ended the log."""
+        rolled = self._writing
+        if rolled is not None and (rolled.appended >= 0 or self._outstanding.queued > 0):
+            if self._appender is rolled:
+                self._retire()
+            await self._wait_for(lambda: self._writing is not rolled)
+        return self.chain.last_closed
+
+    @property
+    def terminated(self) -> Position | None:
+        """The last entry for good, EARLIEST if there is none; None: the log is not terminated."""
+        place = self.owned_record.record.terminated
+        return None if place is None else Position(place.ledger, place.entry)
+
+    @property
+    def is_terminating(self) -> bool:
+        """Whether it takes no more entries, or soon will not."""
+        return self._terminating or self.terminated is not None
+
+    async def terminate(self) -> Position:
+        """Take no more appends, for good. What was appended before is in the log on return.
+        Returns the last entry. Durable on return. Raises what ended the log."""
+        self._terminating = True
+        self._work.wake()
+        await self._wait_for(lambda: self.terminated is not None)
+        assert self.terminated is not None
+        return self.terminated
+
+    async def _record_end(self) -> None:
+        end = EntryPlace(*self.chain.confirmed)
+        await self._rolling.record(lambda record: replace(record, terminated=end))
+        log.info("topic terminated", topic=str(self.name), last=str(self.chain.confirmed))
+
+    async def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until `_settle` has brought this about. Raises what ended the log."""
+        while not condition():
+            if self._ended is not None:
+                raise self._ended
+            await self._stepped.wait()
 
     # ---- asking ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> LogState:
         match self._ended:
+            case None if self._closing:
+                return LogState.CLOSING
             case None:
-                return LogState.CLOSING if self._closing else LogState.OPEN
+                return LogState.OPEN if self.terminated is None else LogState.TERMINATED
             case LogClosed():
                 return LogState.CLOSED
             case LogFenced():
@@ -504,11 +631,20 @@ class Log:
         return self.chain.next_index - 1
 
     @property
+    def open_bytes(self) -> int:
+        """What was sent to the open ledger; 0: there is none."""
+        return 0 if self._writing is None else self._ledger_bytes
+
+    @property
+    def pending_appends(self) -> int:
+        """Entries that are not durable yet."""
+        return self._outstanding.queued + self._outstanding.in_flight
+
+    @property
     def stored_bytes(self) -> int:
         """In all its ledgers: of the closed ones as recorded, of the open one what was sent to
         it."""
-        sent = 0 if self._writing is None else self._ledger_bytes
-        return sum(part.length for part in self.chain.records) + sent
+        return sum(part.length for part in self.chain.records) + self.open_bytes
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -604,11 +740,3 @@ class Log:
             assert in_flight == 0, "2: in flight without a ledger"
         if self._ended is None:
             self._outstanding.check(confirmed_index=self.chain.next_index)
-
-
-def _not_set(*_: object) -> None:
-    raise AssertionError("set on_appended and on_failed before the first append")
-
-
-def _ignore() -> None:
-    """Progress of a ledger that the log has let go."""

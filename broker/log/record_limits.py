@@ -22,9 +22,13 @@ LEDGERS_MAX: Final = 10_000
 """At most 58 bytes each (five numbers of ten bytes, their tags, a header): 566 KiB. With
 `ledger_size_factor`, of a topic that always rolls as early as it may, two years, or 100 TiB."""
 
+DELETING_MAX: Final = 5_000
+"""Ledgers that wait for their deletion: at most 10 bytes each. The log drops no more of its head
+while so many wait."""
+
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 """Names, properties and the state that they begin with: 3,000 of 100 bytes. With the ledgers and
-`CursorConfig.inline_bytes_max` it is 930 KiB."""
+`DELETING_MAX` and `CursorConfig.inline_bytes_max` it is 980 KiB."""
 
 LEDGERS_PER_STEP: Final = 500
 """With each so many ledgers in its record, a topic's next ones are larger."""

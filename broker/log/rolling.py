@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerFenced, LedgerNotFound
 from magnetar.broker.errors import LogUnavailable
+from magnetar.broker.log.orphans import custom_of
 from magnetar.broker.log.owned_record import dropping
 from magnetar.metadata.errors import MetadataError
 from magnetar.runtime.log import get_logger
@@ -21,6 +22,7 @@ from magnetar.runtime.supervise import Backoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.broker.log.ledgers import Appender, LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
     from magnetar.metadata.model import (
@@ -37,7 +39,8 @@ T = TypeVar("T")
 
 
 class Rolling:
-    """`kind` goes into the ledgers' own metadata, where it tells what an orphaned ledger was."""
+    """`kind`, the topic and its epoch go into the ledgers' own metadata, where they tell whether a
+    ledger is an orphan (orphans.py). `quorum` is asked for each new ledger."""
 
     def __init__(
         self,
@@ -47,10 +50,12 @@ class Rolling:
         kind: str,
         retry_s_first: float,
         retry_s_max: float,
+        quorum: Callable[[], Quorum | None],
     ) -> None:
         self._owned_record = owned_record
         self._ledgers = ledgers
-        self._custom = {"topic": str(owned_record.name).encode(), "kind": kind.encode()}
+        self._quorum = quorum
+        self._custom = custom_of(str(owned_record.name), kind=kind, epoch=owned_record.epoch)
         # Every topic draws its own delays: after an outage not all come back at once.
         chance = random.Random(f"{owned_record.name} {owned_record.epoch} {kind}")
         self._backoff = Backoff(retry_s_first, retry_s_max, chance)
@@ -63,7 +68,9 @@ class Rolling:
             self._raise_if_lost()
             try:
                 return self._done(
-                    await self._ledgers.create(newer_than=newer_than, custom=self._custom)
+                    await self._ledgers.create(
+                        newer_than=newer_than, custom=self._custom, quorum=self._quorum()
+                    )
                 )
             except (LedgerError, MetadataError) as error:
                 await self._pause(next(delays), "creating a ledger", error)

@@ -130,6 +130,7 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
     (errors.NotAllowed, Outcome(405, "")),
     (errors.TopicFull, Outcome(507, "delete subscriptions that are not used")),
+    (errors.TopicTerminated, Outcome(412, "publish to another topic")),
     (errors.LogDamaged, Outcome(503, "the broker's log names the ledger")),
     (errors.BrokerError, Outcome(503, _LATER)),
     (LedgerError, Outcome(503, _LATER)),

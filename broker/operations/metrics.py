@@ -128,6 +128,12 @@ class BrokerMetrics(Collector):
         yield self._gauge("pulsar_broker_topics_count", "Topics served here.", len(figures))
         for (name, text), value in zip(_GAUGES, _sums(figures), strict=True):
             yield self._gauge(f"pulsar_broker_{name}", text, value)
+        yield self._gauge(
+            "magnetar_broker_lost_entries",
+            "Entries that subscriptions skipped because all bookies had lost them, since the topics"
+            " were opened.",
+            sum([topic.log.losses.entries for topic in self._broker.topics]),
+        )
 
     def _of_topics(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
         rows = [((each.namespace, each.topic), each.gauges) for each in figures]

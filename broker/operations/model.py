@@ -100,12 +100,16 @@ class LedgerInfo(_Statistics):
     ledger_id: int
     entries: int
     size: int = Field(description="bytes, one copy")
+    offloaded: bool = Field(default=False, description="always false: there is no offloading")
+    first_index: int = Field(description="index of its first message")
+    closed_at: int = Field(description="milliseconds since 1970-01-01 UTC; 0: it is open")
 
 
 class CursorStats(_Statistics):
     """The cursor of one durable subscription."""
 
     mark_delete_position: str
+    durable_mark_delete_position: str = Field(description="as far as a crash would not undo it")
     read_position: str | None
     number_of_entries_in_backlog: int
     individually_deleted_messages: list[str] = Field(
@@ -125,7 +129,13 @@ class InternalStats(_Statistics):
     number_of_entries: int
     total_size: int = Field(description="bytes in all ledgers, one copy")
     current_ledger_entries: int
+    current_ledger_size: int = Field(description="bytes, one copy")
+    pending_add_entries_count: int = Field(description="entries that are not durable yet")
     last_confirmed_entry: str
+    terminated: str | None = Field(description="the last message for good; null: not terminated")
+    cursor_ledgers: list[int] = Field(description="of all cursors together")
+    ledgers_to_delete: int = Field(description="dropped ledgers whose deletion is not complete")
+    lost: list[str] = Field(description="entries that were skipped: all bookies had lost them")
     ledgers: list[LedgerInfo]
     cursors: dict[str, CursorStats]
 
@@ -141,6 +151,36 @@ class MessagePosition(BaseModel):
         default=-1, ge=-1, le=INT32_MAX, description="of a message in a batch; -1: the whole entry"
     )
     is_excluded: bool = Field(default=False, description="begin behind this message")
+
+
+class OrphanedLedger(_Statistics):
+    """A ledger that belongs to no topic."""
+
+    ledger_id: int
+    topic: str = Field(description="for which a broker created it")
+    kind: str = Field(description="data or cursor")
+    created_at: int = Field(description="milliseconds since 1970-01-01 UTC")
+
+
+class OrphanPage(_Statistics):
+    """A part of a search for orphaned ledgers."""
+
+    examined: int
+    unreadable: int = Field(description="ledgers that cannot be judged, and are kept")
+    deleted: int
+    kept: dict[str, int] = Field(description="how many ledgers are kept, by reason")
+    orphans: list[OrphanedLedger]
+    next_after: int | None = Field(description="go on behind this ledger; null: that was all")
+
+
+class TerminatedAt(BaseModel):
+    """The last message of a terminated topic. Both ids are -1 if there is none."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    ledger_id: int
+    entry_id: int
+    partition_index: int = -1
 
 
 class PeekedMessage(BaseModel):

@@ -10,7 +10,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.operations.errors import ServedElsewhere
-from magnetar.broker.operations.model import CursorStats, InternalStats, LedgerInfo, TopicStats
+from magnetar.broker.operations.model import (
+    CursorStats,
+    InternalStats,
+    LedgerInfo,
+    TerminatedAt,
+    TopicStats,
+)
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -44,19 +50,27 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
     log = (topic := await open_topic(broker, name)).log
     chain = log.chain
     records = chain.records
-    open_bytes = log.stored_bytes - sum(record.length for record in records)
+    is_open = bool(records) and records[-1].closed_ms == 0
     return InternalStats(
         state=log.state.value,
         epoch=log.owned_record.epoch,
         number_of_entries=chain.entry_count,
         total_size=log.stored_bytes,
-        current_ledger_entries=chain.counts[records[-1].ledger] if records else 0,
+        current_ledger_entries=chain.counts[records[-1].ledger] if is_open else 0,
+        current_ledger_size=log.open_bytes,
+        pending_add_entries_count=log.pending_appends,
         last_confirmed_entry=str(log.confirmed),
+        terminated=None if log.terminated is None else str(log.terminated),
+        cursor_ledgers=list(log.owned_record.record.cursor_ledgers),
+        ledgers_to_delete=len(log.owned_record.record.deleting),
+        lost=[str(lost) for lost in log.losses.ranges],
         ledgers=[
             LedgerInfo(
                 ledger_id=record.ledger,
                 entries=chain.counts[record.ledger],
-                size=record.length if record.closed_ms else open_bytes,
+                size=record.length if record.closed_ms else log.open_bytes,
+                first_index=record.first_index,
+                closed_at=record.closed_ms,
             )
             for record in records
         ],
@@ -66,6 +80,19 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
             if subscription.cursor.durable
         },
     )
+
+
+async def terminate(broker: Broker, name: TopicName) -> TerminatedAt:
+    """Take no more messages, for good. Returns the last one, -1:-1 if there is none. Raises
+    TopicNotFound."""
+    last = await (await open_topic(broker, name)).terminate()
+    return TerminatedAt(ledger_id=last.ledger, entry_id=last.entry)
+
+
+async def truncate(broker: Broker, name: TopicName) -> None:
+    """Drop all messages published before this call, whatever retention says. Raises TopicNotFound,
+    SubscriptionFenced."""
+    await (await open_topic(broker, name)).truncate()
 
 
 async def open_topic(broker: Broker, name: TopicName, *, create: bool = False) -> Topic:
@@ -86,6 +113,7 @@ def _cursor_stats(subscription: Subscription) -> CursorStats:
     shown = list(islice(cursor.ranges(), RANGES_SHOWN_MAX + 1))
     return CursorStats(
         mark_delete_position=str(cursor.mark_delete),
+        durable_mark_delete_position=str(cursor.durable_mark),
         read_position=None if reads_at is None else str(reads_at),
         number_of_entries_in_backlog=cursor.backlog_entries,
         individually_deleted_messages=[

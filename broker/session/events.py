@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.refusal import code_of
 from magnetar.broker.session import reply
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import CloseReason
     from magnetar.protos.names import TopicName
+
+END_OF_TOPIC_SINCE: Final = 9
+"""Of Pulsar's protocol versions: older clients do not know the command."""
+
+END_OF_TOPIC_UNKNOWN_TO: Final = "Pulsar-CPP"
+"""Apache's C++ client, and those that wrap it, close the connection when they receive
+REACHED_END_OF_TOPIC, reconnect, and receive it again."""
 
 log = get_logger(__name__)
 
@@ -114,6 +121,12 @@ class SessionConsumerEvents:
             self._active = change
         else:
             self._context.put_control(change)
+
+    def reached_end(self) -> None:
+        session = self._context.session
+        is_known = not session.client_version.startswith(END_OF_TOPIC_UNKNOWN_TO)
+        if is_known and session.protocol_version >= END_OF_TOPIC_SINCE:
+            self._context.put_control(reply.reached_end_of_topic(self._consumer_id))
 
     def take_active(self) -> bytes:
         """The command that tells the client whether it is active, if that is known already."""

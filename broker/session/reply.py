@@ -160,6 +160,10 @@ def close_consumer(consumer_id: int, assigned_url: str = "") -> bytes:
     return framing.encode_command(body)
 
 
+def reached_end_of_topic(consumer_id: int) -> bytes:
+    return framing.encode_command(pb.CommandReachedEndOfTopic(consumer_id=consumer_id))
+
+
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
     body = pb.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
     return framing.encode_command(body)

@@ -59,6 +59,7 @@ class ConsumerHandle:
             properties=request.metadata,
             key_shared=request.key_shared,
         )
+        self._told_end = False
         self.meter = Meter(now)
         self.redelivered = Meter(now)
         self._connected_since = connected_since
@@ -70,6 +71,12 @@ class ConsumerHandle:
     @property
     def name(self) -> str:
         return self.request.consumer_name
+
+    def tell_end(self) -> None:
+        """The subscription has acknowledged all of a terminated topic."""
+        if not self._told_end:
+            self._told_end = True
+            self.events.reached_end()
 
     # ---- notices ---------------------------------------------------------------------------------
 

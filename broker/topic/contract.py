@@ -62,6 +62,7 @@ class CloseReason(Enum):
     SEEK = "the subscription was moved"
     REPLACED = "another connection of the same client took the place"
     UNSUBSCRIBED = "the subscription was deleted"
+    TERMINATED = "the topic takes no more messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,9 @@ class ConsumerEvents(Protocol):
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
         """Send these entries. `details` is sparse, by index in `entries`."""
+
+    def reached_end(self) -> None:
+        """Tell the client that its subscription has acknowledged all of a terminated topic."""
 
     def active_changed(self, active: bool) -> None:
         """Tell the client whether its consumer is the active one of a single-active type."""

@@ -87,6 +87,18 @@ class Topic(Protocol):
     async def expire_through(self, subscription: Subscription, position: Position) -> int:
         """Skip every entry up to this one, as `expire` does."""
 
+    def trim(self) -> None:
+        """Drop the ledgers that no subscription needs and retention does not keep."""
+
+    async def truncate(self) -> None:
+        """Drop every message published before this call, acknowledged or not, whatever retention
+        says. Consumers are disconnected and come back. Raises TopicClosing, SubscriptionFenced,
+        LogError."""
+
+    async def terminate(self) -> Position:
+        """Take no more messages, for good. Returns the last one, EARLIEST if there is none; a
+        topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
+
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
 

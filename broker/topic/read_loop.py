@@ -12,10 +12,14 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
+from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound
 from magnetar.broker.dispatch.dispatcher import Read, after
 from magnetar.broker.dispatch.positions import runs
 from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavailable, ReadFailed
+from magnetar.broker.log.losses import LostRange, lost_by
 from magnetar.broker.log.position import EARLIEST
+from magnetar.metadata.errors import MetadataError
+from magnetar.metadata.model import LedgerId
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff
 
@@ -41,6 +45,9 @@ REPLAY_GAP_ENTRIES: Final = 8
 """Unwanted entries that a replay reads to save a request: a request to a bookie costs about as much
 as reading this many entries of 1 KB."""
 
+SKIP_ENTRIES: Final = 1_000
+"""Lost entries that are acknowledged in one step of the loop: about a millisecond."""
+
 log = get_logger(__name__)
 
 
@@ -57,7 +64,9 @@ class ReadLoop:
         spawn: Spawn,
         on_read: Callable[[list[StoredEntry]], None],
         tell: Tell,
+        skip: Callable[[LostRange], None],
     ) -> None:
+        """`skip` acknowledges entries that are lost for good."""
         self.failure: LogError | None = None  # of the read that the loop tries again
         self._log = topic_log
         self._name = name
@@ -65,6 +74,7 @@ class ReadLoop:
         self._spawn = spawn
         self._on_read = on_read
         self._tell = tell
+        self._skip = skip
         self._wanted: Read | Replay | None = None  # None: there is no read to start
         self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
         self._delays: Iterator[float] = iter(())  # before the next attempts
@@ -77,6 +87,19 @@ class ReadLoop:
             self._task = self._spawn(self._run())
         else:
             assert self._task is asyncio.current_task(), "a second read"
+
+    def explain(self) -> str:
+        """What is tried again, and what an operator can do."""
+        assert self.failure is not None
+        detail = f"the broker retries a failed read: {self.failure}"
+        if isinstance(self.failure, ReadFailed):
+            lost = lost_by(self.failure, self._log.chain)
+            if lost is not None:
+                detail += (
+                    f"; entries {lost} are lost at all bookies: repair the ledger, seek beyond it,"
+                    " or set auto_skip_non_recoverable_data"
+                )
+        return detail
 
     def stop(self) -> None:
         """Cancel the outstanding read. It is not answered."""
@@ -91,7 +114,8 @@ class ReadLoop:
                 try:
                     await self._answer_whole(wanted)
                 except (ReadFailed, LogUnavailable, LogDamaged) as error:
-                    await asyncio.sleep(self._note_failure(error))
+                    if not await self._maybe_skip(error):
+                        await asyncio.sleep(self._note_failure(error))
                     self._tell(lambda machine, now: machine.on_read_failed(now))
         except (LogFenced, LogClosed) as error:
             # The log has ended and the topic is about to close, so the dispatcher gets no answer.
@@ -145,11 +169,43 @@ class ReadLoop:
                     if entries:
                         return entries, through
                     raise
+                # The ledger may be trimmed: the log goes on with the first entry that it kept.
+                found = [entry for entry in found if entry.position <= last]
                 entries += found
                 bytes_left -= sum(len(entry.view.data) for entry in found)
                 through = min(last, found[-1].position) if found else last
                 following = after(through)
         return entries, through
+
+    async def _maybe_skip(self, error: LogError) -> bool:
+        """If entries are lost for good and the broker is configured to skip these, do so."""
+        topic_log = self._log
+        if not topic_log.config.auto_skip_non_recoverable_data or not isinstance(error, ReadFailed):
+            return False
+        lost = lost_by(error, topic_log.chain)
+        if lost is None or not await self._is_certain(lost, error):
+            return False
+        if topic_log.losses.note(lost):
+            log.error("entries lost, skipped", topic=str(topic_log.name), lost=str(lost))
+        log.warning("subscription skips lost entries", subscription=self._name, lost=str(lost))
+        for first in range(lost.first, lost.last + 1, SKIP_ENTRIES):
+            last = min(first + SKIP_ENTRIES - 1, lost.last)
+            self._skip(LostRange(lost.ledger, first, last))
+            await asyncio.sleep(0)
+        return True
+
+    async def _is_certain(self, lost: LostRange, error: ReadFailed) -> bool:
+        """Whether the topic is still ours: else its next owner may have deleted the ledger. After
+        that check the metadata is not an old copy, so it is read again."""
+        topic_log = self._log
+        try:
+            await topic_log.owned_record.verify()
+            metadata = await topic_log.ledgers.metadata(LedgerId(lost.ledger))
+        except (LogUnavailable, LogDamaged, MetadataError, LedgerError):
+            return False
+        if not topic_log.chain.is_closed(lost.ledger):  # it was trimmed
+            return False
+        return (metadata is None) == isinstance(error.cause, LedgerNotFound)
 
     def _note_failure(self, error: LogError) -> float:
         """Record the failure. Returns the delay before the next attempt, in seconds."""

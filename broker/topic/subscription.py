@@ -30,7 +30,7 @@ from magnetar.broker.errors import (
     NotAllowed,
     SubscriptionFenced,
 )
-from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.log.position import EARLIEST, Position, run_of_positions
 from magnetar.broker.topic.ack_sets import AckSets
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.log import Log
+    from magnetar.broker.log.losses import LostRange
     from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
     from magnetar.broker.topic.read_loop import Spawn
 
@@ -134,6 +135,7 @@ class Subscription:
             spawn=spawn,
             on_read=self._ack_sets.on_read,
             tell=self._tell,
+            skip=self._skip,
         )
         self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
         self._return_timer: asyncio.TimerHandle | None = None
@@ -234,6 +236,8 @@ class Subscription:
             return
         now = self._loop.time()
         self._carry_out(self._dispatcher.on_flow(handle.machine, permits, now), now)
+        if self._log.terminated is not None:
+            self.tell_end()
 
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
         """See ConsumerHandle.redeliver."""
@@ -267,6 +271,8 @@ class Subscription:
             self.cursor.acknowledge_batch(position, ack_set, done)
             self._note_acked(position)
             self._carry_out(dispatcher.on_partly_acked(handle.machine, position, now), now)
+        if self._log.terminated is not None:
+            self.tell_end()
 
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int], done: Done | None
@@ -285,6 +291,15 @@ class Subscription:
         now = self._loop.time()
         through = min(position, self._log.confirmed)  # later entries are not acknowledged
         self._carry_out(dispatcher.on_acked_through(through, now), now)
+        if self._log.terminated is not None:
+            self.tell_end()
+
+    def tell_end(self) -> None:
+        """The topic is terminated: tell consumers when all of it is acknowledged, each of them
+        once."""
+        if self.cursor.backlog_entries == 0:
+            for handle in self.consumers.values():
+                handle.tell_end()
 
     async def flush(self) -> None:
         """Wait until all acknowledgements so far are durable. Raises LogError."""
@@ -474,8 +489,7 @@ class Subscription:
             case SubscriptionState.OPEN:
                 reasons = []
         if self._read_loop.failure is not None:
-            detail = f"the broker retries a failed read: {self._read_loop.failure}"
-            reasons.append(Reason(Why.READ_FAILED, detail))
+            reasons.append(Reason(Why.READ_FAILED, self._read_loop.explain()))
         if self._dispatcher is None:
             return [*reasons, Reason(Why.NO_CONSUMERS, "no consumer has connected yet")]
         return reasons + self._dispatcher.explain(self._loop.time())
@@ -552,6 +566,12 @@ class Subscription:
         """The read loop reports the answer to a read."""
         now = self._loop.time()
         self._carry_out(answer(self._machine(), now), now)
+
+    def _skip(self, lost: LostRange) -> None:
+        """Acknowledge entries that no consumer will get."""
+        positions = run_of_positions(lost.ledger, lost.first, lost.last)
+        self.cursor.acknowledge(positions)
+        self._note_acked(positions[-1])
 
     def _set_timer(self) -> None:
         """Keep one timer for the time that the dispatcher names, or none."""

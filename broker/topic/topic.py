@@ -29,6 +29,7 @@ from magnetar.broker.errors import (
     ProducerFenced,
     SubscriptionNotFound,
     TopicClosing,
+    TopicTerminated,
 )
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
@@ -39,6 +40,7 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.persistence import quorum_of
 from magnetar.broker.topic.pipeline import (
     AccessModeStage,
     ChecksumStage,
@@ -48,6 +50,7 @@ from magnetar.broker.topic.pipeline import (
     SizeStage,
 )
 from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
+from magnetar.broker.topic.retention import Trimmer
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.log import get_logger
@@ -157,6 +160,7 @@ class PersistentTopic:
             incarnation=incarnation,
             create=create,
             epoch_min=epoch_min,
+            quorum=lambda: quorum_of(policies),
         )
         if latency is not None:
             log.latency = latency
@@ -217,6 +221,8 @@ class PersistentTopic:
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
         self._closed = asyncio.Event()
+        self.trimmer = Trimmer(log, cursors, policies, clock)
+        log.on_head_dropped = self._on_head_dropped
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
         log.start(self._spawn)
@@ -239,6 +245,10 @@ class PersistentTopic:
             raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
         while True:
             self._require_open()
+            if self.log.terminated is not None:
+                raise TopicTerminated(str(self.name))
+            if self.log.is_terminating:  # the client comes back when the outcome is known
+                raise TopicClosing(str(self.name))
             self.log.require_capacity()
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
@@ -524,6 +534,52 @@ class PersistentTopic:
             self._removed_messages += subscription.delivered.messages
             self._removed_bytes += subscription.delivered.bytes
 
+    # ---- trimming and ending ---------------------------------------------------------------------
+
+    def trim(self) -> None:
+        """Drop the ledgers that no subscription needs and retention does not keep."""
+        if self.state is TopicState.OPEN:
+            self.trimmer.trim()
+
+    async def truncate(self) -> None:
+        """Drop every message published before this call, acknowledged or not, whatever retention
+        says. Consumers are disconnected and come back. Raises TopicClosing, SubscriptionFenced,
+        LogError."""
+        self._require_open()
+        through = await self.log.roll()
+        target = self.log.chain.next_position(through)
+        for subscription in list(self.subscriptions.values()):
+            if subscription.cursor.mark_delete < through:
+                await subscription.seek(target)
+        self._require_open()
+        self.log.drop_through(through)
+        await self.log.wait_dropped(through)
+
+    async def terminate(self) -> Position:
+        """Take no more messages, for good. Returns the last one, EARLIEST if there is none; a
+        topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
+        self._require_open()
+        if self.log.terminated is None:
+            for handle in self.producers.values():
+                handle.stop_taking()  # their clients send again what comes from here on
+            try:
+                await self.log.terminate()
+            finally:
+                handles = list(self.producers.values())
+                self.producers.clear()
+                for handle in handles:
+                    handle.evict(CloseReason.TERMINATED)
+            for subscription in self.subscriptions.values():
+                subscription.tell_end()
+        assert self.log.terminated is not None
+        return self.log.terminated
+
+    def _on_head_dropped(self) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.cursor.on_head_dropped()
+            if self.log.terminated is not None:
+                subscription.tell_end()
+
     # ---- asking ----------------------------------------------------------------------------------
 
     @property
@@ -603,6 +659,7 @@ class PersistentTopic:
             _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
         finally:
             self._disconnect(reason, reason)
+            self.trimmer.end()
             self.cursors.abandon()
             self.log.abandon()
             self.state = TopicState.CLOSED

@@ -47,6 +47,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "magnetar.cli.bookies",
         "Look at bookies and what they hold: list, drain, decommission, under-replicated, ledger.",
     ),
+    "ledgers": ("magnetar.cli.ledgers", "Look for ledgers that belong to no topic: orphans."),
     "spark": ("magnetar.cli.spark", "Jobs that run on Spark (they need Java)."),
 }
 

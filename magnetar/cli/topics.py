@@ -1,4 +1,4 @@
-"""`magnetar topics`: list, create, peek into and look at topics."""
+"""`magnetar topics`: list, create, look at, terminate and truncate topics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ from magnetar.protos.errors import InvalidNamespaceName
 from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
 
 PEEK_MAX: Final = 1_000  # a request for each entry
+RANGES_PRINTED: Final = 5  # of each cursor; --json prints all
 
 
 def add_to(app: typer.Typer) -> None:
-    topics = App(help="List, create, peek into and look at topics.", no_args_is_help=True)
+    topics = App(help="List, create, look at, terminate and truncate topics.", no_args_is_help=True)
     topics.callback()(lambda: None)
     topics.command("list")(list_topics)
     topics.command("create")(create)
     topics.command("peek")(peek)
     topics.command("stats")(stats)
+    topics.command("stats-internal")(stats_internal)
+    topics.command("terminate")(terminate)
+    topics.command("truncate")(truncate)
     add_topic_policies(topics)
     app.add_typer(topics, name="topics")
 
@@ -161,6 +165,66 @@ def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADM
                 for name, each in sorted(found["subscriptions"].items())
             ),
         )
+
+
+def stats_internal(
+    topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADMIN_URL
+) -> None:
+    """Print how a topic is stored: its ledgers and cursors."""
+    found = command(admin_url, "GET", f"{topic_path(topic)}/internalStats")
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(
+        f"{found['state']}, epoch {found['epoch']}, {found['numberOfEntries']} entries,"
+        f" {size_of(found['totalSize'])}, last {found['lastConfirmedEntry']}"
+    )
+    if found["ledgers"]:
+        typer.echo()
+        print_table(
+            ("ledger", "entries", "size", "first index", "closed"),
+            (
+                (
+                    str(each["ledgerId"]),
+                    str(each["entries"]),
+                    size_of(each["size"]),
+                    str(each["firstIndex"]),
+                    time_of(each["closedAt"]) if each["closedAt"] else "open",
+                )
+                for each in found["ledgers"]
+            ),
+        )
+    if found["cursors"]:
+        typer.echo()
+        print_table(
+            ("cursor", "mark-delete", "reads at", "backlog", "acknowledged beyond"),
+            (
+                (
+                    name,
+                    each["markDeletePosition"],
+                    each["readPosition"] or "-",
+                    str(each["numberOfEntriesInBacklog"]),
+                    " ".join(each["individuallyDeletedMessages"][:RANGES_PRINTED]) or "-",
+                )
+                for name, each in sorted(found["cursors"].items())
+            ),
+        )
+    for lost in found["lost"]:
+        typer.echo(f"lost: {lost}")
+
+
+def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Let a topic take no more messages, for good. What is stored can be read."""
+    last = command(admin_url, "POST", f"{topic_path(topic)}/terminate")
+    at = f"{last['ledgerId']}:{last['entryId']}"
+    where = "it has no message" if last["entryId"] < 0 else f"its last message is {at}"
+    typer.echo(f"terminated {topic}: {where}")
+
+
+def truncate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Delete all messages of a topic, also those that are not acknowledged."""
+    command(admin_url, "DELETE", f"{topic_path(topic)}/truncate")
+    typer.echo(f"truncated {topic}")
 
 
 def _flow(title: str, found: dict[str, Any], direction: str) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ from magnetar.metadata.model import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from magnetar.bookie.ledger.quorum import Quorum
+
     Buffer = bytes | bytearray | memoryview
 
 ENTRY_BYTES_MAX: Final = 5_253_120
@@ -119,7 +121,8 @@ class SharedLedgers:
         self.deleted: list[int] = []
         self.appenders: list[FakeAppender] = []
         self.reads: list[tuple[int, int, int]] = []  # ledger, first, last; ranges read from bookies
-        self.unreadable: set[tuple[int, int]] = set()
+        self.unreadable: set[tuple[int, int]] = set()  # now; later perhaps
+        self.lost: set[tuple[int, int]] = set()  # every bookie said that it does not have the entry
         self.bookies = True  # False: no ledger can be created, recovered or closed
         self.full_ensemble = True  # False: new ledgers are degraded
         self.held = False
@@ -184,7 +187,7 @@ class SharedLedgers:
         found: list[FakeEntry] = []
         size = 0
         for entry in range(first, last + 1):
-            if (ledger, entry) in self.unreadable:
+            if (ledger, entry) in self.unreadable or (ledger, entry) in self.lost:
                 break
             payload = stored.entries[entry]
             size += len(payload)
@@ -192,7 +195,7 @@ class SharedLedgers:
                 break
             found.append(FakeEntry(EntryId(entry), memoryview(payload)))
         if not found:
-            raise EntryUnreadable(ledger, first, {})
+            raise EntryUnreadable(ledger, first, {}, missing=(ledger, first) in self.lost)
         return found
 
 
@@ -338,8 +341,12 @@ class FakeLedgers:
     def __init__(self, world: SharedLedgers, steps: Steps | None = None) -> None:
         self.world = world
         self.steps = steps if steps is not None else Steps()
+        self.quorums: list[Quorum | None] = []  # that new ledgers were asked for with
 
-    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> FakeAppender:
+    async def create(
+        self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None
+    ) -> FakeAppender:
+        self.quorums.append(quorum)
         bites = self.steps.before("ledgers.create")
         await asyncio.sleep(0)
         await self.world.maybe_stray("create")
@@ -399,5 +406,5 @@ class FakeLedgers:
         if bites:
             self.steps.bite("ledgers.delete")
 
-    def full_ensemble_possible(self) -> bool:
+    def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
         return self.world.full_ensemble

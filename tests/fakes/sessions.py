@@ -62,6 +62,7 @@ class FakeConsumerSession:
         self.ack_sets: list[tuple[int, ...]] = []
         self.deliveries = 0
         self.active: list[bool] = []
+        self.ends = 0
         self.reason: CloseReason | None = None
 
     def writable(self) -> bool:
@@ -77,6 +78,9 @@ class FakeConsumerSession:
             self.entries.append(entry)
             self.counts.append(detail.redelivery_count if detail else 0)
             self.ack_sets.append(detail.ack_set if detail else ())
+
+    def reached_end(self) -> None:
+        self.ends += 1
 
     def active_changed(self, active: bool) -> None:
         self.active.append(active)

@@ -13,6 +13,7 @@ from support import free_port
 from magnetar.local_process import LocalProcess, answers_health, magnetar_command
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -26,6 +27,15 @@ class StandaloneProcess:
         self._process = LocalProcess(
             "standalone", "standalone", directory, [], {}, lambda: answers_health(self.http_port)
         )
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Settings in its environment, from the next start on."""
+        return self._process.variables
+
+    @variables.setter
+    def variables(self, variables: Mapping[str, str]) -> None:
+        self._process.variables = variables
 
     @property
     def service_url(self) -> str:

@@ -23,6 +23,7 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.topic import PersistentTopic, ProducerNames, TopicState
+from magnetar.metadata.policies import UNLIMITED, Retention
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,10 +51,12 @@ def publish(handle: ProducerHandle, *views: EntryView, first: int) -> None:
 class TopicRig:
     """An open topic. `failures` holds what the broker was told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledgers: FakeLedgers) -> None:
         self.topic: PersistentTopic
+        self.ledgers = ledgers
         self.failures: list[BrokerError] = []
-        self.policies = SettablePolicies()
+        # A test may publish before it subscribes: by default that is kept.
+        self.policies = SettablePolicies(retention=Retention(UNLIMITED, UNLIMITED))
         self._consumers = 0
         self._published = 0
         self._producer: tuple[ProducerHandle, FakeProducerSession] | None = None
@@ -148,14 +151,14 @@ async def opened_topic(
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
-    it = TopicRig()
+    it = TopicRig(FakeLedgers(world.ledgers))
     if policies is not None:
         it.policies = policies
     async with asyncio.TaskGroup() as tasks:
         topic = it.topic = await PersistentTopic.open(
             TOPIC,
             store=store if store is not None else world.store(),
-            ledgers=FakeLedgers(world.ledgers),
+            ledgers=it.ledgers,
             log_config=config,
             cache=EntryCache(cache_bytes),
             clock=world.clock,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.errors import LedgerError
     from magnetar.bookie.ledger.handle import LedgerReader
     from magnetar.bookie.ledger.ledgers import Ledgers
+    from magnetar.bookie.ledger.quorum import Quorum
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.ledgers import Buffer, LedgerStore, ReadEntry
     from magnetar.broker.log.outstanding import Appended
@@ -64,9 +65,12 @@ class ToldLedgers:
         self._ledgers = ledgers
         self._client = client
 
-    async def create(self, *, newer_than: LedgerId, custom: Mapping[str, bytes]) -> ToldAppender:
+    async def create(
+        self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None
+    ) -> ToldAppender:
         return ToldAppender(
-            await self._ledgers.create(newer_than=newer_than, custom=custom), self._client
+            await self._ledgers.create(newer_than=newer_than, custom=custom, quorum=quorum),
+            self._client,
         )
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
@@ -81,8 +85,8 @@ class ToldLedgers:
     async def delete(self, ledger: LedgerId) -> None:
         await self._ledgers.delete(ledger)
 
-    def full_ensemble_possible(self) -> bool:
-        return self._ledgers.full_ensemble_possible()
+    def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
+        return self._ledgers.full_ensemble_possible(quorum)
 
 
 class ToldAppender:

@@ -141,7 +141,7 @@ def test_dropping_the_head_leaves_the_rest_as_it_was(chain: Chain, through: Posi
             break
         goes.append(record.ledger)
 
-    assert chain.drop_through(through) == tuple(goes)
+    assert chain.drop_head(chain.droppable(through)) == tuple(goes)
     chain.check()
     kept = [position for position in entries if position.ledger not in goes]
     assert all_entries(chain) == kept
@@ -155,12 +155,12 @@ def test_dropping_the_head_leaves_the_rest_as_it_was(chain: Chain, through: Posi
     for ledger in goes:
         assert not chain.is_entry(Position(ledger, 0))
         assert chain.ceiling(Position(ledger, 0)) == (kept[0] if kept else chain.end)
-    assert chain.drop_through(through) == ()
+    assert chain.drop_head(chain.droppable(through)) == ()
 
 
 def test_a_log_goes_on_after_everything_was_dropped() -> None:
     chain = Chain([closed(3, 0, 2), closed(8, 4, 3)], next_index=10)
-    assert chain.drop_through(LATEST) == (3, 8)
+    assert chain.drop_head(chain.droppable(LATEST)) == (3, 8)
     assert chain.records == ()
     assert chain.dropped == DroppedHead(LedgerId(8), EntryId(2), 10)
     assert chain.confirmed == Position(8, 2)
@@ -178,6 +178,6 @@ def test_the_open_ledger_is_never_dropped() -> None:
     chain = Chain([closed(3, 0, 2)], next_index=2)
     chain.open_ledger(TopicLedger(LedgerId(8), 2))
     chain.grow(4, next_index=6)
-    assert chain.drop_through(LATEST) == (3,)
-    assert chain.drop_through(LATEST) == ()
+    assert chain.drop_head(chain.droppable(LATEST)) == (3,)
+    assert chain.drop_head(chain.droppable(LATEST)) == ()
     assert [record.ledger for record in chain.records] == [8]

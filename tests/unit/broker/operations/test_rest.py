@@ -215,6 +215,8 @@ async def test_the_api_page_needs_no_internet() -> None:
         f"{prefix}/{{topic}}",
         f"{prefix}/{{topic}}/stats",
         f"{prefix}/{{topic}}/internalStats",
+        f"{prefix}/{{topic}}/terminate",
+        f"{prefix}/{{topic}}/truncate",
         f"{prefix}/{{topic}}/subscriptions",
         f"{prefix}/{{topic}}/subscription/{{subscription}}",
         f"{prefix}/{{topic}}/subscription/{{subscription}}/resetcursor",

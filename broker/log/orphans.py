@@ -1,0 +1,88 @@
+"""Which ledgers belong to no topic any more: a pure rule.
+
+A broker creates a ledger, and then lists it in its topic's record. If it dies in between, no record
+names the ledger: it is an *orphan*. The rule must never name a ledger that a living broker may
+still list. So each ledger's own metadata names its topic and the *epoch* under which its creator
+owned the topic. A change of the record under an epoch succeeds only while the record has that
+epoch. Hence the ledger is an orphan when the topic's record, read after the ledger's metadata,
+does not list it and has a later epoch, or does not exist. While the record has the epoch of the
+ledger, the ledger is kept: the next owner of the topic raises the epoch. A topic that is deleted
+and made anew begins above the last epoch of the former one.
+
+A ledger younger than the grace period is kept in any case, and so is one whose metadata does not
+say what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from magnetar.protos.errors import InvalidTopicName
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.metadata.model import LedgerMetadata, TopicRecord
+
+KINDS: Final = frozenset({"data", "cursor"})
+"""What a topic's record lists. Ledgers of other kinds are kept."""
+
+
+class Verdict(Enum):
+    """Why a ledger is kept, or that it is not."""
+
+    ORPHAN = "no record lists it, and its creator cannot list it any more"
+    LISTED = "its topic lists it"
+    MAY_BE_LISTED = "its creator may still own the topic"
+    YOUNG = "it is younger than the grace period"
+    UNKNOWN = "its metadata does not tell its topic"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a ledger's metadata tells of its creator."""
+
+    topic: TopicName
+    kind: str
+    epoch: int
+
+
+def custom_of(topic: str, *, kind: str, epoch: int) -> dict[str, bytes]:
+    """For the metadata of a new ledger."""
+    return {"topic": topic.encode(), "kind": kind.encode(), "epoch": str(epoch).encode()}
+
+
+def origin_of(custom: Mapping[str, bytes]) -> Origin | None:
+    """None: the ledger is no topic's, or of a kind that is not known here."""
+    try:
+        kind, epoch = custom["kind"].decode(), int(custom["epoch"])
+        topic = TopicName.parse(custom["topic"].decode())
+    except (KeyError, ValueError, InvalidTopicName):
+        return None
+    return Origin(topic, kind, epoch) if kind in KINDS and epoch >= 0 else None
+
+
+def judge(
+    metadata: LedgerMetadata,
+    origin: Origin | None,
+    record: TopicRecord | None,
+    *,
+    now_ms: int,
+    grace_ms: int,
+) -> Verdict:
+    """`record` is the topic's, read after `metadata`; None: the topic does not exist."""
+    if origin is None:
+        return Verdict.UNKNOWN
+    if now_ms - metadata.created_ms < grace_ms:
+        return Verdict.YOUNG
+    if record is None:
+        return Verdict.ORPHAN
+    ledger = metadata.ledger
+    if ledger in record.cursor_ledgers or ledger in record.deleting:
+        return Verdict.LISTED
+    if any(part.ledger == ledger for part in record.ledgers):
+        return Verdict.LISTED
+    return Verdict.ORPHAN if record.epoch > origin.epoch else Verdict.MAY_BE_LISTED

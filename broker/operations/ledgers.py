@@ -1,0 +1,32 @@
+"""What an administrator can ask of the ledgers of a cluster: which ones belong to no topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.operations.model import OrphanedLedger, OrphanPage
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+
+
+async def orphans(broker: Broker, *, after: int, delete: bool) -> OrphanPage:
+    """The orphaned ledgers among the next ones behind the ledger `after`; deletes them if asked.
+    Raises MetadataError, LedgerError."""
+    page = await broker.orphans.page(after, delete=delete)
+    return OrphanPage(
+        examined=page.examined,
+        unreadable=page.unreadable,
+        deleted=page.deleted,
+        kept={verdict.value: count for verdict, count in page.kept.items()},
+        orphans=[
+            OrphanedLedger(
+                ledger_id=orphan.ledger,
+                topic=str(orphan.origin.topic),
+                kind=orphan.origin.kind,
+                created_at=orphan.created_ms,
+            )
+            for orphan in page.orphans
+        ],
+        next_after=page.next_after,
+    )

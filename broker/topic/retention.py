@@ -1,0 +1,60 @@
+"""Trims a topic's log: drops the ledgers that no subscription needs and retention does not keep.
+
+The trimmer decides and asks the log; the log's own task carries it out. So a trim takes some
+microseconds here and needs no task. It is triggered when a cursor has left a ledger, when a ledger
+was closed, when the policies change, and by a chore: time passes without an event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.errors import PoliciesUnavailable
+from magnetar.broker.log.log import LogState
+from magnetar.broker.log.trimming import trim_through
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.broker.cursor.cursors import Cursors
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.policies.source import PolicySource
+    from magnetar.runtime.clock import Clock
+
+
+class Trimmer:
+    """Of one topic. Call `end` when the topic closes."""
+
+    def __init__(
+        self, topic_log: Log, cursors: Cursors, policies: PolicySource, clock: Clock
+    ) -> None:
+        self._log = topic_log
+        self._cursors = cursors
+        self._policies = policies
+        self._clock = clock
+        topic_log.on_ledger_closed = self.trim
+        cursors.on_ledger_left(self.trim)
+        self.end: Callable[[], None] = policies.subscribe(self.trim)
+
+    def trim(self) -> None:
+        """Drop what is not needed any more. Without fresh policies nothing is dropped: the topic
+        may have a retention that is not known here yet."""
+        topic_log = self._log
+        is_in_service = topic_log.state in (LogState.OPEN, LogState.TERMINATED)
+        if not is_in_service or not topic_log.chain.has_closed or not self._is_fresh():
+            return
+        through = trim_through(
+            topic_log.chain.records,
+            slowest=self._cursors.slowest_mark,
+            total_bytes=topic_log.stored_bytes,
+            retention=self._policies.effective.retention,
+            now_ms=self._clock.now_ms(),
+        )
+        if through is not None:
+            topic_log.drop_through(through)
+
+    def _is_fresh(self) -> bool:
+        try:
+            return self._policies.is_fresh
+        except PoliciesUnavailable:
+            return False

@@ -1,0 +1,182 @@
+"""Trimming of an open topic: its triggers, and what indexes, cursors and readers see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from fakes.cluster_state import ClusterState
+from fakes.policies import SettablePolicies
+from fakes.topic_log import SMALL
+from fakes.topics import opened_topic
+from support import settle, wait_until
+
+from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.metadata.policies import Persistence, Retention
+
+TEXTS = [f"m{number}" for number in range(12)]  # two full ledgers of five, and two entries
+KEEP = Retention(-1, -1)
+CALM = replace(SMALL, check_interval_s=60.0)
+
+
+def keeping() -> SettablePolicies:
+    return SettablePolicies(retention=KEEP)
+
+
+async def test_a_cursor_that_leaves_a_ledger_trims_it() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=SettablePolicies()) as it:
+        consumer, _ = await it.subscribe()
+        positions = await it.publish(*TEXTS)
+        first, second = positions[0].ledger, positions[5].ledger
+        consumer.acknowledge(positions[:4])
+        await settle()
+        assert world.ledgers.deleted == []
+        consumer.acknowledge(positions[4:5])
+        await wait_until(lambda: first in world.ledgers.deleted)
+        assert it.topic.log.first == Position(second, 0)
+        assert it.topic.log.chain.first_index == 5
+        consumer.acknowledge_cumulative(positions[11])
+        await wait_until(lambda: second in world.ledgers.deleted)
+        assert it.topic.log.first == positions[10], "the open ledger stays"
+
+
+async def test_an_acknowledgement_that_is_not_durable_trims_nothing() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=SettablePolicies()) as it:
+        consumer, _ = await it.subscribe()
+        positions = await it.publish(*TEXTS)
+        world.ledgers.hold()
+        consumer.acknowledge_cumulative(positions[11])
+        await asyncio.sleep(1.0)
+        it.topic.trim()
+        await settle()
+        assert it.topic.log.first == positions[0]
+        world.ledgers.release()
+        await wait_until(lambda: it.topic.log.first == positions[10])
+
+
+async def test_without_durable_subscriptions_a_closed_ledger_is_trimmed_at_once() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=SettablePolicies()) as it:
+        positions = await it.publish(*TEXTS)
+        await wait_until(lambda: it.topic.log.first == positions[10])
+        assert it.topic.log.last_index == 11
+
+
+async def test_stale_policies_trim_nothing() -> None:
+    world = ClusterState()
+    policies = SettablePolicies()
+    policies.is_fresh = False
+    async with opened_topic(world, policies=policies) as it:
+        positions = await it.publish(*TEXTS)
+        it.topic.trim()
+        await settle()
+        assert it.topic.log.first == positions[0]
+        policies.is_fresh = True
+        it.topic.trim()  # as the chore does
+        await wait_until(lambda: it.topic.log.first == positions[10])
+
+
+async def test_a_change_of_the_retention_trims_and_time_does_with_the_chore() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        positions = await it.publish(*TEXTS)
+        await settle()
+        assert it.topic.log.first == positions[0]
+        it.policies.set(retention=Retention(60, -1))
+        await settle()
+        assert it.topic.log.first == positions[0]
+        world.clock.advance_ms(61_000)
+        it.topic.trim()
+        await wait_until(lambda: it.topic.log.first == positions[10])
+
+
+async def test_indexes_go_on_after_everything_was_trimmed_and_a_restart() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        consumer, _ = await it.subscribe("s")
+        positions = await it.publish(*TEXTS)
+        consumer.acknowledge_cumulative(positions[11])
+        await it.topic.subscriptions["s"].flush()
+    async with opened_topic(world, policies=SettablePolicies()) as it:
+        it.topic.trim()
+        await wait_until(lambda: it.topic.log.chain.records == ())
+        assert it.topic.log.confirmed == positions[11]
+    async with opened_topic(world, policies=SettablePolicies()) as it:
+        assert it.topic.log.last_index == 11
+        [position] = await it.publish("next")
+        assert position > positions[11]
+        [entry] = await it.topic.log.read(EARLIEST, entries_max=5, bytes_max=10_000)
+        assert entry.index == 12
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 1
+
+
+async def test_a_reader_in_trimmed_ledgers_goes_on_with_the_first_kept_entry() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        positions = await it.publish(*TEXTS)
+        reader, session = await it.subscribe("r", durable=False, start=positions[0], permits=2)
+        await wait_until(lambda: len(session.entries) == 2)
+        reader.acknowledge([positions[1]])
+        it.policies.set(retention=Retention(0, 0))
+        await wait_until(lambda: it.topic.log.first == positions[10])
+        subscription = it.topic.subscriptions["r"]
+        assert subscription.cursor.backlog_entries == 2
+        reader.flow(10)
+        await wait_until(lambda: len(session.entries) >= 4)
+        assert session.texts == ["m0", "m1", "m10", "m11"]
+        reader.acknowledge(session.positions)
+        assert subscription.cursor.backlog_entries == 0
+        await subscription.seek(positions[3])
+        assert subscription.cursor.backlog_entries == 2, "a trimmed position is the first kept one"
+        await subscription.seek(EARLIEST)
+        assert subscription.cursor.backlog_entries == 2
+
+
+async def test_truncate_drops_all_that_was_published_before_it() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        _, session = await it.subscribe("s")
+        await it.subscribe("r", durable=False, start=EARLIEST)
+        await it.publish(*TEXTS)
+        data = {record.ledger for record in it.topic.log.chain.records}
+        await it.topic.truncate()
+        assert it.topic.log.chain.records == ()
+        assert session.reason is not None, "its consumer comes back"
+        await wait_until(lambda: data <= set(world.ledgers.deleted))
+        [position] = await it.publish("after")
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 1
+        assert it.topic.subscriptions["r"].cursor.backlog_entries == 1
+        [entry] = await it.topic.log.read(EARLIEST, entries_max=5, bytes_max=10_000)
+        assert (entry.position, entry.index) == (position, 12)
+        await it.topic.truncate()
+        await it.topic.truncate()
+        assert it.topic.log.chain.records == ()
+    async with opened_topic(world, policies=SettablePolicies()) as it:
+        assert it.topic.log.last_index == 12
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 0
+
+
+async def test_truncate_keeps_a_cursor_that_is_further_and_what_is_published_meanwhile() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        await it.topic.ensure_subscription("new", LATEST)
+        await it.publish(*TEXTS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(it.topic.truncate())
+            publishing = group.create_task(it.publish("meanwhile"))
+        [position] = publishing.result()
+        kept = it.topic.log.first <= position
+        assert it.topic.subscriptions["new"].cursor.backlog_entries == int(kept)
+
+
+async def test_new_ledgers_follow_the_persistence_policy() -> None:
+    world = ClusterState()
+    policies = SettablePolicies(persistence=Persistence(2, 2, 1, 1.0), retention=KEEP)
+    async with opened_topic(world, policies=policies) as it:
+        await it.publish(*TEXTS[:5])
+        policies.set(persistence=Persistence(1, 1, 1, 1.0))
+        await it.publish(*TEXTS[5:7])
+        asked = [str(quorum) for quorum in it.ledgers.quorums]
+        assert asked == ["2/2/1", "1/1/1"]

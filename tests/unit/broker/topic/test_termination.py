@@ -1,0 +1,110 @@
+"""A topic that is terminated: the last message stays the last one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fakes.cluster_state import ClusterState
+from fakes.policies import SettablePolicies
+from fakes.topic_log import TOPIC
+from fakes.topics import opened_topic
+from support import settle, wait_until
+
+from magnetar.broker.errors import TopicTerminated
+from magnetar.broker.log.log import LogState
+from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.topic.contract import CloseReason, SubscriptionType
+from magnetar.metadata.policies import Retention
+
+KINDS = [SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED]
+
+
+def keeping() -> SettablePolicies:
+    return SettablePolicies(retention=Retention(-1, -1))
+
+
+async def test_a_terminated_topic_takes_nothing_and_says_its_last_message() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        producer, session = await it.produce("p")
+        positions = await it.publish("a", "b")
+        last = await it.topic.terminate()
+        assert last == positions[-1]
+        assert session.reason is CloseReason.TERMINATED
+        with pytest.raises(TopicTerminated, match=str(TOPIC)):
+            await it.produce("late")
+        assert await it.topic.terminate() == last
+        assert it.topic.log.state is LogState.TERMINATED
+        assert it.topic.log.chain.has_closed
+        with pytest.raises(TopicTerminated):
+            it.topic.log.append([b"x"], {}, None, now=0.0)
+        assert producer.outstanding == 0
+    async with opened_topic(world, policies=keeping()) as it:
+        with pytest.raises(TopicTerminated):
+            await it.produce("later")
+        assert await it.topic.terminate() == last
+        _, session = await it.subscribe()
+        await wait_until(lambda: session.texts == ["a", "b"])
+
+
+async def test_an_empty_topic_can_be_terminated() -> None:
+    world = ClusterState()
+    async with opened_topic(world) as it:
+        assert await it.topic.terminate() == EARLIEST
+        _, session = await it.subscribe()
+        assert session.ends == 1, "there is nothing to acknowledge"
+    async with opened_topic(world) as it:
+        assert await it.topic.terminate() == EARLIEST
+
+
+async def test_publishes_before_the_end_get_their_receipts() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        world.ledgers.hold()
+        async with asyncio.TaskGroup() as group:
+            publishing = group.create_task(it.publish("a", "b", "c"))
+            await settle()
+            ending = group.create_task(it.topic.terminate())
+            await settle()
+            assert not ending.done()
+            world.ledgers.release()
+        assert ending.result() == publishing.result()[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_consumers_learn_of_the_end_once_all_is_acknowledged(kind: SubscriptionType) -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        consumer, session = await it.subscribe("slow", kind=kind)
+        fast, fast_session = await it.subscribe("fast", kind=kind)
+        positions = await it.publish("a", "b")
+        await wait_until(lambda: len(session.entries) == len(fast_session.entries) == 2)
+        fast.acknowledge(positions)
+        await it.topic.terminate()
+        assert (session.ends, fast_session.ends) == (0, 1)
+        consumer.acknowledge(positions[:1])
+        assert session.ends == 0
+        consumer.acknowledge(positions[1:])
+        assert session.ends == 1
+        consumer.flow(10)
+        assert session.ends == 1, "a consumer is told once"
+        await it.topic.subscriptions["slow"].seek(EARLIEST)
+        _, session = await it.subscribe("slow", kind=kind)
+        await wait_until(lambda: session.texts == ["a", "b"])
+        assert session.ends == 0
+
+
+async def test_a_consumer_that_comes_after_the_end_is_told_as_well() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=keeping()) as it:
+        await it.publish("a")
+        await it.topic.terminate()
+    async with opened_topic(world, policies=keeping()) as it:
+        consumer, session = await it.subscribe(permits=0)
+        assert session.ends == 0
+        consumer.flow(1)
+        await wait_until(lambda: session.texts == ["a"])
+        assert session.ends == 0
+        consumer.acknowledge_cumulative(session.positions[0])
+        assert session.ends == 1

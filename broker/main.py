@@ -268,6 +268,7 @@ class BrokerProcess:
             publish_budget=budget,
             chores=self._chores(),
             cluster=self._config.cluster_name,
+            life=self._config.life,
         )
 
     def _chores(self) -> list[Chore]:

@@ -29,9 +29,11 @@ from magnetar.broker.errors import (
     ProducerFenced,
     SubscriptionNotFound,
     TopicClosing,
+    TopicInUse,
 )
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.log.topic_deletion import client_key
 from magnetar.broker.topic.contract import (
     AccessMode,
     CloseReason,
@@ -217,6 +219,7 @@ class PersistentTopic:
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
         self._closed = asyncio.Event()
+        self._idle_since: float | None = now
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
         log.start(self._spawn)
@@ -239,6 +242,7 @@ class PersistentTopic:
             raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
         while True:
             self._require_open()
+            self._idle_since = None
             self.log.require_capacity()
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
@@ -440,6 +444,7 @@ class PersistentTopic:
         _require_supported(request)
         while True:
             self._require_open()
+            self._idle_since = None
             subscription = self._subscriptions.get((request.subscription, request.durable))
             if subscription is None:
                 await self._create_subscription(request)
@@ -578,6 +583,41 @@ class PersistentTopic:
         }
 
     # ---- the end ---------------------------------------------------------------------------------
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when (in the loop's time) the topic has had no clients and no work. None: it has
+        some."""
+        busy = self.producers or any(it.consumers for it in self.all_subscriptions)
+        if busy or not (self.log.is_settled and self.cursors.is_settled):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = asyncio.get_running_loop().time()
+        return self._idle_since
+
+    def begin_deletion(self, *, force: bool) -> frozenset[str]:
+        """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
+        them. Raises TopicInUse (unless `force`), TopicClosing."""
+        self._require_open()
+        consumers = [
+            client_key("consumer", subscription.name, handle.request.consumer_name)
+            for subscription in self.all_subscriptions
+            for handle in subscription.consumers.values()
+        ]
+        if not force and (self.producers or consumers):
+            raise TopicInUse(str(self.name), len(self.producers), len(consumers))
+        producers = [client_key("producer", name) for name in self.producers]
+        self.state = TopicState.CLOSED  # what fails from now on is no failure of the topic
+        self._disconnect(CloseReason.DELETED, CloseReason.DELETED)
+        return frozenset((*producers, *consumers))
+
+    def end_deletion(self) -> None:
+        """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
+        is."""
+        self.cursors.abandon()
+        self.log.abandon()
+        self.state = TopicState.CLOSED
+        self._closed.set()
 
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
         """Serve no more. Returns within CLOSE_TIMEOUT_S, and a turn; never raises operating errors.

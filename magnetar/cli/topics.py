@@ -1,4 +1,4 @@
-"""`magnetar topics`: list, create, peek into and look at topics."""
+"""`magnetar topics`: list, create, delete, peek into and look at topics."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ PEEK_MAX: Final = 1_000  # a request for each entry
 
 
 def add_to(app: typer.Typer) -> None:
-    topics = App(help="List, create, peek into and look at topics.", no_args_is_help=True)
+    topics = App(help="List, create, delete, peek into and look at topics.", no_args_is_help=True)
     topics.callback()(lambda: None)
     topics.command("list")(list_topics)
     topics.command("create")(create)
+    topics.command("delete")(delete)
     topics.command("peek")(peek)
     topics.command("stats")(stats)
     add_topic_policies(topics)
@@ -65,6 +66,18 @@ def create(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Create a topic. Producers and consumers create topics as well, when they first use them."""
     command(admin_url, "PUT", topic_path(topic))
     typer.echo(f"created {topic}")
+
+
+def delete(
+    topic: Topic,
+    force: Annotated[
+        bool, typer.Option("--force", help="disconnect its producers and consumers")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Delete a topic with its messages and subscriptions."""
+    command(admin_url, "DELETE", f"{topic_path(topic)}?force={'true' if force else 'false'}")
+    typer.echo(f"deleted {topic}")
 
 
 def peek(

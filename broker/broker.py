@@ -12,14 +12,27 @@ fenced already, so closing it saves nothing and loses nothing.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.chores import Chores
-from magnetar.broker.errors import NotOwner, TopicExists, TopicNotFound
+from magnetar.broker.chores import Chore, Chores
+from magnetar.broker.errors import (
+    LogDamaged,
+    NotOwner,
+    TopicDeleted,
+    TopicExists,
+    TopicInUse,
+    TopicNotFound,
+)
+from magnetar.broker.idleness import may_delete, may_unload, tend_ledger
+from magnetar.broker.life import LIFE_DEFAULTS
+from magnetar.broker.loads import TopicLoads
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.sweep import OrphanSweep
+from magnetar.broker.log.topic_deletion import TopicDeletions
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
@@ -28,6 +41,7 @@ from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_topic
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.metadata.policies import BROKER_DEFAULTS
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
@@ -39,8 +53,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from magnetar.broker.chores import Chore
     from magnetar.broker.errors import BrokerError
+    from magnetar.broker.life import LifeConfig
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
@@ -60,15 +74,33 @@ RELEASE_TIMEOUT_S: Final = 30.0
 ORPHAN_GRACE_S: Final = 24 * 3600.0
 """Before it a ledger of no topic is kept, whatever the records say."""
 
+SWEEP_PERIOD_S: Final = 60.0
+"""Between two looks for deletions that were begun and not finished, and for old tombstones."""
+
+UNLOAD_PERIOD_S_MAX: Final = 60.0
+
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """For which client a topic is opened."""
+
+    client: str  # see `client_key`
+    reconnects: bool
+
+
+ADMINISTRATOR: Final = Asking("", reconnects=False)
+
+
+@dataclass(slots=True, eq=False)
 class _Served:
-    """A topic that is opening or open."""
+    """A topic that is opening, open, or leaving."""
 
     bundle: Bundle  # by which this broker owns it; the namespace may be divided anew later
     opened: asyncio.Future[Topic]
+    used_s: float = 0.0  # when it was last asked for, in the loop's time
+    left: asyncio.Event | None = None  # set when it has been unloaded or deleted; None: it stays
 
 
 class Broker:
@@ -92,10 +124,11 @@ class Broker:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         publish_budget: PublishBudget | None = None,
         cluster: str = "magnetar",
+        life: LifeConfig = LIFE_DEFAULTS,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
-        periodic work on the open topics. `message_bytes_max`: of a payload as sent. `cluster`: its
-        name for administrators."""
+        periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
+        as sent. `cluster`: its name for administrators."""
         self.policies = PolicyCache(
             store, namespace_bundles=namespace_bundles, defaults=default_policies
         )
@@ -116,12 +149,15 @@ class Broker:
         self._backoff = Backoff(0.1, 5.0, random)
         self._brokers = BrokerDirectory(store)
         self._owners = Owners(store, self._brokers, me, on_lost=self._unload)
+        self._deletions = TopicDeletions(store, ledgers, clock)
+        self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
         self._topics: dict[TopicName, _Served] = {}
+        self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
         self.publish_latency = LatencyHistogram()
         self.publish_budget = publish_budget or PublishBudget()  # of all topics together
-        self._chores = Chores(chores, lambda: self.topics)
+        self._chores = Chores((*chores, *self._chores_of_life(life)), lambda: self.topics)
         self._tasks: asyncio.TaskGroup
 
     @property
@@ -160,6 +196,9 @@ class Broker:
                 self._tasks.create_task(
                     supervise("chores", self._chores.run, backoff=self._backoff)
                 ),
+                self._tasks.create_task(
+                    supervise("deleted topics", self._sweep_deleted, backoff=self._backoff)
+                ),
                 self._tasks.create_task(self._close_failed()),
             ]
             self.started.set()
@@ -178,27 +217,39 @@ class Broker:
         """See Owners.locate. Raises PoliciesUnavailable, too."""
         return await self._owners.locate(await self._bundle_of(name), authoritative=authoritative)
 
-    async def topic(self, name: TopicName, *, create: bool = True) -> Topic:
+    async def topic(
+        self, name: TopicName, *, create: bool = True, client: str = "", reconnects: bool = False
+    ) -> Topic:
         """The open topic. The first request for it opens it.
 
-        Raises NotOwner, TopicNotFound (only if not `create`), PoliciesUnavailable, what
-        PersistentTopic.open raises.
+        `client` (see `client_key`) and `reconnects` tell who asks: a client of a deleted topic does
+        not make it anew. Raises NotOwner, TopicNotFound, NamespaceNotFound, PoliciesUnavailable,
+        TooManyRequests, TimeoutError, what PersistentTopic.open raises.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):
             located = await self._owners.locate(bundle, authoritative=False)
             if located.broker != self._me:
                 raise NotOwner(str(name))
-        served = self._topics.get(name)
-        if served is None:
-            if not create and not await self.exists(name):
-                raise TopicNotFound(str(name))
+        asking = Asking(client, reconnects) if create else None
+        while True:
             if not self._owners.holds(bundle):  # another broker has it by now
                 raise NotOwner(str(name))
-            served = self._topics.get(name)  # another request may have begun to open it
-        if served is None:
-            served = self._begin(name, bundle)
-        return await asyncio.shield(served.opened)
+            served = self._topics.get(name)
+            begun = served is None
+            if served is None:
+                served = self._begin(name, bundle, asking)
+            elif served.left is not None:
+                await served.left.wait()  # then it is loaded again
+                continue
+            try:
+                topic = await asyncio.shield(served.opened)
+            except TopicNotFound:
+                if begun or not create:
+                    raise
+                continue  # the request that began to open it did not create it; this one may
+            served.used_s = asyncio.get_running_loop().time()
+            return topic
 
     async def create_topic(self, name: TopicName) -> None:
         """Create the topic. Of several requests at the same time, one creates it.
@@ -215,12 +266,81 @@ class Broker:
             exists = True
         if exists:
             raise TopicExists(str(name))
-        await asyncio.shield(self._begin(name, bundle).opened)
+        await asyncio.shield(self._begin(name, bundle, ADMINISTRATOR).opened)
 
-    def _begin(self, name: TopicName, bundle: Bundle) -> _Served:
+    async def delete_topic(self, name: TopicName, *, force: bool) -> None:
+        """Delete the topic, its subscriptions, its ledgers and its own policies. On return it is
+        deleted; if this fails half-way, the broker or another one finishes it later.
+
+        Raises TopicNotFound, TopicInUse (unless `force`), NotOwner, what `topic` raises.
+        """
+        deleting = self._deleting.get(name)
+        if deleting is None:
+            deleting = self._tasks.create_task(self._delete(name, force=force))
+            self._deleting[name] = deleting
+            deleting.add_done_callback(lambda _: self._deleting.pop(name, None))
+            deleting.add_done_callback(_retrieve)
+        outcome = await asyncio.shield(deleting)  # a caller that leaves does not stop it half-way
+        if outcome is not None:
+            raise outcome
+
+    async def _delete(self, name: TopicName, *, force: bool) -> Exception | None:
+        try:
+            try:
+                topic = await self.topic(name, create=False)
+            except LogDamaged:
+                if not force:
+                    raise
+                drawn = f"{self._random.getrandbits(128):032x}"
+                others = await self._other_brokers()
+                await self._deletions.delete_unopened(name, incarnation=drawn, brokers=others)
+                return None
+            await self._delete_open(topic, force=force)
+        except OPERATING_ERRORS as error:
+            return error
+        return None
+
+    async def _delete_open(self, topic: Topic, *, force: bool) -> None:
+        others = await self._other_brokers()
+        clients = topic.begin_deletion(force=force)
+        served = self._topics[topic.name]
+        served.left = asyncio.Event()
+        try:
+            await self._deletions.delete(topic.log.owned_record, brokers=others, clients=clients)
+        finally:
+            topic.end_deletion()
+            self._forget(topic.name, served)
+
+    def _forget(self, name: TopicName, served: _Served) -> None:
+        """The topic has left. Requests that wait load it again."""
+        if self._topics.get(name) is served:
+            del self._topics[name]
+            self.policies.unfollow(name)
+        if served.left is not None:
+            served.left.set()
+
+    async def _other_brokers(self) -> dict[str, str]:
+        """The other registered brokers with their incarnations. Raises MetadataError."""
+        await self._brokers.refresh()
+        live = self._brokers.live.values()
+        return {it.broker: it.incarnation for it in live if it.broker != self._me.broker}
+
+    async def _sweep_deleted(self) -> None:
+        """Finish the deletions of brokers that died. The registered broker whose name is the first
+        does it for all."""
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            live = {str(it.broker): it.incarnation for it in self._brokers.live.values()}
+            if min(live, default=self._me.broker) == self._me.broker:
+                try:
+                    await self._deletions.sweep(live)
+                except OPERATING_ERRORS as error:
+                    log.warning("sweeping deleted topics failed", error=repr(error))
+
+    def _begin(self, name: TopicName, bundle: Bundle, asking: Asking | None) -> _Served:
         served = _Served(bundle, asyncio.get_running_loop().create_future())
         self._topics[name] = served
-        self._tasks.create_task(self._open(name, served))
+        self._tasks.create_task(self._open(name, served, asking))
         return served
 
     async def _bundle_of(self, name: TopicName) -> Bundle:
@@ -229,9 +349,10 @@ class Broker:
         return self.policies.bundle_of(name)
 
     async def exists(self, name: TopicName) -> bool:
-        """Whether the topic has a record."""
+        """Whether the topic has a record, and is not being deleted."""
         path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
-        return await self._store.get(path) is not None
+        found = await self._store.get(path)
+        return found is not None and not decode_topic(found.value).deleted
 
     async def topics_of(self, namespace: NamespaceName) -> list[str]:
         """Full names of the namespace's persistent topics."""
@@ -248,10 +369,11 @@ class Broker:
             for child in await self._store.children(folder)
         ]
 
-    async def _open(self, name: TopicName, served: _Served) -> None:
+    async def _open(self, name: TopicName, served: _Served, asking: Asking | None) -> None:
         try:
-            await self.policies.follow(name)
-            topic = await self._open_followed(name)
+            async with self._loads.slot(str(name)):
+                await self.policies.follow(name)
+                topic = await self._open_followed(name, asking)
         except OPERATING_ERRORS as error:
             log.warning("topic did not open", topic=str(name), error=str(error))
             del self._topics[name]
@@ -263,30 +385,53 @@ class Broker:
         if not self._owners.holds(served.bundle):  # lost while the topic was opening
             await self._close(name, CloseReason.UNLOADED)
 
-    async def _open_followed(self, name: TopicName) -> Topic:
+    async def _open_followed(self, name: TopicName, asking: Asking | None) -> Topic:
         """The policies of an open topic are followed; those of one that did not open are not."""
         topic = None
         try:
-            topic = await PersistentTopic.open(
-                name,
-                store=self._store,
-                ledgers=self._ledgers,
-                log_config=self._log_config,
-                cache=self._cache,
-                clock=self._clock,
-                names=self._names,
-                tasks=self._tasks,
-                on_failed=self._on_failed,
-                policies=FollowedPolicies(self.policies, name),
-                message_bytes_max=self.message_bytes_max,
-                latency=self.publish_latency,
-                budget=self.publish_budget,
-                incarnation=f"{self._random.getrandbits(128):032x}",
-            )
+            topic = await self._open_or_create(name, asking)
         finally:
             if topic is None:
                 self.policies.unfollow(name)
         return topic
+
+    async def _open_or_create(self, name: TopicName, asking: Asking | None) -> Topic:
+        """`asking`: the client for which the topic is created if it does not exist; None: it is not
+        created."""
+        try:
+            return await self._open_topic(name, create=False)
+        except TopicDeleted:
+            await self._deletions.finish(name)
+        except TopicNotFound:
+            pass
+        if asking is None:
+            raise TopicNotFound(str(name))
+        tombstone = await self._deletions.tombstone(name)
+        if tombstone is None:
+            return await self._open_topic(name, create=True)
+        if self._deletions.refuses(tombstone, asking.client, reconnects=asking.reconnects):
+            raise TopicNotFound(str(name))
+        return await self._open_topic(name, create=True, epoch_min=tombstone.epoch)
+
+    async def _open_topic(self, name: TopicName, *, create: bool, epoch_min: int = 0) -> Topic:
+        return await PersistentTopic.open(
+            name,
+            store=self._store,
+            ledgers=self._ledgers,
+            log_config=self._log_config,
+            cache=self._cache,
+            clock=self._clock,
+            names=self._names,
+            tasks=self._tasks,
+            on_failed=self._on_failed,
+            policies=FollowedPolicies(self.policies, name),
+            message_bytes_max=self.message_bytes_max,
+            latency=self.publish_latency,
+            budget=self.publish_budget,
+            incarnation=f"{self._random.getrandbits(128):032x}",
+            create=create,
+            epoch_min=epoch_min,
+        )
 
     def _on_failed(self, topic: Topic, error: BrokerError) -> None:
         log.warning("topic failed", topic=str(topic.name), error=str(error))
@@ -316,9 +461,36 @@ class Broker:
             return  # it did not open: there is nothing to close
         await topic.close(reason)
         log.info("topic closed", topic=str(name), reason=reason.value)
-        if self._topics.get(name) is served:
-            del self._topics[name]
-            self.policies.unfollow(name)
+        self._forget(name, served)
+
+    def _chores_of_life(self, life: LifeConfig) -> tuple[Chore, ...]:
+        chores = [
+            Chore("tend open ledgers", self._log_config.check_interval_s, tend_ledger),
+            Chore("delete inactive topics", life.inactive_check_s, self._delete_inactive),
+        ]
+        if life.idle_unload_s > 0:
+            period_s = min(life.idle_unload_s / 2, UNLOAD_PERIOD_S_MAX)
+            unload = partial(self._unload_idle, life.idle_unload_s)
+            chores.append(Chore("unload idle topics", period_s, unload))
+        return tuple(chores)
+
+    async def _unload_idle(self, idle_s: float, topic: Topic) -> None:
+        """Free the memory of a topic that has had no clients and no work for so long. The next
+        request loads it again."""
+        now = asyncio.get_running_loop().time()
+        served = self._topics.get(topic.name)
+        if served is None or served.left is not None or now - served.used_s < idle_s:
+            return
+        if may_unload(topic, idle_s, now):
+            served.left = asyncio.Event()
+            await self._close(topic.name, CloseReason.UNLOADED)
+
+    async def _delete_inactive(self, topic: Topic) -> None:
+        """Delete the topic if its policy for inactive topics says so."""
+        if may_delete(topic, asyncio.get_running_loop().time(), self._clock.now_ms()):
+            log.info("deleting an inactive topic", topic=str(topic.name))
+            with suppress(TopicInUse, TopicNotFound):  # a client came, or it is deleted already
+                await self.delete_topic(topic.name, force=False)
 
     async def _unload(self, bundle: Bundle) -> None:
         names = [name for name, served in self._topics.items() if served.bundle == bundle]
@@ -337,3 +509,9 @@ class Broker:
             log.error(
                 "bundles were not handed over in time", left=[str(b) for b in self._owners.held]
             )
+
+
+def _retrieve(task: asyncio.Task[Exception | None]) -> None:
+    """Every caller may have left: an outcome that is not asked for is no error."""
+    if not task.cancelled():
+        task.exception()

@@ -184,6 +184,27 @@ class TopicExists(BrokerError):
         self.topic = topic
 
 
+class TopicInUse(BrokerError):
+    """Producers or consumers are connected, so the topic is not deleted."""
+
+    def __init__(self, topic: str, producers: int, consumers: int) -> None:
+        super().__init__(
+            f"topic {topic} has {producers} connected producers and {consumers} connected consumers"
+        )
+        self.topic = topic
+        self.producers = producers
+        self.consumers = consumers
+
+
+class TooManyRequests(BrokerError):
+    """A queue of the broker is full. Try again in a moment."""
+
+    def __init__(self, subject: str, why: str) -> None:
+        super().__init__(f"{subject}: too many requests: {why}")
+        self.subject = subject
+        self.why = why
+
+
 class BundleUnavailable(BrokerError):
     """No broker serves these topics at the moment: the bundle moves between brokers. Look it up
     again."""

@@ -287,6 +287,7 @@ class BrokerProcess:
             orphan_grace_s=60.0 * self._config.orphaned_ledger_grace_period_in_minutes,
             chores=self._chores(),
             cluster=self._config.cluster_name,
+            life=self._config.life,
         )
 
     def _chores(self) -> list[Chore]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.config import RoleConfig
@@ -84,6 +85,24 @@ class BrokerSettings(RoleConfig):
         description="bundles of a namespace that this broker creates",
     )
 
+    # ---- topics ----
+    max_concurrent_topic_load_request: int = Field(
+        default=LIFE_DEFAULTS.loads_max, ge=1, description="topics loaded at once; others wait"
+    )
+    topic_load_timeout_seconds: float = Field(
+        default=LIFE_DEFAULTS.load_timeout_s, gt=0, description="for loading one topic"
+    )
+    idle_topic_unload_seconds: float = Field(
+        default=LIFE_DEFAULTS.idle_unload_s,
+        ge=0,
+        description="a topic without clients leaves the memory after this; 0: never",
+    )
+    broker_delete_inactive_topics_frequency_seconds: float = Field(
+        default=LIFE_DEFAULTS.inactive_check_s,
+        gt=0,
+        description="how often topics to be deleted by policy are looked for",
+    )
+
     # ---- metrics ----
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
@@ -109,6 +128,15 @@ class BrokerSettings(RoleConfig):
                 "one that clients use"
             )
         return self
+
+    @property
+    def life(self) -> LifeConfig:
+        return LifeConfig(
+            loads_max=self.max_concurrent_topic_load_request,
+            load_timeout_s=self.topic_load_timeout_seconds,
+            idle_unload_s=self.idle_topic_unload_seconds,
+            inactive_check_s=self.broker_delete_inactive_topics_frequency_seconds,
+        )
 
     @property
     def advertised(self) -> str:

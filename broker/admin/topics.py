@@ -34,6 +34,12 @@ def topics_router(broker: "Broker") -> APIRouter:
         """Create a topic."""
         await topics.create_topic(broker, topic_name(tenant, namespace, topic))
 
+    @router.delete("/{tenant}/{namespace}/{topic}", status_code=204)
+    async def delete_topic(tenant: str, namespace: str, topic: str, force: bool = False) -> None:
+        """Delete a topic with its messages and subscriptions. It must have no producers and no
+        consumers, unless `force`."""
+        await topics.delete_topic(broker, topic_name(tenant, namespace, topic), force=force)
+
     @router.get("/{tenant}/{namespace}/{topic}/stats")
     async def stats(tenant: str, namespace: str, topic: str) -> TopicStats:
         """Statistics of a topic: rates, backlogs, producers, subscriptions and consumers."""

@@ -705,6 +705,10 @@ class Log:
         return self._ended is not None
 
     @property
+    def has_open_ledger(self) -> bool:
+        return self._writing is not None
+
+    @property
     def is_settled(self) -> bool:
         """Nothing is outstanding, and no ledger waits for its deletion."""
         outstanding = self._outstanding.queued + self._outstanding.in_flight

@@ -127,6 +127,8 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (Protected, Outcome(412, "")),
     (errors.TopicExists, Outcome(409, "")),
     (errors.SubscriptionExists, Outcome(409, "")),
+    (errors.TopicInUse, Outcome(412, "close them first, or use --force")),
+    (errors.TooManyRequests, Outcome(429, _LATER)),
     (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
     (errors.NotAllowed, Outcome(405, "")),
     (errors.TopicFull, Outcome(507, "delete subscriptions that are not used")),

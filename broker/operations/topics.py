@@ -1,4 +1,4 @@
-"""What an administrator can ask of topics: list them, create one, look at one.
+"""What an administrator can ask of topics: list them, create, delete and look at one.
 
 Operations on one topic raise ServedElsewhere when another broker serves it, BundleUnavailable while
 it is between brokers, and what opening it raises.
@@ -37,6 +37,13 @@ async def create_topic(broker: Broker, name: TopicName) -> None:
     """Raises TopicExists."""
     await require_owner(broker, name)
     await broker.create_topic(name)
+
+
+async def delete_topic(broker: Broker, name: TopicName, *, force: bool) -> None:
+    """Its messages, subscriptions and own policies are deleted with it. Raises TopicNotFound;
+    TopicInUse unless `force`, which disconnects producers and consumers."""
+    await require_owner(broker, name)
+    await broker.delete_topic(name, force=force)
 
 
 async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from magnetar.broker.errors import PoliciesUnavailable
+from magnetar.broker.errors import NamespaceNotFound, PoliciesUnavailable
+from magnetar.broker.policies.upgrade import BUILT_IN, has_topics, record_namespaces
 from magnetar.broker.policies.view import UNSET, NamespaceView
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import InvalidRecord, MetadataError
@@ -107,12 +108,18 @@ class PolicyCache:
     async def ready(self, namespace: NamespaceName) -> None:
         """Wait until the namespace is known. Known values may be stale: `is_fresh` tells.
 
-        Raises PoliciesUnavailable when the metadata store does not answer. The wait is bounded by
-        the caller's deadline.
+        Raises NamespaceNotFound, PoliciesUnavailable when the metadata store does not answer. The
+        wait is bounded by the caller's deadline.
         """
         entry = self._use(namespace)
-        if not entry.view.is_known:
+        if entry.view.is_known:
+            return
+        try:
             await self._wait_read(entry, [p for p in entry.view.parts if not p.is_known])
+        except NamespaceNotFound:
+            if not entry.is_needed and self._entries.get(namespace) is entry:
+                self._drop(entry)
+            raise
 
     def bundle_of(self, topic: TopicName) -> Bundle:
         """The bundle of a topic whose namespace is known. Raises PoliciesUnavailable: it is not."""
@@ -191,6 +198,7 @@ class PolicyCache:
                 for node in entry.nodes.values():
                     self._queue_read(entry, node)  # what an earlier run left
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._record_namespaces())
                 for _ in range(READERS):
                     group.create_task(self._read_queued())
         finally:
@@ -198,6 +206,12 @@ class PolicyCache:
             for entry in self._entries.values():
                 for node in entry.nodes.values():
                     self._fail(node, "this broker is stopping")
+
+    async def _record_namespaces(self) -> None:
+        try:
+            await record_namespaces(self._store, self._new_bundles)
+        except (MetadataError, InvalidRecord) as error:  # each is recorded at its first use
+            log.warning("recording the namespaces of topics failed", error=str(error))
 
     async def _read_queued(self) -> None:
         while True:
@@ -213,6 +227,11 @@ class PolicyCache:
         node.part.begin_read()
         try:
             value = await node.read()
+        except NamespaceNotFound as error:
+            node.part.on_failed()  # it is read again when it is created, or asked for again
+            self._fail(node, error)
+            if not entry.is_needed:
+                self._drop(entry)
         except InvalidRecord as error:
             node.part.on_unusable(str(error))
             log.error("a record cannot be read", path=node.path, error=str(error))
@@ -272,9 +291,10 @@ class PolicyCache:
             self._queue_read(entry, node)
         return node.attempt
 
-    def _fail(self, node: _Node, why: str) -> None:
+    def _fail(self, node: _Node, why: str | NamespaceNotFound) -> None:
         if node.attempt is not None:
-            node.attempt.set_exception(PoliciesUnavailable(node.path, why))
+            error = PoliciesUnavailable(node.path, why) if isinstance(why, str) else why
+            node.attempt.set_exception(error)
             node.attempt.exception()  # all requests that waited may have ended: that is no error
             node.attempt = None
 
@@ -368,24 +388,32 @@ class PolicyCache:
 
     async def _read_tenant(self, entry: _Entry) -> TenantRecord | None:
         path = paths.tenant(entry.view.name.tenant)
-        stored = await self._get_or_create(entry, path, codec.encode_tenant(TenantRecord()))
+        stored = await self._get_or_create(
+            entry, path, codec.encode_tenant(TenantRecord()), is_tenant=True
+        )
         return None if stored is None else codec.decode_tenant(stored)
 
     async def _read_namespace(self, entry: _Entry) -> NamespaceRecord | None:
         path = paths.namespace(entry.view.name.tenant, entry.view.name.namespace)
         new = codec.encode_namespace(NamespaceRecord(self._new_bundles))
-        stored = await self._get_or_create(entry, path, new)
+        stored = await self._get_or_create(entry, path, new, is_tenant=False)
         return None if stored is None else codec.decode_namespace(stored)
 
-    async def _get_or_create(self, entry: _Entry, path: str, new: bytes) -> bytes | None:
-        """The stored record; one that is absent is created on need. None: nothing needs it.
-
-        NOTE: a tenant or namespace that does not exist is created by its first use. Refusing it
-        instead (all but public/default) belongs here.
-        """
+    async def _get_or_create(
+        self, entry: _Entry, path: str, new: bytes, *, is_tenant: bool
+    ) -> bytes | None:
+        """The stored record. One that is absent is created for a built-in namespace, and for one
+        that has topics: these were created by an earlier version of Magnetar. None: nothing needs
+        it. Raises NamespaceNotFound."""
         found = await self._store.get(path)
+        if found is None:
+            await self._store.sync(path)  # an administrator may just have created it
+            found = await self._store.get(path)
         if found is not None:
             return found.value
+        name = entry.view.name
+        if not await self._exists_without_record(name, is_tenant=is_tenant):
+            raise NamespaceNotFound(str(name))
         if not entry.is_needed:
             return None
         deadline = asyncio.get_running_loop().time() + CREATE_TIMEOUT_S
@@ -395,6 +423,13 @@ class PolicyCache:
         )
         assert stored is not None
         return stored.value
+
+    async def _exists_without_record(self, name: NamespaceName, *, is_tenant: bool) -> bool:
+        if name in BUILT_IN or await has_topics(self._store, name):
+            return True
+        # A namespace that is recorded was created when tenants had no records.
+        path = paths.namespace(name.tenant, name.namespace)
+        return is_tenant and await self._store.get(path) is not None
 
     async def _read_names(self, folder: str) -> frozenset[str]:
         return frozenset(map(paths.unquoted, await self._store.children(folder)))

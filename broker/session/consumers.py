@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.broker.errors import NotAllowed
+from magnetar.broker.log.topic_deletion import client_key
 from magnetar.broker.session import reply, request
 from magnetar.broker.session.events import SessionConsumerEvents
 from magnetar.protos import pulsar_pb2 as pb
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 async def subscribe(context: Context, body: pb.CommandSubscribe) -> bytes:
     name, wanted = request.subscribe(body, context.client)
-    topic = await context.broker.topic(name, create=body.force_topic_creation)
+    returns = context.returns_to_deleted("consumer", body.consumer_id, name)
+    topic = await context.broker.topic(
+        name,
+        create=body.force_topic_creation and not returns,
+        client=client_key("consumer", wanted.subscription, wanted.consumer_name),
+    )
     events = SessionConsumerEvents(context, body.consumer_id, name)
     handle = await topic.subscribe(wanted, events)
     if not context.add_consumer(body.consumer_id, handle):

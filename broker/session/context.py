@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 DELIVERY_BYTES_MAX: Final = 1 << 20  # toward a consumer: four full frames keep a stream busy
 
 
+DELETED_MAX: Final = 1_000
+"""Producers and consumers of one connection whose topic was deleted. Beyond it the oldest are
+forgotten; most of them will not come back."""
+
+
 class Transport(StrEnum):
     """How the client connected; a lookup answers with the owner's address for it."""
 
@@ -61,6 +66,7 @@ class Context:
         self.probe = probe  # whether the client answers a PING
         self.lacking_room = asyncio.Event()  # some consumers were refused room
         self._refused_room: set[int] = set()
+        self._deleted: dict[tuple[str, int], TopicName] = {}  # what had a topic that was deleted
         self._outbox = outbox
         self._transport = transport
         self._peer = peer
@@ -116,6 +122,17 @@ class Context:
             del self.consumers[consumer_id]
             self._refused_room.discard(consumer_id)
             self.session.on_consumer_closed(consumer_id)
+
+    def remember_deleted(self, kind: str, number: int, topic: TopicName) -> None:
+        """The topic of this producer or consumer was deleted: when its client opens it again, it
+        does not make the topic anew."""
+        while len(self._deleted) >= DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+        self._deleted[kind, number] = topic
+
+    def returns_to_deleted(self, kind: str, number: int, topic: TopicName) -> bool:
+        """Whether this producer or consumer had the topic when it was deleted."""
+        return self._deleted.get((kind, number)) == topic
 
     def leave(self) -> None:
         """The connection is gone: close its producers and consumers. Idempotent."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.refusal import code_of
 from magnetar.broker.session import reply
+from magnetar.broker.topic.contract import CloseReason
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.receipts import send_receipt_frames
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.session.context import Context
     from magnetar.broker.topic.consumer import ConsumerHandle
-    from magnetar.broker.topic.contract import CloseReason
     from magnetar.protos.names import TopicName
 
 END_OF_TOPIC_SINCE: Final = 9
@@ -53,6 +53,8 @@ class SessionProducerEvents:
         """The topic closed it; its client looks the topic up again."""
         context, producer_id = self._context, self._producer_id
         context.remove_producer(producer_id, context.producers.get(producer_id))
+        if reason is CloseReason.DELETED:
+            context.remember_deleted("producer", producer_id, self._topic)
         log.info("producer closed", topic=str(self._topic), reason=reason.value)
         context.put_control(reply.close_producer(producer_id, context.next_owner_url(self._topic)))
 
@@ -137,6 +139,8 @@ class SessionConsumerEvents:
         """The subscription closed it; its client looks the topic up again."""
         context, consumer_id = self._context, self._consumer_id
         context.remove_consumer(consumer_id, context.consumers.get(consumer_id))
+        if reason is CloseReason.DELETED:
+            context.remember_deleted("consumer", consumer_id, self._topic)
         log.info("consumer closed", topic=str(self._topic), reason=reason.value)
         context.put_control(reply.close_consumer(consumer_id, context.next_owner_url(self._topic)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.log.topic_deletion import client_key
 from magnetar.broker.session import reply, request
 from magnetar.broker.session.access import Permission
 from magnetar.broker.session.events import SessionProducerEvents
@@ -18,7 +19,12 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
     name, wanted = request.producer(body, context.client)
     if body.initial_subscription_name:
         context.require(Permission.CONSUME, name)
-    topic = await context.broker.topic(name)
+    topic = await context.broker.topic(
+        name,
+        create=not context.returns_to_deleted("producer", body.producer_id, name),
+        client=client_key("producer", wanted.name),
+        reconnects=wanted.epoch > 0,
+    )
     if body.initial_subscription_name:
         await topic.ensure_subscription(body.initial_subscription_name, EARLIEST, properties={})
     events = SessionProducerEvents(context, body.producer_id, name)

@@ -55,7 +55,7 @@ class AccessMode(IntEnum):
 
 class CloseReason(Enum):
     """Why the broker closed a producer or consumer. The client looks the topic up again and
-    reconnects, whatever the reason."""
+    reconnects, whatever the reason; after DELETED it finds no topic and makes none."""
 
     UNLOADED = "the topic is not served here any more"
     LOG_FAILED = "an append failed; what was not acknowledged must be sent again"
@@ -63,6 +63,7 @@ class CloseReason(Enum):
     REPLACED = "another connection of the same client took the place"
     UNSUBSCRIBED = "the subscription was deleted"
     TERMINATED = "the topic takes no more messages"
+    DELETED = "the topic was deleted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
+    from magnetar.broker.policies.source import PolicySource
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import (
         CloseReason,
@@ -33,6 +34,9 @@ class Topic(Protocol):
     @property
     def log(self) -> Log:
         """Where its entries are, to be read by range."""
+
+    @property
+    def policies(self) -> PolicySource: ...
 
     @property
     def producers(self) -> Mapping[str, ProducerHandle]:
@@ -104,6 +108,19 @@ class Topic(Protocol):
 
     async def stats(self) -> dict[str, Any]:
         """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
+
+    def begin_deletion(self, *, force: bool) -> frozenset[str]:
+        """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
+        them. Raises TopicInUse (unless `force`), TopicClosing."""
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when (in the loop's time) the topic has had no clients and no work. None: it has
+        some."""
+
+    def end_deletion(self) -> None:
+        """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
+        is."""
 
     async def close(self, reason: CloseReason = ...) -> None:
         """Serve no more. Returns within a few seconds, and never raises operating errors. May be

@@ -29,10 +29,12 @@ from magnetar.broker.errors import (
     ProducerFenced,
     SubscriptionNotFound,
     TopicClosing,
+    TopicInUse,
     TopicTerminated,
 )
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
+from magnetar.broker.log.topic_deletion import client_key
 from magnetar.broker.topic.contract import (
     AccessMode,
     CloseReason,
@@ -223,6 +225,7 @@ class PersistentTopic:
         self._closed = asyncio.Event()
         self.trimmer = Trimmer(log, cursors, policies, clock)
         log.on_head_dropped = self._on_head_dropped
+        self._idle_since: float | None = now
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
         log.start(self._spawn)
@@ -249,6 +252,7 @@ class PersistentTopic:
                 raise TopicTerminated(str(self.name))
             if self.log.is_terminating:  # the client comes back when the outcome is known
                 raise TopicClosing(str(self.name))
+            self._idle_since = None
             self.log.require_capacity()
             in_the_way = self._in_the_way(request)
             if in_the_way is None:
@@ -450,6 +454,7 @@ class PersistentTopic:
         _require_supported(request)
         while True:
             self._require_open()
+            self._idle_since = None
             subscription = self._subscriptions.get((request.subscription, request.durable))
             if subscription is None:
                 await self._create_subscription(request)
@@ -634,6 +639,41 @@ class PersistentTopic:
         }
 
     # ---- the end ---------------------------------------------------------------------------------
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when (in the loop's time) the topic has had no clients and no work. None: it has
+        some."""
+        busy = self.producers or any(it.consumers for it in self.all_subscriptions)
+        if busy or not (self.log.is_settled and self.cursors.is_settled):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = asyncio.get_running_loop().time()
+        return self._idle_since
+
+    def begin_deletion(self, *, force: bool) -> frozenset[str]:
+        """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
+        them. Raises TopicInUse (unless `force`), TopicClosing."""
+        self._require_open()
+        consumers = [
+            client_key("consumer", subscription.name, handle.request.consumer_name)
+            for subscription in self.all_subscriptions
+            for handle in subscription.consumers.values()
+        ]
+        if not force and (self.producers or consumers):
+            raise TopicInUse(str(self.name), len(self.producers), len(consumers))
+        producers = [client_key("producer", name) for name in self.producers]
+        self.state = TopicState.CLOSED  # what fails from now on is no failure of the topic
+        self._disconnect(CloseReason.DELETED, CloseReason.DELETED)
+        return frozenset((*producers, *consumers))
+
+    def end_deletion(self) -> None:
+        """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
+        is."""
+        self.cursors.abandon()
+        self.log.abandon()
+        self.state = TopicState.CLOSED
+        self._closed.set()
 
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
         """Serve no more. Returns within CLOSE_TIMEOUT_S, and a turn; never raises operating errors.

@@ -38,7 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "magnetar.cli.namespaces",
         "Create, list and delete namespaces, and set their policies.",
     ),
-    "topics": ("magnetar.cli.topics", "Look at topics: list, create, peek, stats."),
+    "topics": ("magnetar.cli.topics", "Look at topics: list, create, delete, peek, stats."),
     "subscriptions": (
         "magnetar.cli.subscriptions",
         "Look at the subscriptions of a topic: list, delete, reset.",

@@ -1,4 +1,4 @@
-"""`magnetar topics`: list, create, look at, terminate and truncate topics."""
+"""`magnetar topics`: list, create, delete, look at, terminate and truncate topics."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ RANGES_PRINTED: Final = 5  # of each cursor; --json prints all
 
 
 def add_to(app: typer.Typer) -> None:
-    topics = App(help="List, create, look at, terminate and truncate topics.", no_args_is_help=True)
+    topics = App(
+        help="List, create, delete, look at, terminate and truncate topics.", no_args_is_help=True
+    )
     topics.callback()(lambda: None)
     topics.command("list")(list_topics)
     topics.command("create")(create)
+    topics.command("delete")(delete)
     topics.command("peek")(peek)
     topics.command("stats")(stats)
     topics.command("stats-internal")(stats_internal)
@@ -69,6 +72,18 @@ def create(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Create a topic. Producers and consumers create topics as well, when they first use them."""
     command(admin_url, "PUT", topic_path(topic))
     typer.echo(f"created {topic}")
+
+
+def delete(
+    topic: Topic,
+    force: Annotated[
+        bool, typer.Option("--force", help="disconnect its producers and consumers")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Delete a topic with its messages and subscriptions."""
+    command(admin_url, "DELETE", f"{topic_path(topic)}?force={'true' if force else 'false'}")
+    typer.echo(f"deleted {topic}")
 
 
 def peek(

@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.namespaces import create_namespaces, leave_topic
 from support import wait_until
 
 from magnetar.broker.policies.cache import PolicyCache
@@ -93,6 +94,7 @@ async def test_changes_by_another_process_are_seen(stores: Stores) -> None:
     record = paths.namespace(topic.tenant, topic.namespace)
     own = paths.topic_policies(topic.tenant, topic.namespace, topic.domain, topic.topic)
     async with stores() as (one, two):
+        await create_namespaces(one, str(topic.namespace_name))
         cache = PolicyCache(one)
         async with caches(cache):
             await cache.follow(topic)
@@ -129,6 +131,7 @@ async def test_changes_by_another_process_are_seen(stores: Stores) -> None:
 async def test_two_brokers_agree_on_the_bundles_of_a_new_namespace(stores: Stores) -> None:
     topic = topic_of_a_new_namespace()
     async with stores() as (one, two):
+        await leave_topic(one, topic.tenant, topic.namespace)
         first = PolicyCache(one, namespace_bundles=4)
         second = PolicyCache(two, namespace_bundles=16)
         async with caches(first, second):
@@ -143,6 +146,7 @@ async def test_policies_that_exist_are_known_when_a_topic_is_followed(stores: St
     own = paths.topic_policies(topic.tenant, topic.namespace, topic.domain, topic.topic)
     value = codec.encode_topic_policies(TopicPolicies(Policies(deduplication=True)))
     async with stores() as (one, two):
+        await create_namespaces(two, str(topic.namespace_name))
         await two.put(own, value, expected=ABSENT)
         await one.sync(own)
         cache = PolicyCache(one)

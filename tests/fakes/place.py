@@ -13,6 +13,7 @@ from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
 
 from magnetar.broker.broker import Broker
+from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
@@ -68,8 +69,13 @@ class Place:
 
 
 @asynccontextmanager
-async def place(*, publish_budget: PublishBudget | None = None) -> AsyncIterator[Place]:
-    cluster = ClusterState()
+async def place(
+    cluster: ClusterState | None = None,
+    *,
+    life: LifeConfig = LIFE_DEFAULTS,
+    publish_budget: PublishBudget | None = None,
+) -> AsyncIterator[Place]:
+    cluster = cluster or ClusterState()
     store, stop = GatedStore(cluster.tree), asyncio.Event()
     me = BrokerRegistration(BrokerId("b"), "0" * 32, "grpc://127.0.0.1:1", "pulsar://h:1", "")
     broker = Broker(
@@ -82,6 +88,7 @@ async def place(*, publish_budget: PublishBudget | None = None) -> AsyncIterator
         clock=SystemClock(),
         random=random.Random(0),
         publish_budget=publish_budget,
+        life=life,
     )
     path = paths.broker_available(me.broker)
     await store.create_ephemeral(path, codec.encode_broker_registration(me))

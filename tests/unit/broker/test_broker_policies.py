@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.namespaces import create_namespaces
 from fakes.place import place
 from support import settle
 
@@ -48,6 +49,7 @@ async def test_a_topic_of_an_unreadable_namespace_is_neither_located_nor_opened(
 async def test_a_topic_whose_own_policies_are_unreadable_is_not_opened() -> None:
     async with place() as here:
         other = other_of(here)
+        await create_namespaces(other, "acme/orders")
         await other.put(OWN, b"\xff\xff\xff", expected=ABSENT)
         with pytest.raises(PoliciesUnavailable):
             await here.broker.topic(T)
@@ -60,6 +62,7 @@ async def test_a_topic_whose_own_policies_are_unreadable_is_not_opened() -> None
 
 async def test_without_metadata_a_lookup_of_an_unknown_namespace_gets_a_code_to_retry() -> None:
     async with place() as here:
+        await create_namespaces(other_of(here), "acme/orders", "acme/other")
         await here.broker.topic(T)
         here.broker._store.suspend()
         located = await here.broker.locate(T, authoritative=False)
@@ -74,6 +77,7 @@ async def test_a_topic_is_unloaded_with_the_bundle_under_which_it_was_opened() -
     """Its namespace was divided anew meanwhile."""
     async with place() as here:
         broker, other = here.broker, other_of(here)
+        await create_namespaces(other, "acme/orders")
         await broker.topic(T)
         bundle = broker.policies.bundle_of(T)
         stored = await other.get(NAMESPACE)
@@ -89,6 +93,7 @@ async def test_a_topic_is_unloaded_with_the_bundle_under_which_it_was_opened() -
 async def test_a_closed_topic_is_not_followed_and_is_followed_again_when_it_opens() -> None:
     async with place() as here:
         broker, other = here.broker, other_of(here)
+        await create_namespaces(other, "acme/orders")
         value = codec.encode_topic_policies(TopicPolicies(Policies(message_ttl_s=4)))
         await other.put(OWN, value, expected=ABSENT)
         await broker.topic(T)

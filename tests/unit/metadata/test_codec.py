@@ -103,6 +103,8 @@ def topics(draw: st.DrawFn) -> model.TopicRecord:
         deleting=tuple(part.ledger for part in parts[cut:]),
         properties=draw(properties),
         dropped=draw(heads) if cut == 0 else None,
+        incarnation=draw(st.just("") | incarnations),
+        deleted=draw(st.booleans()) if cut == 0 else False,
     )
 
 
@@ -241,6 +243,19 @@ RECORDS: dict[
         st.builds(model.Ownership, names.map(model.BrokerId), incarnations, counts),
     ),
     "topic": (codec.encode_topic, codec.decode_topic, topics()),
+    "tombstone": (
+        codec.encode_tombstone,
+        codec.decode_tombstone,
+        st.builds(
+            model.TopicTombstone,
+            incarnation=incarnations,
+            epoch=counts,
+            deleted_ms=counts,
+            brokers=properties,
+            clients=st.frozensets(names, max_size=3),
+            unknown=st.just(b""),
+        ),
+    ),
     "tenant": (
         codec.encode_tenant,
         codec.decode_tenant,
@@ -589,6 +604,7 @@ GOLDEN: dict[str, Any] = {
         deleting=(model.LedgerId(0),),
         properties={"z": "1", "y": "2"},
     ),
+    "tombstone": model.TopicTombstone(HEX, 3, 77, {"b2": HEX, "b1": HEX}, frozenset({"d", "c"})),
     "tenant": policies.TenantRecord(frozenset({"west", "east"}), frozenset({"admin"})),
     "namespace": policies.NamespaceRecord(model.NamespaceBundles.divided(3), ALL_POLICIES),
     "topic policies": policies.TopicPolicies(policies.Policies(version=1, deduplication=True)),

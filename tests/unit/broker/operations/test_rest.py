@@ -9,6 +9,7 @@ import pytest
 from fakes.admin import admin_of
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
+from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 from fastapi import FastAPI
 
@@ -62,6 +63,7 @@ async def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> N
     ):
         for number in range(50):
             name = f"persistent://public/n{number}/{topic}"
+            await create_namespaces(first.store, f"public/n{number}")
             answer = await client.produce(name, producer_id=number)
             if hasattr(answer, "producer_name"):
                 break

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 
 from magnetar.broker.errors import TopicExists, TopicNotFound
@@ -21,6 +22,7 @@ TOPIC = TopicName.parse("t")
 
 async def test_topics_are_listed_in_full_and_sorted() -> None:
     async with running_broker(ClusterState()) as broker:
+        await create_namespaces(broker.store, "tenant/other")
         for name in ("b", "a?", "tenant/other/c"):
             await create_topic(broker.broker, TopicName.parse(name))
         default = await list_topics(broker.broker, NamespaceName.parse("public/default"))

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.namespaces import create_namespaces, leave_topic
 from support import settle, wait_until
 
-from magnetar.broker.errors import PoliciesUnavailable
+from magnetar.broker.errors import NamespaceNotFound, PoliciesUnavailable
 from magnetar.broker.policies.cache import NOTIFY_BATCH, READERS, PolicyCache
 from magnetar.metadata import codec, paths
 from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
@@ -83,9 +84,15 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(*, left: bool = False) -> AsyncIterator[Cluster]:
+    """`left`: the namespaces have no records, and topics of an earlier version."""
     async with asyncio.TaskGroup() as tasks:
         here = Cluster(tasks)
+        for namespace in ("orders", "other", *(f"n{number}" for number in range(2 * READERS))):
+            if left:
+                await leave_topic(here.other, "acme", namespace)
+            else:
+                await create_namespaces(here.other, f"acme/{namespace}")
         yield here
         here.stop()
 
@@ -94,7 +101,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 async def test_the_first_need_creates_tenant_and_namespace() -> None:
-    async with cluster() as here:
+    async with cluster(left=True) as here:
         cache, _ = here.cache(bundles=3)
         await cache.ready(N)
         stored = await here.other.get(RECORD)
@@ -130,7 +137,7 @@ async def test_records_that_exist_are_used_as_they_are() -> None:
 async def test_two_brokers_that_create_a_namespace_at_once_agree_on_its_bundles() -> None:
     outcomes = set()
     for seed in range(20):
-        async with cluster() as here:
+        async with cluster(left=True) as here:
             chance = random.Random(seed)
             caches = [here.cache(bundles=count, delay_s=chance.random)[0] for count in (4, 8)]
             async with asyncio.TaskGroup() as group:
@@ -323,7 +330,7 @@ async def test_a_load_that_the_cut_interrupts_is_refused_and_made_again() -> Non
                     await cache.ready(N)
 
             group.create_task(refused())
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
             store.suspend()
         store.reconnect()
         await cache.ready(N)
@@ -404,7 +411,7 @@ async def test_a_creation_whose_reply_is_lost_creates_one_record() -> None:
     def faults(operation: str, path: str) -> Fault | None:
         return Fault.REPLY_LOST if operation == "put" and path in lost and lost.pop() else None
 
-    async with cluster() as here:
+    async with cluster(left=True) as here:
         cache, _ = here.cache(bundles=8, faults=faults)
         await cache.ready(N)
         assert lost == []
@@ -472,16 +479,51 @@ async def test_a_deleted_namespace_that_no_topic_uses_is_forgotten_and_not_creat
         assert await here.other.get(RECORD) is None
 
 
-async def test_a_deleted_namespace_that_a_topic_uses_is_created_on_need() -> None:
+async def test_a_namespace_that_is_deleted_below_a_topic_keeps_its_last_policies() -> None:
     async with cluster() as here:
         cache, _ = here.cache()
         await here.set_namespace(Policies(message_ttl_s=3))
         await cache.follow(T)
         await here.delete(RECORD)
         await settle()
-        assert await here.other.get(RECORD) is not None
-        assert cache.policies_of(T) == BROKER_DEFAULTS
+        assert await here.other.get(RECORD) is None
+        assert cache.policies_of(T).message_ttl_s == 3
+        assert not cache.is_fresh(T)
+        await here.set_namespace(Policies(message_ttl_s=4))
+        await settle()
+        assert cache.policies_of(T).message_ttl_s == 4
         assert cache.is_fresh(T)
+
+
+@pytest.mark.parametrize("name", ["nobody/orders", "acme/unknown"])
+async def test_an_unknown_tenant_or_namespace_is_refused_until_it_is_created(name: str) -> None:
+    async with cluster() as here:
+        cache, store = here.cache()
+        watched = len(store._watches.paths)
+        for _ in range(2):
+            with pytest.raises(NamespaceNotFound, match=name):
+                await cache.ready(NamespaceName.parse(name))
+        assert set(cache._entries) == {DEFAULT_NAMESPACE}
+        assert len(store._watches.paths) <= watched + 3  # of the default namespace
+        await create_namespaces(here.other, name)
+        await cache.ready(NamespaceName.parse(name))
+
+
+async def test_an_upgrade_records_the_namespaces_of_existing_topics() -> None:
+    async with cluster(left=True) as here:
+        here.cache(bundles=8)
+        await asyncio.sleep(1)
+        for namespace in ("orders", "other"):
+            stored = await here.other.get(paths.namespace("acme", namespace))
+            assert stored is not None
+            assert len(codec.decode_namespace(stored.value).bundles.names) == 8
+        assert await here.other.get(paths.tenant("acme")) is not None
+
+
+async def test_the_namespace_of_the_system_needs_no_administrator() -> None:
+    async with cluster() as here:
+        cache, _ = here.cache()
+        await cache.ready(NamespaceName("pulsar", "system"))
 
 
 # ---- the bound -----------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""When a topic that is not used is unloaded, and when it is deleted.
+
+Unloading frees memory only. A topic stays loaded while something may happen to it by time: a
+subscription has a backlog (its metrics and its expiry need the topic), retention will delete
+ledgers, or the topic is to be deleted when it is inactive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.metadata.policies import UNLIMITED, InactiveMode
+
+if TYPE_CHECKING:
+    from magnetar.broker.topic.protocol import Topic
+
+
+async def tend_ledger(topic: Topic) -> None:
+    """See Log.tend."""
+    topic.log.tend()
+
+
+def may_unload(topic: Topic, idle_s: float, now: float) -> bool:
+    idle_since = topic.idle_since
+    if idle_since is None or now - idle_since < idle_s:
+        return False
+    policies = topic.policies.effective
+    retention = policies.retention
+    trims = topic.log.chain.entry_count > 0 and not (
+        retention.time_s == UNLIMITED and retention.size_bytes == UNLIMITED
+    )
+    waits = trims and (retention.time_s > 0 or retention.size_bytes > 0)
+    return not (waits or policies.inactive_topic_deletion.enabled or _has_backlog(topic))
+
+
+def may_delete(topic: Topic, now: float, now_ms: int) -> bool:
+    """Whether the policy for inactive topics deletes this one now. Never from policies that may
+    have changed since they were read."""
+    idle_since = topic.idle_since
+    if idle_since is None or not topic.policies.is_fresh:
+        return False
+    policies = topic.policies.effective
+    inactive = policies.inactive_topic_deletion
+    if not inactive.enabled or now - idle_since < inactive.after_s:
+        return False
+    match inactive.mode:
+        case InactiveMode.NO_SUBSCRIPTIONS:
+            is_unused = not topic.subscriptions
+        case InactiveMode.SUBSCRIPTIONS_CAUGHT_UP:
+            is_unused = not _has_backlog(topic)
+    return is_unused and not _is_retained(topic, now, now_ms)
+
+
+def _has_backlog(topic: Topic) -> bool:
+    return any(it.cursor.backlog_entries > 0 for it in topic.subscriptions.values())
+
+
+def _is_retained(topic: Topic, now: float, now_ms: int) -> bool:
+    """Whether retention keeps messages of the topic, as in Pulsar by their age only: a topic whose
+    last message is younger than that is not deleted."""
+    retention_s = topic.policies.effective.retention.time_s
+    if retention_s == 0 or topic.log.chain.entry_count == 0:
+        return False
+    if retention_s == UNLIMITED:
+        return True
+    closed_ms = [part.closed_ms for part in topic.log.chain.records if part.entries > 0]
+    if topic.log.has_open_ledger:
+        idle_since = topic.idle_since
+        return idle_since is None or now - idle_since < retention_s
+    return bool(closed_ms) and now_ms - closed_ms[-1] < retention_s * 1_000

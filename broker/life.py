@@ -1,0 +1,20 @@
+"""The settings of the life of topics: loading, unloading, and the deletion of inactive ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeConfig:
+    loads_max: int = 100
+    """Topics that one broker loads at once."""
+    load_timeout_s: float = 60.0
+    idle_unload_s: float = 300.0
+    """A topic without clients and without work is unloaded after this. 0: never."""
+    inactive_check_s: float = 60.0
+    """How often inactive topics are looked for."""
+
+
+LIFE_DEFAULTS: Final = LifeConfig()

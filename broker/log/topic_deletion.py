@@ -1,0 +1,248 @@
+"""Deleting a topic, so that a crash at any step leaves something that another broker can finish.
+
+Theory of operation. Four steps, each of which may be made again:
+    1. A *tombstone* is written, beside the topic's record: it names the topic that is to be deleted
+       and leads the sweeper to a deletion that has stopped half-way.
+    2. One compare-and-set of the topic's record says `deleted` and lists all ledgers, of data and
+       of cursors, as being deleted. The topic is deleted from now on: every owner that reads the
+       record is fenced, and no broker opens the topic.
+    3. The ledgers and the topic's own policies are deleted.
+    4. The record is deleted, if it is still that of the deleted topic (`incarnation`).
+
+The tombstone stays until all other brokers that were registered at the deletion have ended. It has
+two uses. A new topic of the same name begins above the old epochs, so that a stale owner that knows
+nothing of incarnations (an earlier version of Magnetar) is fenced, too. And it names the producers
+and consumers that were connected: when they reconnect, they do not make the topic anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.log.owned_record import METADATA_TIMEOUT_S, dropping, topic_path
+from magnetar.metadata import paths
+from magnetar.metadata.codec import (
+    decode_tombstone,
+    decode_topic,
+    encode_tombstone,
+    encode_topic,
+)
+from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.model import TopicRecord, TopicTombstone
+from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+from magnetar.protos.names import TopicName
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.broker.log.ledgers import LedgerStore
+    from magnetar.broker.log.owned_record import OwnedRecord
+    from magnetar.metadata.model import LedgerId
+    from magnetar.metadata.store import Change, MetadataStore, Versioned
+    from magnetar.runtime.clock import Clock
+
+log = get_logger(__name__)
+
+LEDGERS_PER_PASS: Final = 100
+"""Deleted between two changes of the topic's record. A crash repeats as many deletions."""
+
+CLIENTS_MAX: Final = 1_000
+"""Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may make the
+topic anew when they reconnect over another connection."""
+
+RETURN_S_MAX: Final = 600.0
+"""How long a tombstone keeps reconnecting clients from making the topic anew: ten times the longest
+pause between two attempts of Pulsar's clients."""
+
+STALLED_S: Final = 30.0
+"""A deletion that was begun so long ago is finished by the sweeper."""
+
+TOMBSTONE_S_MAX: Final = 86_400.0
+"""A tombstone is removed after a day also while brokers of its time still run: with many deletions
+they would gather, and the incarnation fences stale owners by itself."""
+
+
+class TopicDeletions:
+    """How this broker deletes topics and finishes the deletions of others. Calls raise
+    MetadataError, LedgerError and InvalidRecord: what was begun is finished later then."""
+
+    def __init__(self, store: MetadataStore, ledgers: LedgerStore, clock: Clock) -> None:
+        self._store = store
+        self._ledgers = ledgers
+        self._clock = clock
+
+    async def delete(
+        self, owned: OwnedRecord, *, brokers: Mapping[str, str], clients: frozenset[str]
+    ) -> None:
+        """Delete a topic that this broker owns. `brokers`: the other ones that are registered, with
+        their incarnations. Raises LogFenced, LogUnavailable, LogDamaged, TopicFull, too."""
+        await self._bury(owned.name, owned.record, brokers, clients)
+        try:
+            await owned.change(deleted)
+        finally:
+            owned.lose("it is being deleted")
+        await self.finish(owned.name)
+
+    async def delete_unopened(
+        self, name: TopicName, *, incarnation: str, brokers: Mapping[str, str]
+    ) -> None:
+        """Delete a topic that cannot be opened, because its ledgers are damaged. `incarnation`: for
+        a record that has none."""
+        stored = await self._store.get(topic_path(name))
+        if stored is None:
+            return
+        found = decode_topic(stored.value)
+        if not found.incarnation:
+            found = replace(found, incarnation=incarnation)
+        await self._bury(name, found, brokers, frozenset())
+
+        def mark(value: bytes | None) -> bytes | Verdict:
+            record = None if value is None else decode_topic(value)
+            if record is None or record.incarnation not in ("", found.incarnation):
+                return KEEP
+            if record.deleted:
+                return KEEP
+            fenced = replace(record, epoch=record.epoch + 1, incarnation=found.incarnation)
+            return encode_topic(deleted(fenced))
+
+        await self._update(topic_path(name), mark)
+        await self.finish(name)
+
+    async def finish(self, name: TopicName) -> None:
+        """Finish the deletion of a topic whose record says that it is deleted. Without such a
+        record nothing is done. Any broker may call this, also several at once."""
+        stored = await self._store.get(topic_path(name))
+        if stored is None:
+            return
+        record = decode_topic(stored.value)
+        if not record.deleted:
+            return
+        await self._delete_ledgers(name, record)
+        if name == name.base:
+            own = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
+            await self._update(own, lambda _: DELETE)
+        await self._update(
+            topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
+        )
+        log.info("topic deleted", topic=str(name), incarnation=record.incarnation)
+
+    async def tombstone(self, name: TopicName) -> TopicTombstone | None:
+        """What is left of an earlier topic of this name; None: nothing."""
+        stored = await self._store.get(paths.deleted_topic(str(name)))
+        return None if stored is None else decode_tombstone(stored.value)
+
+    def refuses(self, tombstone: TopicTombstone, client: str, *, reconnects: bool) -> bool:
+        """Whether this client is one of the deleted topic, which it must not make anew."""
+        age_s = (self._clock.now_ms() - tombstone.deleted_ms) / 1_000
+        return age_s < RETURN_S_MAX and (reconnects or client in tombstone.clients)
+
+    async def sweep(self, brokers: Mapping[str, str]) -> None:
+        """Finish what brokers that died have begun, and remove the tombstones that are not needed
+        any more. `brokers`: those that are registered, with their incarnations."""
+        for child in await self._store.children(paths.DELETED_TOPICS):
+            path = f"{paths.DELETED_TOPICS}/{child}"
+            try:
+                await self._sweep_one(path, TopicName.parse(paths.unquoted(child)), brokers)
+            except InvalidRecord as error:
+                log.error("a deleted topic cannot be swept", path=path, error=str(error))
+
+    async def _sweep_one(self, path: str, name: TopicName, brokers: Mapping[str, str]) -> None:
+        stored = await self._store.get(path)
+        if stored is None:
+            return
+        tombstone = decode_tombstone(stored.value)
+        age_s = (self._clock.now_ms() - tombstone.deleted_ms) / 1_000
+        if age_s < STALLED_S:
+            return
+        found = await self._store.get(topic_path(name))
+        if found is not None and _is_deleted(found.value, tombstone):
+            log.warning("finishing the deletion of a topic", topic=str(name))
+            await self.finish(name)
+        if age_s < RETURN_S_MAX:
+            return
+        remaining = [id_ for id_, run in tombstone.brokers.items() if brokers.get(id_) == run]
+        if not remaining or age_s >= TOMBSTONE_S_MAX:
+            await self._update(path, lambda value: DELETE if value == stored.value else KEEP)
+
+    async def _bury(
+        self,
+        name: TopicName,
+        record: TopicRecord,
+        brokers: Mapping[str, str],
+        clients: frozenset[str],
+    ) -> None:
+        def bury(value: bytes | None) -> bytes:
+            before = None if value is None else decode_tombstone(value)
+            return encode_tombstone(
+                TopicTombstone(
+                    record.incarnation,
+                    record.epoch if before is None else max(record.epoch, before.epoch),
+                    self._clock.now_ms(),
+                    {**({} if before is None else before.brokers), **brokers},
+                    frozenset(sorted(clients)[:CLIENTS_MAX]),
+                )
+            )
+
+        await self._update(paths.deleted_topic(str(name)), bury)
+
+    async def _delete_ledgers(self, name: TopicName, record: TopicRecord) -> None:
+        refused: set[LedgerId] = set()
+        left = list(record.deleting)
+        while left:
+            for ledger in left[:LEDGERS_PER_PASS]:
+                try:
+                    await self._ledgers.delete(ledger)
+                except InvalidRecord as error:  # it stays, and the topic must not stay with it
+                    refused.add(ledger)
+                    log.warning(
+                        "cannot delete a ledger", topic=str(name), ledger=ledger, error=str(error)
+                    )
+            left = left[LEDGERS_PER_PASS:]
+            if left:
+                await self._update(topic_path(name), _remaining(record, tuple(left)))
+
+    async def _update(self, path: str, change: Change) -> Versioned | None:
+        deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
+        return await update(self._store, path, change, deadline=deadline)
+
+
+def client_key(kind: str, *names: str) -> str:
+    """How a tombstone names a producer or consumer."""
+    return "/".join((kind, *names))
+
+
+def deleted(record: TopicRecord) -> TopicRecord:
+    """The record of a topic that is deleted from now on."""
+    used = [part.ledger for part in record.ledgers] + list(record.cursor_ledgers)
+    emptied = replace(
+        record,
+        deleted=True,
+        ledgers=(),
+        cursor_ledgers=(),
+        subscriptions={},
+        properties={},
+        dropped=None,
+    )
+    return dropping(emptied, used)
+
+
+def _is_deleted(value: bytes | None, of: TopicRecord | TopicTombstone) -> bool:
+    """Whether this is the record of the same topic, and says that it is deleted."""
+    if value is None:
+        return False
+    record = decode_topic(value)
+    return record.deleted and record.incarnation == of.incarnation
+
+
+def _remaining(of: TopicRecord, ledgers: tuple[LedgerId, ...]) -> Change:
+    def forget(value: bytes | None) -> bytes | Verdict:
+        if value is None or not _is_deleted(value, of):
+            return KEEP
+        record = decode_topic(value)
+        left = tuple(ledger for ledger in record.deleting if ledger in set(ledgers))
+        return encode_topic(replace(record, deleting=left))
+
+    return forget

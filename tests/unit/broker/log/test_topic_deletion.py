@@ -1,0 +1,262 @@
+"""A deleted topic, what is left of it, and the owners that do not know."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+
+import pytest
+from fakes.cluster_state import ClusterState
+from fakes.ledgers import BrokerDied, FakeLedgers, Steps
+from fakes.topic_log import TOPIC, SteppingStore, TopicLog, drawn_incarnation, opened
+from fakes.virtual_loop import run_virtual as run
+from support import settle, wait_until
+
+from magnetar.broker.errors import LogError, LogFenced, TopicDeleted, TopicNotFound
+from magnetar.broker.log.owned_record import OwnedRecord, topic_path
+from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.log.topic_deletion import (
+    RETURN_S_MAX,
+    STALLED_S,
+    TOMBSTONE_S_MAX,
+    TopicDeletions,
+    client_key,
+)
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.model import TopicRecord
+from magnetar.metadata.store import ABSENT, MetadataStore
+
+TOMBSTONE = paths.deleted_topic(str(TOPIC))
+
+
+def deletions_of(world: ClusterState, store: MetadataStore | None = None) -> TopicDeletions:
+    return TopicDeletions(store or world.store(), FakeLedgers(world.ledgers), world.clock)
+
+
+async def delete(world: ClusterState, *, clients: frozenset[str] = frozenset()) -> None:
+    """By another broker, which takes the topic over first."""
+    owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    await deletions_of(world).delete(owned, brokers={"b1": "1" * 32}, clients=clients)
+
+
+def advance(world: ClusterState, seconds: float) -> None:
+    world.clock.advance_ms(int(seconds * 1_000))
+
+
+async def record_of(world: ClusterState) -> TopicRecord | None:
+    found = await world.store().get(topic_path(TOPIC))
+    return None if found is None else decode_topic(found.value)
+
+
+# ---- stale owners --------------------------------------------------------------------------------
+
+
+async def drop_head(stale: TopicLog) -> None:
+    stale.log.drop_through(stale.log.confirmed)
+
+
+async def publish(stale: TopicLog) -> None:
+    with suppress(LogError):
+        stale.append(*"123456")
+
+
+async def change_property(stale: TopicLog) -> None:
+    with suppress(LogError):
+        await stale.log.set_property("k", "v")
+
+
+ACTS = (drop_head, publish, change_property)
+
+
+@pytest.mark.parametrize("acts", list(itertools.permutations(ACTS, 2)))
+@pytest.mark.parametrize("when", list(itertools.combinations_with_replacement(range(3), 2)))
+def test_a_stale_owner_deletes_no_ledger_of_the_new_topic(acts: tuple, when: tuple) -> None:
+    """The stale owner acts before the deletion, between it and the new creation, or after both. The
+    new topic begins at the same epoch, as if no tombstone were left."""
+
+    async def main() -> None:
+        world = ClusterState()
+        async with AsyncExitStack() as stack:
+            stale = await stack.enter_async_context(opened(world, close=False))
+            await stale.append_and_wait(*"abcdefghijkl")
+            new = None
+            for time in range(3):
+                if time == 1:
+                    await delete(world)
+                elif time == 2:
+                    found = await world.store().get(TOMBSTONE)
+                    assert found is not None
+                    await world.store().delete(TOMBSTONE, expected=found.version)
+                    new = await stack.enter_async_context(opened(world))
+                    await new.append_and_wait(*"ABCDEFGHIJKL")
+                for act, moment in zip(acts, when, strict=True):
+                    if moment == time:
+                        await act(stale)
+                await settle()
+            assert new is not None
+            await wait_until(
+                lambda: stale.log.has_ended or stale.log.owned_record.lost is None, what="an end"
+            )
+            kept = {part.ledger for part in new.log.chain.records}
+            assert kept <= world.ledgers.ledgers.keys()
+            assert await new.contents() == list("ABCDEFGHIJKL")
+            with pytest.raises(LogFenced):
+                await stale.log.owned_record.verify()
+            record = await record_of(world)
+            assert record is not None
+            assert record.incarnation == new.log.owned_record.incarnation
+            assert {part.ledger for part in record.ledgers} == kept
+
+    run(main())
+
+
+async def test_a_stale_owner_with_the_same_epoch_is_fenced() -> None:
+    world = ClusterState()
+    stale = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    await world.store().delete(topic_path(TOPIC), expected=0)
+    fresh = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    assert fresh.epoch == stale.epoch
+    with pytest.raises(LogFenced, match="made anew"):
+        await stale.change(lambda record: replace(record, deleting=(4711,)))
+    record = await record_of(world)
+    assert record is not None
+    assert record.deleting == ()
+
+
+async def test_a_record_of_an_earlier_version_gets_an_incarnation_at_the_takeover() -> None:
+    world = ClusterState()
+    old = TopicRecord(3, properties={"a": "b"})
+    await world.store().put(topic_path(TOPIC), encode_topic(old), expected=ABSENT)
+    drawn = drawn_incarnation()
+    owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn, create=False)
+    assert owned.incarnation == drawn
+    again = await OwnedRecord.take(
+        TOPIC, world.store(), incarnation=drawn_incarnation(), create=False
+    )
+    assert again.incarnation == drawn
+    assert again.record.properties == {"a": "b"}
+
+
+async def test_an_absent_topic_is_only_created_on_demand() -> None:
+    world = ClusterState()
+    with pytest.raises(TopicNotFound):
+        await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation(), create=False)
+    owned = await OwnedRecord.take(
+        TOPIC, world.store(), incarnation=drawn_incarnation(), epoch_min=7
+    )
+    assert owned.epoch == 8
+
+
+# ---- deleting ------------------------------------------------------------------------------------
+
+
+async def test_a_deleted_topic_leaves_nothing_but_a_tombstone() -> None:
+    world = ClusterState()
+    async with opened(world) as topic:
+        await topic.append_and_wait(*"abcdefghijkl")
+    client = client_key("consumer", "s", "c")
+    await delete(world, clients=frozenset({client}))
+    assert await record_of(world) is None
+    assert world.ledgers.ledgers == {}
+    deletions = deletions_of(world)
+    tombstone = await deletions.tombstone(TOPIC)
+    assert tombstone is not None
+    assert deletions.refuses(tombstone, client, reconnects=False)
+    assert deletions.refuses(tombstone, "other", reconnects=True)
+    assert not deletions.refuses(tombstone, "other", reconnects=False)
+    advance(world, RETURN_S_MAX + 1)
+    assert not deletions.refuses(tombstone, client, reconnects=True)
+
+
+async def test_a_topic_that_is_being_deleted_is_not_taken_over() -> None:
+    world = ClusterState()
+    deleted = TopicRecord(3, deleted=True, incarnation=drawn_incarnation())
+    await world.store().put(topic_path(TOPIC), encode_topic(deleted), expected=ABSENT)
+    with pytest.raises(TopicDeleted):
+        await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    await deletions_of(world).finish(TOPIC)
+    assert await record_of(world) is None
+
+
+async def test_a_topic_whose_ledger_is_gone_is_deleted_unopened() -> None:
+    world = ClusterState()
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+        await deletions_of(world).delete_unopened(
+            TOPIC, incarnation=drawn_incarnation(), brokers={}
+        )
+        with pytest.raises(LogFenced):
+            await topic.log.owned_record.verify()
+    assert await record_of(world) is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_deletion_that_dies_at_any_call_is_finished_by_the_sweeper(after: bool) -> None:
+    deaths = 0
+    for number in range(100):
+
+        async def main(number: int = number) -> bool:
+            world, steps = ClusterState(), Steps(number, after=after)
+            async with opened(world) as topic:
+                await topic.append_and_wait(*"abcdefghijkl")
+            store = SteppingStore(world.tree, steps)
+            ledgers = FakeLedgers(world.ledgers, steps)
+            owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+            dying = await _taken_by(owned, store)
+            died = False
+            try:
+                await TopicDeletions(store, ledgers, world.clock).delete(
+                    dying, brokers={}, clients=frozenset()
+                )
+            except BrokerDied:
+                died = True
+            was_deleted = (record := await record_of(world)) is None or record.deleted
+            advance(world, STALLED_S + 1)
+            await deletions_of(world).sweep({})
+            if was_deleted:
+                assert await record_of(world) is None
+                assert world.ledgers.ledgers == {}
+            else:
+                async with opened(world) as topic:
+                    assert await topic.contents(EARLIEST) == list("abcdefghijkl")
+            advance(world, RETURN_S_MAX + 1)
+            await deletions_of(world).sweep({})
+            assert await world.store().get(TOMBSTONE) is None
+            return died
+
+        if not run(main()):
+            break
+        deaths += 1
+    assert deaths > 5
+
+
+async def _taken_by(owned: OwnedRecord, store: MetadataStore) -> OwnedRecord:
+    """The same ownership over another session."""
+    taken = await owned._store.get(topic_path(TOPIC))
+    assert taken is not None
+    return OwnedRecord(TOPIC, store, taken)
+
+
+async def test_a_tombstone_stays_while_a_broker_of_its_time_runs() -> None:
+    world = ClusterState()
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+    await delete(world)  # the brokers: b1, run 1
+    advance(world, RETURN_S_MAX + 1)
+    sweeper = deletions_of(world)
+    await sweeper.sweep({"b1": "1" * 32})
+    assert await world.store().get(TOMBSTONE) is not None
+    await sweeper.sweep({"b1": "2" * 32})  # it was restarted
+    assert await world.store().get(TOMBSTONE) is None
+
+
+async def test_a_tombstone_does_not_outlast_a_day() -> None:
+    world = ClusterState()
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+    await delete(world)
+    advance(world, TOMBSTONE_S_MAX + 1)
+    await deletions_of(world).sweep({"b1": "1" * 32})
+    assert await world.store().get(TOMBSTONE) is None

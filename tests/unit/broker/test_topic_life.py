@@ -1,0 +1,362 @@
+"""Topics are loaded, unloaded and deleted, and their clients notice as little as possible."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.cluster_state import ClusterState
+from fakes.place import Place, place
+from support import settle, wait_until
+
+from magnetar.broker.errors import TooManyRequests, TopicInUse, TopicNotFound
+from magnetar.broker.life import LifeConfig
+from magnetar.broker.loads import TopicLoads
+from magnetar.broker.log.owned_record import topic_path
+from magnetar.broker.topic.topic import TopicState
+from magnetar.metadata import codec, paths
+from magnetar.metadata.policies import (
+    InactiveMode,
+    InactiveTopicDeletion,
+    Policies,
+    Retention,
+    TopicPolicies,
+)
+from magnetar.metadata.store import ABSENT
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from fakes.wire import WireClient
+
+TOPIC = "persistent://public/default/t"
+NAME = TopicName.parse(TOPIC)
+OWN = paths.topic_policies("public", "default", "persistent", "t")
+
+
+async def set_policies(here: Place, policies: Policies) -> None:
+    value = codec.encode_topic_policies(TopicPolicies(policies))
+    await here.store.put(OWN, value, expected=ABSENT)
+
+
+async def subscribe_answer(client: WireClient, **fields: object) -> object:
+    body = pb.CommandSubscribe(
+        topic=TOPIC, subscription="s", subType=pb.CommandSubscribe.Exclusive, consumer_id=1
+    )
+    for name, value in fields.items():
+        setattr(body, name, value)
+    return await client.ask(body)
+
+
+# ---- deleting ------------------------------------------------------------------------------------
+
+
+async def test_a_topic_with_clients_is_deleted_only_by_force() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        with pytest.raises(TopicInUse, match="1 connected producers"):
+            await here.broker.delete_topic(NAME, force=False)
+        await here.broker.delete_topic(NAME, force=True)
+        await client.expect(pb.CommandCloseProducer)
+        assert here.broker.topics == []
+        assert await here.store.get(topic_path(NAME)) is None
+        assert here.ledgers.ledgers == {}
+
+
+async def test_a_topic_that_does_not_exist_is_not_deleted() -> None:
+    async with place() as here:
+        with pytest.raises(TopicNotFound):
+            await here.broker.delete_topic(NAME, force=True)
+
+
+async def test_a_deleted_topic_takes_policies_and_subscriptions_along() -> None:
+    async with place() as here:
+        await set_policies(here, Policies(message_ttl_s=5))
+        topic = await here.broker.topic(NAME)
+        await topic.ensure_subscription("s", topic.log.confirmed)
+        await here.broker.delete_topic(NAME, force=False)
+        assert await here.store.get(OWN) is None
+        await settle()
+        topic = await here.broker.topic(NAME)
+        assert dict(topic.subscriptions) == {}
+        assert topic.policies.effective.message_ttl_s == 0
+
+
+async def test_clients_that_reconnect_do_not_make_a_deleted_topic_anew() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.subscribe(TOPIC)
+        await here.broker.delete_topic(NAME, force=True)
+        await client.expect(pb.CommandCloseProducer)
+        await client.expect(pb.CommandCloseConsumer)
+        refused = await client.produce(TOPIC)
+        assert refused.error == pb.TopicNotFound
+        refused = await client.subscribe(TOPIC)
+        assert refused.error == pb.TopicNotFound
+        assert not await here.broker.exists(NAME)
+
+
+async def test_over_another_connection_they_do_not_either() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC, producer_name="p")
+        await subscribe_answer(client, consumer_name="c")
+        await here.broker.delete_topic(NAME, force=True)
+        again = await here.client()
+        refused = await again.produce(TOPIC, producer_name="p")
+        assert refused.error == pb.TopicNotFound
+        refused = await again.produce(TOPIC, producer_id=2, producer_name="q", epoch=1)
+        assert refused.error == pb.TopicNotFound
+        refused = await subscribe_answer(again, consumer_name="c")
+        assert refused.error == pb.TopicNotFound  # type: ignore[attr-defined]
+        assert not await here.broker.exists(NAME)
+
+
+async def test_a_new_client_makes_a_deleted_topic_anew() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        epoch = here.topic.log.owned_record.epoch
+        await here.broker.delete_topic(NAME, force=True)
+        await client.expect(pb.CommandCloseProducer)
+        other = await here.client()
+        assert isinstance(await other.produce(TOPIC), pb.CommandProducerSuccess)
+        assert here.topic.log.owned_record.epoch > epoch
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+async def test_a_request_during_the_deletion_waits_for_its_end() -> None:
+    async with place() as here:
+        await here.broker.topic(NAME)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(here.broker.delete_topic(NAME, force=True))
+            await asyncio.sleep(0)
+            client = await here.client()
+            assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+# ---- unloading -----------------------------------------------------------------------------------
+
+QUICK = LifeConfig(idle_unload_s=10.0, inactive_check_s=1.0)
+
+
+async def test_an_idle_topic_is_unloaded_and_the_next_request_loads_it() -> None:
+    async with place(life=QUICK) as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await asyncio.sleep(25)
+        assert len(here.broker.topics) == 1, "it has a producer"
+        await client.ask(pb.CommandCloseProducer(producer_id=1))
+        await asyncio.sleep(25)
+        assert here.broker.topics == []
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+async def test_a_request_that_meets_the_unloading_loads_the_topic_again() -> None:
+    async with place(life=QUICK) as here:
+        await here.broker.topic(NAME)
+        first = here.topic
+        client = await here.client()
+        await wait_until(lambda: first.state is not TopicState.OPEN, what="the unloading")
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+        assert here.topic is not first
+
+
+async def test_a_topic_with_a_backlog_stays_loaded() -> None:
+    async with place(life=QUICK) as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.subscribe(TOPIC)
+        await client.publish("a")
+        await client.expect(pb.CommandSendReceipt)
+        await client.ask(pb.CommandCloseProducer(producer_id=1))
+        await client.ask(pb.CommandCloseConsumer(consumer_id=1))
+        await asyncio.sleep(60)
+        assert len(here.broker.topics) == 1
+
+
+# ---- inactive topics -----------------------------------------------------------------------------
+
+
+def inactive(mode: InactiveMode) -> Policies:
+    return Policies(inactive_topic_deletion=InactiveTopicDeletion(True, mode, 30))
+
+
+async def test_an_inactive_topic_without_subscriptions_is_deleted() -> None:
+    async with place(life=QUICK) as here:
+        await set_policies(here, inactive(InactiveMode.NO_SUBSCRIPTIONS))
+        client = await here.client()
+        await client.produce(TOPIC)
+        await asyncio.sleep(45)
+        assert await here.broker.exists(NAME), "it has a producer"
+        await client.ask(pb.CommandCloseProducer(producer_id=1))
+        await asyncio.sleep(25)
+        assert await here.broker.exists(NAME)
+        await asyncio.sleep(10)
+        assert not await here.broker.exists(NAME)
+
+
+async def test_short_visits_keep_a_topic_active() -> None:
+    async with place(life=replace(QUICK, inactive_check_s=20.0)) as here:
+        await set_policies(here, inactive(InactiveMode.NO_SUBSCRIPTIONS))
+        client = await here.client()
+        for _ in range(20):
+            await client.produce(TOPIC)
+            await client.ask(pb.CommandCloseProducer(producer_id=1))
+            await asyncio.sleep(10)
+        assert await here.broker.exists(NAME)
+
+
+@pytest.mark.parametrize("mode", InactiveMode)
+async def test_a_subscription_keeps_a_topic_by_its_mode(mode: InactiveMode) -> None:
+    async with place(life=QUICK) as here:
+        await set_policies(here, inactive(mode))
+        topic = await here.broker.topic(NAME)
+        await topic.ensure_subscription("s", topic.log.confirmed)
+        await asyncio.sleep(100)
+        assert await here.broker.exists(NAME) == (mode is InactiveMode.NO_SUBSCRIPTIONS)
+
+
+async def test_a_backlog_keeps_a_topic() -> None:
+    async with place(life=QUICK) as here:
+        await set_policies(here, inactive(InactiveMode.SUBSCRIPTIONS_CAUGHT_UP))
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.subscribe(TOPIC)
+        await client.publish("a")
+        await client.expect(pb.CommandSendReceipt)
+        await client.ask(pb.CommandCloseProducer(producer_id=1))
+        await client.ask(pb.CommandCloseConsumer(consumer_id=1))
+        await asyncio.sleep(100)
+        assert await here.broker.exists(NAME)
+
+
+@pytest.mark.parametrize(("time_s", "kept"), [(0, False), (60, False), (1_000, True), (-1, True)])
+async def test_retention_delays_the_deletion(time_s: int, kept: bool) -> None:
+    async with place(life=QUICK) as here:
+        policies = inactive(InactiveMode.NO_SUBSCRIPTIONS)
+        await set_policies(here, replace(policies, retention=Retention(time_s, -1)))
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.publish("a")
+        await client.expect(pb.CommandSendReceipt)
+        await client.ask(pb.CommandCloseProducer(producer_id=1))
+        await asyncio.sleep(200)
+        assert await here.broker.exists(NAME) == kept
+
+
+async def test_nothing_is_deleted_by_policies_that_are_not_fresh() -> None:
+    async with place(life=QUICK) as here:
+        await set_policies(here, inactive(InactiveMode.NO_SUBSCRIPTIONS))
+        await here.broker.topic(NAME)
+        here.store.gates["get", OWN] = asyncio.Event()
+        value = codec.encode_topic_policies(TopicPolicies(Policies(message_ttl_s=1)))
+        await here.store.put(OWN, value, expected=0)  # its read does not end
+        await asyncio.sleep(100)
+        assert len(here.broker.topics) == 1
+        here.store.gates.pop(("get", OWN)).set()
+
+
+# ---- loading -------------------------------------------------------------------------------------
+
+
+async def test_loads_beyond_the_limit_wait_in_fifo_order() -> None:
+    loads = TopicLoads(loads_max=2, timeout_s=60.0)
+    begun: list[int] = []
+
+    async def load(number: int) -> None:
+        async with loads.slot("t"):
+            begun.append(number)
+            assert loads.running <= 2
+            await asyncio.sleep(1)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(7):
+            group.create_task(load(number))
+        await asyncio.sleep(0.5)
+        assert begun == [0, 1]
+        assert loads.waiting == 5
+    assert begun == list(range(7))
+    assert (loads.running, loads.waiting) == (0, 0)
+
+
+async def test_beyond_the_queue_a_load_is_refused() -> None:
+    loads = TopicLoads(loads_max=1, timeout_s=60.0, waiting_max=1)
+
+    async def load() -> None:
+        async with loads.slot("t"):
+            await asyncio.sleep(1)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(load())
+        group.create_task(load())
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyRequests):
+            await load()
+    assert loads.running == 0
+
+
+async def test_a_load_that_was_cancelled_while_it_waited_passes_its_turn_on() -> None:
+    loads = TopicLoads(loads_max=1, timeout_s=60.0)
+    begun: list[int] = []
+
+    async def load(number: int) -> None:
+        async with loads.slot("t"):
+            begun.append(number)
+            await asyncio.sleep(1)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(load(number)) for number in range(4)]
+        await asyncio.sleep(0.5)
+        tasks[1].cancel()
+        await asyncio.sleep(0.5)
+        tasks[2].cancel()  # its turn has come in this moment, or not
+    assert begun[0] == 0
+    assert begun[-1] == 3
+    assert (loads.running, loads.waiting) == (0, 0)
+
+
+async def test_a_load_that_takes_too_long_ends_and_the_next_one_succeeds() -> None:
+    async with place(life=LifeConfig(load_timeout_s=5.0)) as here:
+        client = await here.client()
+        put = ("put", topic_path(NAME))
+        here.store.gates[put] = asyncio.Event()
+        refused = await client.produce(TOPIC)
+        assert refused.error == pb.ServiceNotReady
+        here.store.gates.pop(put).set()
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+async def test_idle_topics_cost_no_task() -> None:
+    async with place(ClusterState()) as here:
+        await here.broker.topic(NAME)
+        await settle()
+        before = len(asyncio.all_tasks())
+        for number in range(50):
+            topic = await here.broker.topic(TopicName.parse(f"t{number}"))
+            await topic.ensure_subscription("s", topic.log.confirmed)
+        await settle()
+        assert len(asyncio.all_tasks()) == before
+
+
+# ---- unknown namespaces --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["producer", "consumer", "lookup"])
+async def test_a_topic_of_an_unknown_namespace_is_refused_by_name(command: str) -> None:
+    async with place() as here:
+        client = await here.client()
+        topic = "persistent://acme/orders/t"
+        if command == "producer":
+            answer = await client.produce(topic)
+        elif command == "consumer":
+            answer = await client.subscribe(topic)
+        else:
+            answer = await client.ask(pb.CommandLookupTopic(topic=topic))
+        assert answer.error == pb.TopicNotFound
+        assert "acme/orders" in answer.message
+        assert await here.store.children(paths.TENANTS) == ["public"]

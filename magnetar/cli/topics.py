@@ -36,6 +36,8 @@ def add_to(app: typer.Typer) -> None:
     topics.command("create")(create)
     topics.command("peek")(peek)
     topics.command("stats")(stats)
+    topics.command("lookup")(lookup)
+    topics.command("unload")(unload)
     add_topic_policies(topics)
     app.add_typer(topics, name="topics")
 
@@ -65,6 +67,18 @@ def create(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Create a topic. Producers and consumers create topics as well, when they first use them."""
     command(admin_url, "PUT", topic_path(topic))
     typer.echo(f"created {topic}")
+
+
+def lookup(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Print which broker serves a topic, as JSON."""
+    path = topic_path(topic).removeprefix("/admin/v2")
+    print_json(command(admin_url, "GET", f"/lookup/v2/topic{path}"))
+
+
+def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Close a topic at its broker. Its clients reconnect and open it again."""
+    command(admin_url, "PUT", f"{topic_path(topic)}/unload")
+    typer.echo(f"unloaded {topic}")
 
 
 def peek(

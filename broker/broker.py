@@ -492,6 +492,24 @@ class Broker:
             with suppress(TopicInUse, TopicNotFound):  # a client came, or it is deleted already
                 await self.delete_topic(topic.name, force=False)
 
+    async def live_brokers(self) -> list[BrokerRegistration]:
+        """The registered brokers, by id. Raises MetadataError."""
+        await self._brokers.refresh()
+        return [each for _, each in sorted(self._brokers.live.items())]
+
+    async def unload_topic(self, name: TopicName) -> None:
+        """Close the topic if it is open here. The next request opens it again."""
+        await self._close(name, CloseReason.UNLOADED)
+
+    async def unload_bundle(self, bundle: Bundle) -> BrokerRegistration | None:
+        """Hand the bundle over to another broker if there is one. Returns its owner if that is
+        another broker, which was not asked. Raises MetadataError."""
+        if self._owners.holds(bundle):
+            await self._owners.release(bundle, self._unload)
+            return None
+        owner = await self._owners.owner_of(bundle)
+        return None if owner == self._me else owner
+
     async def _unload(self, bundle: Bundle) -> None:
         names = [name for name, served in self._topics.items() if served.bundle == bundle]
         async with asyncio.TaskGroup() as group:

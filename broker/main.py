@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random as chance
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -39,7 +38,6 @@ from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import BrokerId, BrokerRegistration
-from magnetar.metadata.policies import BROKER_DEFAULTS
 from magnetar.metadata.store import SessionState
 from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
@@ -303,15 +301,11 @@ class BrokerProcess:
 
     def _default_policies(self) -> EffectivePolicies:
         """New ledgers get the quorums that this process is configured with."""
-        ledger, persistence = self._ledger_config, BROKER_DEFAULTS.persistence
-        return replace(
-            BROKER_DEFAULTS,
-            persistence=replace(
-                persistence,
-                ensemble_size=ledger.ensemble_size,
-                write_quorum=ledger.write_quorum,
-                ack_quorum=ledger.ack_quorum,
-            ),
+        ledger = self._ledger_config
+        return self._config.default_policies(
+            ensemble_size=ledger.ensemble_size,
+            write_quorum=ledger.write_quorum,
+            ack_quorum=ledger.ack_quorum,
         )
 
     async def _register(self) -> None:
@@ -386,7 +380,7 @@ class BrokerProcess:
         def make_rest() -> App:
             from magnetar.broker.admin.app import admin_app  # FastAPI: 0.3 s and 30 MB
 
-            return admin_app(broker)
+            return admin_app(broker, self._config.shown)
 
         return BaseApp(self._health, self._registry, make_rest)
 

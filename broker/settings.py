@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Any, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
 from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
+from magnetar.broker.policy_settings import PolicySettings
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
-from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.listener import is_wildcard
 
 
-class BrokerSettings(RoleConfig):
+class BrokerSettings(PolicySettings):
     # ---- ports ----
     host: str = Field(default="127.0.0.1", description="address to listen on")
     advertised_host: str = Field(default="", description="address that clients use; empty: host")
@@ -146,3 +147,15 @@ class BrokerSettings(RoleConfig):
     def shared(self) -> dict[str, Any]:
         """The values of the settings of this class, by name."""
         return {name: getattr(self, name) for name in BrokerSettings.model_fields}
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The values of all settings by Pulsar's names, for administrators."""
+        values = self.model_dump(mode="json")
+        return {to_camel(name): _text(value) for name, value in values.items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(sorted(map(str, value))) if isinstance(value, list) else str(value)

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
+from magnetar.broker.admin.cluster import cluster_router, lookup_router, unload_router
 from magnetar.broker.admin.ledgers import ledgers_router
 from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
 from magnetar.broker.admin.policies import policies_router
@@ -25,7 +26,7 @@ from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.runtime.http import App, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from magnetar.broker.broker import Broker
 
@@ -41,6 +42,8 @@ ROUTERS: Final = (
     tenants_router,
     namespaces_router,
     policies_router,
+    unload_router,
+    lookup_router,
     topics_router,
     subscriptions_router,
 )
@@ -48,8 +51,14 @@ ROUTERS: Final = (
 slashes, so that the subscriptions come last."""
 
 
-def admin_app(broker: "Broker") -> App:
-    """The API, with its page at /docs, which works without the internet."""
+def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> App:
+    """The API, with its page at /docs, which works without the internet. `settings`: those of the
+    broker, by Pulsar's names."""
+    return bounded(admin_api(broker, settings))
+
+
+def admin_api(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> FastAPI:
+    """The API without its bounds."""
     api = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
@@ -59,11 +68,12 @@ def admin_app(broker: "Broker") -> App:
     )
     for router in ROUTERS:
         api.include_router(router(broker))
+    api.include_router(cluster_router(broker, settings or {}))
     for kind in OPERATING_ERRORS:
         api.add_exception_handler(kind, _answer_failure)
     api.add_exception_handler(RequestValidationError, _answer_invalid)
     api.add_exception_handler(HTTPException, _answer_http)
-    return bounded(api)
+    return api
 
 
 def bounded(app: FastAPI, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:

@@ -91,6 +91,23 @@ class NamespaceNotEmpty(errors.BrokerError):
         self.namespace = namespace
 
 
+class ClusterNotFound(errors.BrokerError):
+    """A broker knows its own cluster alone."""
+
+    def __init__(self, cluster: str, known: str) -> None:
+        super().__init__(f"cluster {_shown(cluster)} is unknown: this is cluster {known!r}")
+        self.cluster = cluster
+
+
+class BundleNotFound(errors.BrokerError):
+    """The namespace is not divided like that."""
+
+    def __init__(self, namespace: str, bundle: str) -> None:
+        super().__init__(f"namespace {namespace} has no bundle {_shown(bundle)}")
+        self.namespace = namespace
+        self.bundle = bundle
+
+
 class Protected(errors.BrokerError):
     """Clients use it when they name no other: it always exists."""
 
@@ -118,6 +135,8 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (MessageNotFound, Outcome(404, "")),
     (errors.TopicNotFound, Outcome(404, "`magnetar topics list` shows the topics of a namespace")),
     (errors.SubscriptionNotFound, Outcome(404, "`magnetar subscriptions list TOPIC` shows all")),
+    (ClusterNotFound, Outcome(404, "")),
+    (BundleNotFound, Outcome(404, "`magnetar namespaces bundles NAMESPACE` shows all")),
     (errors.TenantNotFound, Outcome(404, "`magnetar tenants list` shows all")),
     (errors.NamespaceNotFound, Outcome(404, "`magnetar namespaces list TENANT` shows all")),
     (TenantExists, Outcome(409, "")),

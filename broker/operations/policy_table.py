@@ -234,4 +234,12 @@ ROWS: Final = (
         model.InactiveTopicBody,
         "inactive_topic_policies",
     ),
+    PolicyRow(
+        "subscription_expiration_time_minutes",
+        "after how many minutes unused subscriptions are deleted; 0: never",
+        "subscriptionExpirationTime",
+        "",
+        model.Count,
+        "subscription_expiration_time_minutes",
+    ),
 )

@@ -100,6 +100,15 @@ class Owners:
                 return located
         raise BundleUnavailable(str(bundle), "its owner keeps changing")
 
+    async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
+        """The live broker that owns it; None: it is free. Raises MetadataError."""
+        stored = await self._store.get(_path(bundle))
+        if stored is None:
+            return None
+        record = codec.decode_ownership(stored.value)
+        owner = await self._brokers.registration(record.owner)
+        return owner if owner is not None and owner.incarnation == record.incarnation else None
+
     async def run(self) -> None:
         """Give up the bundles that another broker has taken. Supervised, until cancelled."""
         self._suspected.set()  # a round that failed may have left some

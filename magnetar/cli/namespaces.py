@@ -23,6 +23,7 @@ def add_to(app: typer.Typer) -> None:
     namespaces.command("policies")(policies)
     namespaces.command("topics")(topics)
     namespaces.command("bundles")(bundles)
+    namespaces.command("unload")(unload)
     add_namespace_policies(namespaces)
     app.add_typer(namespaces, name="namespaces")
 
@@ -71,6 +72,19 @@ def topics(
 def bundles(namespace: Namespace, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Print how the topics of a namespace are divided among brokers."""
     print_json(command(admin_url, "GET", f"{namespace_path(namespace)}/bundles"))
+
+
+def unload(
+    namespace: Namespace,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", "-b", help="this one alone, as `bundles` shows it")
+    ] = None,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Hand the bundles of a namespace over to other brokers."""
+    part = "" if bundle is None else f"/{quoted(bundle)}"
+    command(admin_url, "PUT", f"{namespace_path(namespace)}{part}/unload")
+    typer.echo(f"unloaded {namespace}{part}")
 
 
 def print_lines(found: list[str], as_json: bool) -> None:

@@ -346,6 +346,13 @@ POLICIES: Final = (
             ),
         ),
     ),
+    PolicyCommands(
+        "subscription-expiration-time",
+        "after how many minutes unused subscriptions are deleted",
+        "subscriptionExpirationTime",
+        "",
+        _count("--time", "-t", text="minutes; 0: never"),
+    ),
 )
 BACKLOG_QUOTA: Final = (
     Flag("limitSize", ("--limit", "-l"), "for example 10M, 16G; -1: no quota", str, size, None),

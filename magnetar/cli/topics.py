@@ -43,6 +43,8 @@ def add_to(app: typer.Typer) -> None:
     topics.command("stats-internal")(stats_internal)
     topics.command("terminate")(terminate)
     topics.command("truncate")(truncate)
+    topics.command("lookup")(lookup)
+    topics.command("unload")(unload)
     add_topic_policies(topics)
     app.add_typer(topics, name="topics")
 
@@ -84,6 +86,18 @@ def delete(
     """Delete a topic with its messages and subscriptions."""
     command(admin_url, "DELETE", f"{topic_path(topic)}?force={'true' if force else 'false'}")
     typer.echo(f"deleted {topic}")
+
+
+def lookup(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Print which broker serves a topic, as JSON."""
+    path = topic_path(topic).removeprefix("/admin/v2")
+    print_json(command(admin_url, "GET", f"/lookup/v2/topic{path}"))
+
+
+def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Close a topic at its broker. Its clients reconnect and open it again."""
+    command(admin_url, "PUT", f"{topic_path(topic)}/unload")
+    typer.echo(f"unloaded {topic}")
 
 
 def peek(

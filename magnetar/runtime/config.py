@@ -44,7 +44,8 @@ class RoleConfig(BaseSettings):
                 if ...: raise ValueError("ack_quorum 3 exceeds write_quorum 2")   # name both keys
                 return self
 
-    Keys are snake_case and end in their unit. Only `load_config` reads the file and the
+    Keys are snake_case and end in their unit. The file and the environment may write them in
+    camelCase, as Pulsar does. Only `load_config` reads the file and the
     environment, not the constructor.
     """
 
@@ -73,7 +74,7 @@ def load_config(
 
     Raises ConfigError, which names every wrong key, its place and the most similar known key.
     """
-    from_file = _read_toml(file) if file is not None else {}
+    from_file = _renamed(config_class, _read_toml(file), str(file)) if file is not None else {}
     from_environment = _read_environment(config_class)
     from_flags = {key: value for key, value in flags.items() if value is not None}
     _refuse_unknown(config_class, from_file, str(file))
@@ -97,18 +98,22 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _read_environment(config_class: type[RoleConfig]) -> dict[str, Any]:
     prefix = _prefix(config_class)
-    present = {
-        name[len(prefix) :].lower(): name for name in os.environ if name.upper().startswith(prefix)
-    }
+    present = {name[len(prefix) :]: name for name in os.environ if name.upper().startswith(prefix)}
     unknown = [
         f"unknown environment variable {name}{_hint(key, config_class, prefix)}"
         for key, name in sorted(present.items())
-        if key not in config_class.model_fields
+        if _field_of(key, config_class) is None
     ]
     if unknown:
         raise ConfigError(unknown)
+    values = {key: os.environ[name] for key, name in present.items()}
+    source = EnvSettingsSource(config_class, case_sensitive=False, env_prefix=prefix)
+    source.env_vars = {
+        f"{prefix}{field}".lower(): value
+        for field, value in _renamed(config_class, values, "the environment").items()
+    }
     try:
-        return EnvSettingsSource(config_class, case_sensitive=False, env_prefix=prefix)()
+        return source()
     except SettingsError as error:
         raise ConfigError([f"{prefix}*: {error}"]) from error
 
@@ -121,6 +126,31 @@ def _refuse_unknown(config_class: type[RoleConfig], given: Iterable[str], place:
     ]
     if unknown:
         raise ConfigError(unknown)
+
+
+def _field_of(key: str, config_class: type[RoleConfig]) -> str | None:
+    """The setting that a key names: in snake_case, in upper case as of the environment, or in
+    camelCase. None: there is none."""
+    if key.lower() in config_class.model_fields:
+        return key.lower()
+    if "_" in key or key.isupper():
+        return None
+    joined = {name.replace("_", ""): name for name in config_class.model_fields}
+    return joined.get(key.lower())
+
+
+def _renamed(
+    config_class: type[RoleConfig], given: Mapping[str, Any], place: str
+) -> dict[str, Any]:
+    """With the names of settings instead of keys in camelCase. Raises ConfigError for a setting
+    that is given under both names."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = _field_of(key, config_class) or key
+        if name in found:
+            raise ConfigError([f"{place} has {name} twice: as {name} and in camelCase"])
+        found[name] = value
+    return found
 
 
 def _prefix(config_class: type[RoleConfig]) -> str:

@@ -33,7 +33,8 @@ def given(flags: tuple[Flag, ...]) -> list[str]:
         if flag.kind is bool:
             words.append(flag.names[0].partition("/")[0])
         elif flag.default is ...:
-            words += [flag.names[0], SAMPLES.get(flag.names[0], "3")]
+            sample = SAMPLES.get(flag.names[0], "3") if flag.kind is str else "3"
+            words += [flag.names[0], sample]
     return words
 
 

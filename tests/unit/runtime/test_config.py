@@ -145,3 +145,19 @@ def test_a_config_is_frozen_and_reads_nothing_by_itself(monkeypatch: pytest.Monk
     assert config.grpc_port == 3181
     with pytest.raises(ValidationError):
         config.grpc_port = 5
+
+
+def test_a_key_may_be_in_camel_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = toml(tmp_path, "grpcPort = 1\nwriteQuorum = 5")
+    assert load(file).grpc_port == 1
+    monkeypatch.setenv("MAGNETAR_OVEN_grpcPort", "2")
+    assert load(file).grpc_port == 2
+    assert load(file).write_quorum == 5
+    monkeypatch.setenv("MAGNETAR_OVEN_GRPC_PORT", "3")
+    with pytest.raises(ConfigError, match="the environment has grpc_port twice"):
+        load(file)
+
+
+def test_a_key_under_both_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has grpc_port twice"):
+        load(toml(tmp_path, "grpcPort = 1\ngrpc_port = 2"))

@@ -65,6 +65,7 @@ BODIES: dict[str, Any] = {
         "maxInactiveDurationSeconds": 90,
         "deleteWhileInactive": True,
     },
+    "subscription_expiration_time_minutes": 60,
 }
 
 

@@ -1,0 +1,135 @@
+"""The cluster, its brokers, lookups and unloading over HTTP.
+
+A namespace's bundles are spread over the brokers. The broker that is asked to unload a namespace
+hands over its own bundles, and asks the owners of the others by HTTP, one after the other.
+"""
+
+import asyncio
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote, urlsplit
+
+from fastapi import APIRouter, Path
+
+from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.errors import BundleUnavailable
+from magnetar.broker.operations import cluster
+from magnetar.broker.operations.arguments import namespace_name, topic_name
+from magnetar.broker.operations.cluster import ClusterData, LookupData
+from magnetar.protos.names import Domain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.broker.broker import Broker
+
+FORWARD_TIMEOUT_S: Final = 30.0
+"""For one bundle of another broker: its topics are closed within that."""
+
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_Bundle = Annotated[str, Path(description="its range, for example 0x00000000_0x40000000")]
+
+
+def unload_router(broker: "Broker") -> APIRouter:
+    """Topics, bundles and namespaces that move to other brokers."""
+    router = APIRouter(responses=REFUSALS)
+
+    @router.put(
+        "/admin/v2/persistent/{tenant}/{namespace}/{topic}/unload",
+        status_code=HTTPStatus.NO_CONTENT,
+        tags=["topics"],
+    )
+    async def unload_topic(tenant: str, namespace: str, topic: str) -> None:
+        """Close a topic. Its clients reconnect and open it again."""
+        await cluster.unload_topic(broker, topic_name(tenant, namespace, topic))
+
+    @router.put(f"{_NAMESPACE}/unload", status_code=HTTPStatus.NO_CONTENT, tags=["namespaces"])
+    async def unload_namespace(tenant: str, namespace: str) -> None:
+        """Hand all bundles of a namespace over to other brokers."""
+        name = namespace_name(tenant, namespace)
+        for part, owner in await cluster.unload_namespace(broker, name):
+            path = f"/admin/v2/namespaces/{quote(tenant)}/{quote(namespace)}/{part}/unload"
+            await asyncio.to_thread(_put, owner.http_url, path, f"{name}/{part}")
+
+    @router.put(
+        f"{_NAMESPACE}/{{bundle}}/unload",
+        status_code=HTTPStatus.NO_CONTENT,
+        tags=["namespaces"],
+    )
+    async def unload_bundle(tenant: str, namespace: str, bundle: _Bundle) -> None:
+        """Hand a bundle over to another broker, if there is one."""
+        await cluster.unload_bundle(broker, namespace_name(tenant, namespace), bundle)
+
+    return router
+
+
+def lookup_router(broker: "Broker") -> APIRouter:
+    """`/lookup/v2/topic`."""
+    router = APIRouter(prefix="/lookup/v2/topic", tags=["lookup"], responses=REFUSALS)
+
+    @router.get("/{domain}/{tenant}/{namespace}/{topic}")
+    async def look_up(domain: Domain, tenant: str, namespace: str, topic: str) -> LookupData:
+        """Show which broker serves a topic."""
+        return await cluster.look_up(broker, topic_name(tenant, namespace, topic, domain))
+
+    @router.get("/{domain}/{tenant}/{namespace}/{topic}/bundle")
+    async def bundle_of(domain: Domain, tenant: str, namespace: str, topic: str) -> str:
+        """Show the bundle of a topic."""
+        return await cluster.bundle_of(broker, topic_name(tenant, namespace, topic, domain))
+
+    return router
+
+
+def cluster_router(broker: "Broker", settings: "Mapping[str, str]") -> APIRouter:
+    """`/admin/v2/clusters` and `/admin/v2/brokers`. `settings`: the broker's, by Pulsar's names."""
+    router = APIRouter(prefix="/admin/v2", tags=["cluster"], responses=REFUSALS)
+
+    @router.get("/clusters")
+    async def list_clusters() -> list[str]:
+        """List the clusters: there is one."""
+        return [broker.cluster]
+
+    @router.get("/clusters/{name}")
+    async def get_cluster(name: str) -> ClusterData:
+        """Show the addresses of a cluster."""
+        return cluster.cluster_data(broker, name)
+
+    @router.get("/brokers")
+    async def list_brokers() -> list[str]:
+        """List the live brokers."""
+        return await cluster.list_brokers(broker)
+
+    @router.get("/brokers/configuration")
+    async def list_settings() -> list[str]:
+        """List the names of the settings of a broker."""
+        return sorted(settings)
+
+    @router.get("/brokers/configuration/runtime")
+    async def get_settings() -> dict[str, str]:
+        """Show the settings of this broker."""
+        return dict(settings)
+
+    @router.get("/brokers/{name}")
+    async def list_brokers_of(name: str) -> list[str]:
+        """List the live brokers of a cluster."""
+        cluster.require_cluster(broker, name)
+        return await cluster.list_brokers(broker)
+
+    return router
+
+
+def _put(url: str, path: str, bundle: str) -> None:
+    """Raises BundleUnavailable."""
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=FORWARD_TIMEOUT_S)
+    try:
+        connection.request("PUT", path)
+        status = connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        raise BundleUnavailable(bundle, f"its owner at {url} does not answer: {error}") from error
+    finally:
+        connection.close()
+    # A redirect: it has moved meanwhile, which is what was asked for.
+    if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.TEMPORARY_REDIRECT):
+        raise BundleUnavailable(bundle, f"its owner at {url} answered {status}")

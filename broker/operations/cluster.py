@@ -1,0 +1,118 @@
+"""What an administrator can ask of the cluster: its brokers, who serves a topic, and unloading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.operations.errors import BundleNotFound, ClusterNotFound, ServedElsewhere
+from magnetar.broker.operations.namespaces import namespace_record
+from magnetar.broker.operations.topics import require_owner
+from magnetar.broker.ownership.bundle import Bundle, bundle_in
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+    from magnetar.metadata.model import BrokerRegistration
+    from magnetar.protos.names import NamespaceName, TopicName
+
+
+class LookupData(BaseModel):
+    """The addresses of the broker that serves a topic."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    broker_url: str = Field(description="for Apache Pulsar's clients")
+    broker_url_tls: str = ""
+    http_url: str = Field(description="for administrators")
+    http_url_tls: str = ""
+    native_url: str = Field(description="as brokerUrl")
+    grpc_url: str = Field(description="for Magnetar's clients")
+
+    @classmethod
+    def of(cls, broker: BrokerRegistration) -> LookupData:
+        return cls(
+            broker_url=broker.pulsar_url,
+            http_url=broker.http_url,
+            native_url=broker.pulsar_url,
+            grpc_url=broker.grpc_url,
+        )
+
+
+class ClusterData(BaseModel):
+    """Addresses of a cluster: those of one broker."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+    service_url: str = Field(description="for administrators")
+    broker_service_url: str = Field(description="for Apache Pulsar's clients")
+
+
+def cluster_data(broker: Broker, cluster: str) -> ClusterData:
+    """Raises ClusterNotFound."""
+    require_cluster(broker, cluster)
+    return ClusterData(service_url=broker.me.http_url, broker_service_url=broker.me.pulsar_url)
+
+
+async def list_brokers(broker: Broker) -> list[str]:
+    """The live brokers with an admin port, as host:port."""
+    return sorted(
+        urlsplit(each.http_url).netloc for each in await broker.live_brokers() if each.http_url
+    )
+
+
+async def look_up(broker: Broker, name: TopicName) -> LookupData:
+    """Raises ServedElsewhere, when the broker that is to serve the topic must say so itself."""
+    located = await broker.locate(name, authoritative=False)
+    if not located.serves:
+        raise ServedElsewhere(str(name), located.broker)
+    return LookupData.of(located.broker)
+
+
+async def bundle_of(broker: Broker, name: TopicName) -> str:
+    """The range of the topic's bundle. Raises NamespaceNotFound."""
+    record = await namespace_record(broker, name.namespace_name)
+    return bundle_in(name, record.bundles).range
+
+
+async def unload_topic(broker: Broker, name: TopicName) -> None:
+    """Close the topic; its clients reconnect and open it again. Raises ServedElsewhere,
+    TopicNotFound."""
+    await require_owner(broker, name)
+    if not await broker.exists(name):
+        raise TopicNotFound(str(name))
+    await broker.unload_topic(name)
+
+
+async def unload_bundle(broker: Broker, name: NamespaceName, part: str) -> None:
+    """Hand a bundle over to another broker if there is one. Raises NamespaceNotFound,
+    BundleNotFound, ServedElsewhere."""
+    record = await namespace_record(broker, name)
+    if part not in record.bundles.names:
+        raise BundleNotFound(str(name), part)
+    bundle = Bundle(name.tenant, name.namespace, part)
+    owner = await broker.unload_bundle(bundle)
+    if owner is not None:
+        raise ServedElsewhere(str(bundle), owner)
+
+
+async def unload_namespace(
+    broker: Broker, name: NamespaceName
+) -> list[tuple[str, BrokerRegistration]]:
+    """Hand over the bundles that this broker owns. Returns the others with their owners, which were
+    not asked. Raises NamespaceNotFound."""
+    left = []
+    for part in (await namespace_record(broker, name)).bundles.names:
+        owner = await broker.unload_bundle(Bundle(name.tenant, name.namespace, part))
+        if owner is not None:
+            left.append((part, owner))
+    return left
+
+
+def require_cluster(broker: Broker, cluster: str) -> None:
+    """Raises ClusterNotFound."""
+    if cluster != broker.cluster:
+        raise ClusterNotFound(cluster, broker.cluster)

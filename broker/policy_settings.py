@@ -1,0 +1,218 @@
+"""The broker's policies for namespaces and topics that set none, under Pulsar's names.
+
+Each setting is the default of one policy, or of a part of one. A namespace overrides it, and a
+topic overrides both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from magnetar.metadata.policies import (
+    UNLIMITED,
+    AutoTopicCreation,
+    BacklogAction,
+    BacklogQuota,
+    DelayedDelivery,
+    EffectivePolicies,
+    InactiveMode,
+    InactiveTopicDeletion,
+    Persistence,
+    Rate,
+    Retention,
+    SubscribeRate,
+    SubscriptionType,
+)
+from magnetar.runtime.config import RoleConfig
+
+_INT32_MAX: Final = (1 << 31) - 1
+_Limit = Annotated[int, Field(ge=0, le=_INT32_MAX)]  # 0: no limit
+_Bytes = Annotated[int, Field(ge=0, le=1 << 53)]
+
+
+class PolicySettings(RoleConfig):
+    # ---- storage ----
+    default_retention_time_in_minutes: int = Field(
+        default=0,
+        ge=UNLIMITED,
+        le=_INT32_MAX,
+        description="how long acknowledged messages are kept; -1: no limit",
+    )
+    default_retention_size_in_mb: int = Field(
+        default=0,
+        ge=UNLIMITED,
+        le=_INT32_MAX,
+        description="how much of acknowledged messages is kept; -1: no limit",
+    )
+    ttl_duration_default_in_seconds: int = Field(
+        default=0, ge=0, le=_INT32_MAX, description="unacknowledged messages expire; 0: never"
+    )
+    subscription_expiration_time_minutes: int = Field(
+        default=0, ge=0, le=_INT32_MAX, description="unused subscriptions are deleted; 0: never"
+    )
+    backlog_quota_default_limit_gb: float = Field(
+        default=UNLIMITED,
+        ge=UNLIMITED,
+        le=1 << 32,
+        allow_inf_nan=False,
+        description="backlog of a topic; -1: no quota",
+    )
+    backlog_quota_default_limit_second: int = Field(
+        default=UNLIMITED,
+        ge=UNLIMITED,
+        le=_INT32_MAX,
+        description="age of a topic's backlog; -1: no quota",
+    )
+    backlog_quota_default_retention_policy: BacklogAction = Field(
+        default=BacklogAction.HOLD_PRODUCERS,
+        description="what happens at a backlog quota",
+    )
+    managed_ledger_default_mark_delete_rate_limit: float = Field(
+        default=1.0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="writes of a cursor per second; 0: no limit",
+    )
+
+    # ---- features ----
+    broker_deduplication_enabled: bool = Field(
+        default=False, description="drop messages that are stored already"
+    )
+    delayed_delivery_enabled: bool = Field(
+        default=True, description="deliver messages later when their producers ask for it"
+    )
+    delayed_delivery_tick_time_millis: int = Field(
+        default=1_000, ge=1, le=_INT32_MAX, description="precision of delayed delivery"
+    )
+    delayed_delivery_max_delay_in_millis: int = Field(
+        default=0, ge=0, le=1 << 53, description="the longest delay; 0: no limit"
+    )
+    allow_auto_topic_creation: bool = Field(
+        default=True, description="producers and consumers create the topics that they name"
+    )
+    allow_auto_topic_creation_type: Literal["non-partitioned", "partitioned"] = Field(
+        default="non-partitioned", description="what they create"
+    )
+    default_num_partitions: int = Field(
+        default=1, ge=1, le=10_000, description="of a partitioned topic that they create"
+    )
+    allow_auto_subscription_creation: bool = Field(
+        default=True, description="consumers create the subscriptions that they name"
+    )
+    subscription_types_enabled: frozenset[SubscriptionType] = Field(
+        default=frozenset(SubscriptionType), min_length=1, description="the allowed ones"
+    )
+    broker_delete_inactive_topics_enabled: bool = Field(
+        default=False, description="delete topics that are not used"
+    )
+    broker_delete_inactive_topics_mode: InactiveMode = Field(
+        default=InactiveMode.NO_SUBSCRIPTIONS, description="which topics are not used"
+    )
+    broker_delete_inactive_topics_max_inactive_duration_in_seconds: int = Field(
+        default=60, ge=1, le=_INT32_MAX, description="for how long they are not used"
+    )
+
+    # ---- limits; 0: no limit ----
+    max_producers_per_topic: _Limit = 0
+    max_consumers_per_topic: _Limit = 0
+    max_consumers_per_subscription: _Limit = 0
+    max_subscriptions_per_topic: _Limit = 0
+    max_unacked_messages_per_consumer: _Limit = 50_000
+    max_unacked_messages_per_subscription: _Limit = 200_000
+    max_publish_rate_per_topic_in_messages: _Limit = 0
+    max_publish_rate_per_topic_in_bytes: _Bytes = 0
+    dispatch_throttling_rate_per_topic_in_msg: _Limit = 0
+    dispatch_throttling_rate_per_topic_in_byte: _Bytes = 0
+    dispatch_throttling_rate_per_subscription_in_msg: _Limit = 0
+    dispatch_throttling_rate_per_subscription_in_byte: _Bytes = 0
+    subscribe_throttling_rate_per_consumer: _Limit = 0
+    subscribe_rate_period_per_consumer_in_second: int = Field(default=30, ge=1, le=86_400)
+
+    @model_validator(mode="after")
+    def retention_is_whole(self) -> Self:
+        time, size = self.default_retention_time_in_minutes, self.default_retention_size_in_mb
+        if (time == 0) != (size == 0):
+            raise ValueError(
+                f"default_retention_time_in_minutes {time} and default_retention_size_in_mb"
+                f" {size}: if one is 0, nothing is kept. Set both to 0, or use -1 for the one that"
+                " does not limit"
+            )
+        return self
+
+    def default_policies(
+        self, *, ensemble_size: int, write_quorum: int, ack_quorum: int
+    ) -> EffectivePolicies:
+        """The policies of a topic that sets none, in a namespace that sets none."""
+        minutes, megabytes = (
+            self.default_retention_time_in_minutes,
+            self.default_retention_size_in_mb,
+        )
+        gigabytes, action = (
+            self.backlog_quota_default_limit_gb,
+            self.backlog_quota_default_retention_policy,
+        )
+        return EffectivePolicies(
+            retention=Retention(
+                minutes * 60 if minutes > 0 else minutes,
+                megabytes << 20 if megabytes > 0 else megabytes,
+            ),
+            message_ttl_s=self.ttl_duration_default_in_seconds,
+            backlog_quota_bytes=BacklogQuota(
+                UNLIMITED if gigabytes < 0 else int(gigabytes * (1 << 30)), action
+            ),
+            backlog_quota_age_s=BacklogQuota(self.backlog_quota_default_limit_second, action),
+            persistence=Persistence(
+                ensemble_size,
+                write_quorum,
+                ack_quorum,
+                self.managed_ledger_default_mark_delete_rate_limit,
+            ),
+            deduplication=self.broker_deduplication_enabled,
+            delayed_delivery=DelayedDelivery(
+                self.delayed_delivery_enabled,
+                self.delayed_delivery_tick_time_millis,
+                self.delayed_delivery_max_delay_in_millis,
+            ),
+            auto_topic_creation=AutoTopicCreation(
+                self.allow_auto_topic_creation,
+                self.default_num_partitions
+                if self.allow_auto_topic_creation_type == "partitioned"
+                else 0,
+            ),
+            auto_subscription_creation=self.allow_auto_subscription_creation,
+            producers_max=self.max_producers_per_topic,
+            consumers_max=self.max_consumers_per_topic,
+            consumers_per_subscription_max=self.max_consumers_per_subscription,
+            subscriptions_max=self.max_subscriptions_per_topic,
+            unacked_per_consumer_max=self.max_unacked_messages_per_consumer,
+            unacked_per_subscription_max=self.max_unacked_messages_per_subscription,
+            publish_rate=Rate(
+                self.max_publish_rate_per_topic_in_messages,
+                self.max_publish_rate_per_topic_in_bytes,
+                1,
+            ),
+            dispatch_rate=Rate(
+                self.dispatch_throttling_rate_per_topic_in_msg,
+                self.dispatch_throttling_rate_per_topic_in_byte,
+                1,
+            ),
+            subscription_dispatch_rate=Rate(
+                self.dispatch_throttling_rate_per_subscription_in_msg,
+                self.dispatch_throttling_rate_per_subscription_in_byte,
+                1,
+            ),
+            subscribe_rate=SubscribeRate(
+                self.subscribe_throttling_rate_per_consumer,
+                self.subscribe_rate_period_per_consumer_in_second,
+            ),
+            subscription_types=self.subscription_types_enabled,
+            inactive_topic_deletion=InactiveTopicDeletion(
+                self.broker_delete_inactive_topics_enabled,
+                self.broker_delete_inactive_topics_mode,
+                self.broker_delete_inactive_topics_max_inactive_duration_in_seconds,
+            ),
+            subscription_expiration_time_minutes=self.subscription_expiration_time_minutes,
+        )

@@ -21,6 +21,7 @@ class Why(StrEnum):
     UNACKED_BY_SUBSCRIPTION = "unacked_by_subscription"
     NOTHING_TO_READ = "nothing_to_read"
     READING = "reading"
+    DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"
     SEEKING = "seeking"
     DELETING = "deleting"

@@ -4,7 +4,7 @@ connection."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.positions import PositionMap
@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 
 
-@dataclass(frozen=True, slots=True)
+UNLIMITED: Final = 1 << 62
+"""Of unacknowledged messages: more than there can be."""
+
+
+@dataclass(slots=True)
 class Limits:
-    """The limits of one subscription. Those of unacknowledged messages are Pulsar's defaults."""
+    """The limits of the subscriptions of one topic. Those of unacknowledged messages follow the
+    policies of the topic while it is open; the values here are Pulsar's defaults."""
 
     # Delivered and unacknowledged messages of one consumer of a Shared subscription. At the limit
     # the consumer gets nothing more until it is down to half. A pending entry takes about 100

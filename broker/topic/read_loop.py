@@ -1,5 +1,8 @@
 """The one outstanding read of a subscription.
 
+The dispatch rates of the topic and the subscription are kept here: a read waits for their tokens,
+and what it reads is taken from them.
+
 The loop runs in a task as long as one read follows another: an idle subscription has no task, and
 `stop` cancels it. After a failed read the loop waits, reports the failure to the dispatcher, and
 reads what the dispatcher asks for then. The delays grow up to RETRY_S_MAX; there is no limit on the
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound
@@ -18,13 +22,14 @@ from magnetar.broker.dispatch.positions import runs
 from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavailable, ReadFailed
 from magnetar.broker.log.losses import LostRange, lost_by
 from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.topic.dispatch_rate import longest_wait
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import LedgerId
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from typing import Any
 
     from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, Replay
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.dispatch_rate import DispatchRate
 
     Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     Tell = Callable[[Callable[[Dispatcher, float], list[Action]]], None]
@@ -40,6 +46,9 @@ RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 10.0
 """A bookie that restarts is back within seconds. A lost entry is requested six times a minute until
 an operator restores or skips it."""
+
+RATE_LOOK_S: Final = 1.0
+"""How often a read that waits for a dispatch rate looks at the rate again."""
 
 REPLAY_GAP_ENTRIES: Final = 8
 """Unwanted entries that a replay reads to save a request: a request to a bookie costs about as much
@@ -61,6 +70,7 @@ class ReadLoop:
         name: str,
         *,
         bytes_max: int,
+        rates: Sequence[DispatchRate] = (),
         spawn: Spawn,
         on_read: Callable[[list[StoredEntry]], None],
         tell: Tell,
@@ -71,6 +81,7 @@ class ReadLoop:
         self._log = topic_log
         self._name = name
         self._bytes_max = bytes_max
+        self._rates = rates
         self._spawn = spawn
         self._on_read = on_read
         self._tell = tell
@@ -130,6 +141,7 @@ class ReadLoop:
         task = asyncio.current_task()
         assert task is not None
         try:
+            await self._wait_rate()
             await self._answer(wanted)
         except asyncio.CancelledError:
             if task.cancelling():
@@ -137,26 +149,57 @@ class ReadLoop:
             cause = RuntimeError("another task cancelled the operation")
             raise LogUnavailable(self._name, "reading", cause) from None
 
+    @property
+    def throttled(self) -> DispatchRate | None:
+        """The rate that the outstanding read waits for. None: for none."""
+        return None if self._task is None else longest_wait(self._rates, _now())[1]
+
+    async def _wait_rate(self) -> None:
+        """Wait until every rate allows the next read. A changed rate counts within RATE_LOOK_S."""
+        while True:
+            wait_s, _ = longest_wait(self._rates, _now())
+            if wait_s <= 0:
+                return
+            await asyncio.sleep(min(wait_s, RATE_LOOK_S))
+
+    def _room(self) -> tuple[int, int]:
+        """How many messages and bytes the next read may have."""
+        rooms = [rate.room(_now()) for rate in self._rates if rate.limited]
+        messages_max = min((messages for messages, _ in rooms), default=sys.maxsize)
+        return messages_max, min((size for _, size in rooms), default=self._bytes_max)
+
+    def _charge(self, entries: Sequence[StoredEntry]) -> None:
+        for rate in self._rates:
+            if rate.limited:
+                messages = sum(entry.messages for entry in entries)
+                rate.take(messages, sum(len(entry.view.data) for entry in entries), _now())
+
     async def _answer(self, wanted: Read | Replay) -> None:
+        entries_max, bytes_max = self._room()
         if isinstance(wanted, Read):
             entries = await self._log.read(
-                wanted.first, entries_max=wanted.entries_max, bytes_max=self._bytes_max
+                wanted.first,
+                entries_max=min(wanted.entries_max, entries_max),
+                bytes_max=bytes_max,
             )
             self.failure = None
+            self._charge(entries)
             self._on_read(entries)
             self._tell(lambda machine, now: machine.on_entries(entries, now))
         else:
-            found, through = await self._replay(wanted.positions)
+            found, through = await self._replay(wanted.positions[:entries_max], bytes_max)
             self.failure = None
+            self._charge(found)
             self._on_read(found)
             self._tell(lambda machine, now: machine.on_replayed(found, through, now))
 
-    async def _replay(self, positions: list[Position]) -> tuple[list[StoredEntry], Position]:
+    async def _replay(
+        self, positions: list[Position], bytes_left: int
+    ) -> tuple[list[StoredEntry], Position]:
         """Read the entries at these positions. Returns them, and the last position that was tried:
         the byte limit, or a failure after the first entries, ends a replay early."""
         entries: list[StoredEntry] = []
         through = EARLIEST
-        bytes_left = self._bytes_max
         for first, last in runs(positions, REPLAY_GAP_ENTRIES):
             following = first
             while following <= last:
@@ -215,3 +258,7 @@ class ReadLoop:
             self._delays = Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance).delays()
         self.failure = error
         return next(self._delays)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

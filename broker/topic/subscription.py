@@ -34,6 +34,7 @@ from magnetar.broker.log.position import EARLIEST, Position, run_of_positions
 from magnetar.broker.topic.ack_sets import AckSets
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
+from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.oldest import OldestUnacked
 from magnetar.broker.topic.read_loop import ReadLoop
@@ -108,6 +109,7 @@ class Subscription:
         topic_log: Log,
         *,
         limits: Limits,
+        rate: DispatchRate | None = None,
         spawn: Spawn,
         abandoned: Callable[[Subscription], None],
         dispatchers: Mapping[SubscriptionType, MakeDispatcher] = DISPATCHERS,
@@ -128,10 +130,12 @@ class Subscription:
         self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
         self._timer: asyncio.TimerHandle | None = None  # None: the dispatcher needs none
+        self.rate = DispatchRate("subscription")
         self._read_loop = ReadLoop(
             topic_log,
             f"{topic} {cursor.name}",
             bytes_max=limits.read_bytes,
+            rates=[self.rate] if rate is None else [rate, self.rate],
             spawn=spawn,
             on_read=self._ack_sets.on_read,
             tell=self._tell,
@@ -189,6 +193,12 @@ class Subscription:
         self.consumers[handle.machine] = handle
         self._carry_out(actions, now)
         return handle
+
+    def on_policies(self) -> None:
+        """The limits or rates of the topic may have changed."""
+        for machine in self.consumers:
+            machine.on_unacked(0)
+        self.advance()
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
         """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
@@ -490,6 +500,8 @@ class Subscription:
                 reasons = []
         if self._read_loop.failure is not None:
             reasons.append(Reason(Why.READ_FAILED, self._read_loop.explain()))
+        if (rate := self._read_loop.throttled) is not None:
+            reasons.append(Reason(Why.DISPATCH_RATE, f"{rate}, and that is used up"))
         if self._dispatcher is None:
             return [*reasons, Reason(Why.NO_CONSUMERS, "no consumer has connected yet")]
         return reasons + self._dispatcher.explain(self._loop.time())

@@ -14,17 +14,19 @@ clients, makes the cursors durable and closes the ledgers, in that order and wit
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused
-from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.dispatch.permits import UNLIMITED, Limits
 from magnetar.broker.errors import (
     BrokerError,
     LogClosed,
     NotAllowed,
+    PoliciesUnavailable,
     ProducerBusy,
     ProducerFenced,
     SubscriptionNotFound,
@@ -35,12 +37,14 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.log.topic_deletion import client_key
+from magnetar.broker.topic.admission import Admission
 from magnetar.broker.topic.contract import (
     AccessMode,
     CloseReason,
     InitialPosition,
     SubscriptionType,
 )
+from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.persistence import quorum_of
 from magnetar.broker.topic.pipeline import (
@@ -178,7 +182,7 @@ class PersistentTopic:
             tasks=tasks,
             on_failed=on_failed,
             policies=policies,
-            limits=limits or Limits(),
+            limits=limits,
             message_bytes_max=message_bytes_max,
         )
 
@@ -193,7 +197,7 @@ class PersistentTopic:
         tasks: asyncio.TaskGroup,
         on_failed: Callable[[Topic, BrokerError], None],
         policies: PolicySource,
-        limits: Limits,
+        limits: Limits | None,
         message_bytes_max: int,
     ) -> None:
         now = asyncio.get_running_loop().time()
@@ -208,7 +212,10 @@ class PersistentTopic:
         self._names = names
         self._tasks = tasks
         self._on_failed = on_failed
-        self._limits = limits
+        self._limits = Limits() if limits is None else limits
+        self._rate = DispatchRate("topic")
+        self._admission = Admission(str(name))
+        self._creating: set[_Key] = set()  # subscriptions that are being created
         self._in = Meter(now)
         self.pipeline = Pipeline(
             [
@@ -232,6 +239,8 @@ class PersistentTopic:
         cursors.start(self._spawn)
         for subscription in cursors.names:
             self._add_durable(subscription)
+        self._apply_policies(unacked=limits is None)
+        self._unfollow = policies.subscribe(self._on_policies)
 
     # ---- producers -------------------------------------------------------------------------------
 
@@ -449,16 +458,22 @@ class PersistentTopic:
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
         """Let a consumer in, making the subscription if there is none of that name.
 
-        Raises ConsumerBusy, NotAllowed, SubscriptionFenced, TopicClosing; LogError.
+        Raises ConsumerBusy, NotAllowed, SubscriptionNotFound, SubscriptionFenced, TopicClosing,
+        PoliciesUnavailable; LogError.
         """
         _require_supported(request)
+        admission, policies = self._admission, self.policies.effective
+        admission.require_rate(request, policies, asyncio.get_running_loop().time())
+        admission.require_type(request, policies)
         while True:
             self._require_open()
             self._idle_since = None
             subscription = self._subscriptions.get((request.subscription, request.durable))
             if subscription is None:
+                admission.require_auto_creation(request, policies)
                 await self._create_subscription(request)
                 continue
+            admission.require_room(subscription, self._subscriptions.values(), policies)
             try:
                 return subscription.attach(request, events, connected_since=self._time_stamp())
             except ConsumerRefused as refused:
@@ -468,10 +483,17 @@ class PersistentTopic:
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> None:
         """A durable subscription of this name, beginning with the entry at or after `start` if it
-        is new. Durable on return. Raises TopicClosing, LogError."""
+        is new. Durable on return. Raises TopicClosing, NotAllowed (there are too many),
+        PoliciesUnavailable, LogError."""
         self._require_open()
-        if (name, True) not in self._subscriptions:
-            await self.cursors.ensure(name, start, properties or {})
+        key = name, True
+        if key not in self._subscriptions:
+            self._require_new(key)
+            self._creating.add(key)
+            try:
+                await self.cursors.ensure(name, start, properties or {})
+            finally:
+                self._creating.discard(key)
             self._require_open()
             if (name, True) not in self._subscriptions:
                 self._add_durable(name)
@@ -502,6 +524,7 @@ class PersistentTopic:
             await self.ensure_subscription(name, start, request.subscription_properties)
         elif (name, False) not in self._subscriptions:
             self._require_open()
+            self._require_new((name, False))
             self._add_subscription(self.cursors.open_non_durable(name, start))
 
     async def _start_of(self, request: SubscribeRequest) -> Position:
@@ -515,21 +538,52 @@ class PersistentTopic:
         earliest = request.initial_position is InitialPosition.EARLIEST
         return EARLIEST if earliest else LATEST
 
+    def _require_new(self, key: _Key) -> None:
+        """The policies allow one more subscription. Raises NotAllowed, PoliciesUnavailable."""
+        present = len(self._subscriptions.keys() | self._creating - {key})
+        self._admission.require_new(key[0], present, self.policies.effective)
+
+    def _on_policies(self) -> None:
+        self._apply_policies(unacked=True)
+        for subscription in self.all_subscriptions:
+            subscription.on_policies()
+
+    def _apply_policies(self, *, unacked: bool) -> None:
+        """Take limits and rates from the policies. `unacked`: also those of unacknowledged
+        messages."""
+        try:
+            policies = self.policies.effective
+        except PoliciesUnavailable:
+            return  # the last known ones go on
+        if unacked:
+            limits = self._limits
+            limits.unacked_per_consumer = policies.unacked_per_consumer_max or UNLIMITED
+            limits.unacked_per_subscription = policies.unacked_per_subscription_max or UNLIMITED
+        now = asyncio.get_running_loop().time()
+        self._rate.set(policies.dispatch_rate, now)
+        for subscription in self.all_subscriptions:
+            subscription.rate.set(policies.subscription_dispatch_rate, now)
+
     def _add_durable(self, name: str) -> None:
         cursor = self.cursors.get(name)
         assert cursor is not None
         self._add_subscription(cursor)
 
     def _add_subscription(self, cursor: Cursor) -> None:
-        self._subscriptions[cursor.name, cursor.durable] = Subscription(
+        subscription = Subscription(
             str(self.name),
             cursor,
             self.cursors,
             self.log,
             limits=self._limits,
+            rate=self._rate,
             spawn=self._tasks.create_task,
             abandoned=self._forget_subscription,
         )
+        self._subscriptions[cursor.name, cursor.durable] = subscription
+        with suppress(PoliciesUnavailable):
+            rate = self.policies.effective.subscription_dispatch_rate
+            subscription.rate.set(rate, asyncio.get_running_loop().time())
 
     def _forget_subscription(self, subscription: Subscription) -> None:
         subscription.close(CloseReason.UNSUBSCRIBED)
@@ -702,6 +756,7 @@ class PersistentTopic:
             self.trimmer.end()
             self.cursors.abandon()
             self.log.abandon()
+            self._unfollow()
             self.state = TopicState.CLOSED
             self._closed.set()
 

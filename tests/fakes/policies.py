@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from magnetar.metadata.policies import EffectivePolicies
+from magnetar.metadata.policies import UNLIMITED, EffectivePolicies, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class SettablePolicies:
-    """`PolicySource` without a metadata store: the broker's defaults until `set` is called."""
+    """`PolicySource` without a metadata store: the broker's defaults until `set` is called, but
+    retention is unlimited, so that a test finds what it published before it subscribed."""
 
     def __init__(self, **changed: Any) -> None:
-        self.effective = replace(EffectivePolicies(), **changed)
+        kept = Retention(UNLIMITED, UNLIMITED)
+        self.effective = replace(EffectivePolicies(), **{"retention": kept, **changed})
         self.is_fresh = True
         self._callbacks: dict[Callable[[], None], None] = {}
 

@@ -23,7 +23,6 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.topic import PersistentTopic, ProducerNames, TopicState
-from magnetar.metadata.policies import UNLIMITED, Retention
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,7 +55,7 @@ class TopicRig:
         self.ledgers = ledgers
         self.failures: list[BrokerError] = []
         # A test may publish before it subscribes: by default that is kept.
-        self.policies = SettablePolicies(retention=Retention(UNLIMITED, UNLIMITED))
+        self.policies = SettablePolicies()
         self._consumers = 0
         self._published = 0
         self._producer: tuple[ProducerHandle, FakeProducerSession] | None = None

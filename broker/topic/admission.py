@@ -1,0 +1,110 @@
+"""Whether a consumer may join: the limits of a topic's policies. Pure.
+
+The limits are asked at each SUBSCRIBE, so a changed policy counts for the next one. Consumers that
+are connected stay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import ConsumerBusy, NotAllowed, SubscriptionNotFound
+from magnetar.metadata.policies import SubscriptionType as Allowed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from magnetar.broker.topic.contract import SubscribeRequest
+    from magnetar.broker.topic.subscription import Subscription
+    from magnetar.metadata.policies import EffectivePolicies, SubscribeRate
+
+SUBSCRIBERS_MAX: Final = 10_000
+"""Consumers of one topic whose rate of subscribing is remembered: 2 MB, and only with such a
+policy. Beyond it the one that was seen longest ago is forgotten."""
+
+_Key = tuple[str, str, int]  # host of the client, name and id of the consumer
+
+
+class SubscribeRates:
+    """How often each consumer may subscribe. A bucket of tokens for each, full at first."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # tokens, since when
+
+    def take(self, key: _Key, rate: SubscribeRate, now: float) -> bool:
+        """Whether this consumer may subscribe now. It is counted if it may."""
+        if rate.subscribes_max == 0:
+            self._tokens.clear()
+            return True
+        limit = float(rate.subscribes_max)
+        tokens, since = self._tokens.pop(key, (limit, now))
+        tokens = min(limit, tokens + (now - since) * limit / rate.period_s)
+        may = tokens >= 1.0
+        self._tokens[key] = (tokens - 1.0 if may else tokens), now
+        if len(self._tokens) > SUBSCRIBERS_MAX:
+            self._tokens.popitem(last=False)
+        return may
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+
+class Admission:
+    """Of one topic."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._rates = SubscribeRates()
+
+    def require_rate(
+        self, request: SubscribeRequest, policies: EffectivePolicies, now: float
+    ) -> None:
+        """Raises NotAllowed."""
+        rate = policies.subscribe_rate
+        host = request.client.address.rpartition(":")[0]
+        key = host, request.consumer_name, request.consumer_id
+        if not self._rates.take(key, rate, now):
+            raise NotAllowed(
+                f"consumer {request.consumer_name!r}",
+                f"it subscribes more than {rate.subscribes_max} times in {rate.period_s} s",
+            )
+
+    def require_type(self, request: SubscribeRequest, policies: EffectivePolicies) -> None:
+        """Raises NotAllowed."""
+        if Allowed(request.type.title) not in policies.subscription_types:
+            allowed = ", ".join(sorted(policies.subscription_types))
+            raise NotAllowed(
+                f"subscription type {request.type.title}",
+                f"the policies of {self._topic} allow only {allowed}",
+            )
+
+    def require_room(
+        self,
+        subscription: Subscription,
+        present: Collection[Subscription],
+        policies: EffectivePolicies,
+    ) -> None:
+        """One more consumer may join. Raises ConsumerBusy."""
+        limit = policies.consumers_per_subscription_max
+        if limit and len(subscription.consumers) >= limit:
+            raise ConsumerBusy(subscription.name, f"it has {limit} consumers, as many as allowed")
+        limit = policies.consumers_max
+        if limit and sum(len(each.consumers) for each in present) >= limit:
+            why = f"its topic has {limit} consumers, as many as allowed"
+            raise ConsumerBusy(subscription.name, why)
+
+    def require_new(self, name: str, present: int, policies: EffectivePolicies) -> None:
+        """There are so many subscriptions, and one more may be created. Raises NotAllowed."""
+        limit = policies.subscriptions_max
+        if limit and present >= limit:
+            raise NotAllowed(
+                f"subscription {name!r}",
+                f"{self._topic} has {limit} subscriptions, as many as allowed",
+            )
+
+    def require_auto_creation(self, request: SubscribeRequest, policies: EffectivePolicies) -> None:
+        """A consumer may create the durable subscription that it names. Raises
+        SubscriptionNotFound."""
+        if request.durable and not policies.auto_subscription_creation:
+            raise SubscriptionNotFound(request.subscription)

@@ -31,6 +31,9 @@ LZ4: a length byte stands for 255. ZLIB: 258 bytes by two bits. SNAPPY: a copy o
 EXPANSION_SPARE_BYTES: Final = 64
 """For the first bytes of a compressed payload, which a small one consists of."""
 
+UUID_CHARACTERS_MAX: Final = 2_048
+"""Of a chunked message. Apache's clients make it of the producer's name and a number."""
+
 _INT64: Final = 1 << 63
 
 
@@ -92,8 +95,11 @@ def _check_chunk(metadata: pb.MessageMetadata, view: EntryView) -> int:
     """Returns the compressed bytes of all chunks together."""
     chunk = view.chunk
     assert chunk is not None
-    if not chunk.uuid:
-        raise MalformedEntry(f"chunk {chunk.index} of {chunk.count} has no uuid")
+    if not 0 < len(chunk.uuid) <= UUID_CHARACTERS_MAX:
+        raise MalformedEntry(
+            f"chunk {chunk.index} of {chunk.count} has a uuid of {len(chunk.uuid)} characters,"
+            f" instead of 1 to {UUID_CHARACTERS_MAX}"
+        )
     if chunk.total_bytes < chunk.count:
         raise MalformedEntry(f"{chunk.count} chunks cannot make {chunk.total_bytes} bytes")
     if chunk.total_bytes < view.payload_bytes and not metadata.encryption_keys:

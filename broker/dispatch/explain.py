@@ -20,6 +20,7 @@ class Why(StrEnum):
     UNACKED_BY_CONSUMER = "unacked_by_consumer"
     UNACKED_BY_SUBSCRIPTION = "unacked_by_subscription"
     NOTHING_TO_READ = "nothing_to_read"
+    CHUNKS = "chunks"
     READING = "reading"
     DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"

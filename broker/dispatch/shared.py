@@ -6,6 +6,7 @@ Theory of operation. From its read until its acknowledgement an entry is in exac
     pending   delivered to one consumer, which has not acknowledged it
     replay    to be delivered (again), after its consumer left or returned it; lowest first
     in flight the dispatcher reads it a second time, from replay
+    parked    a chunk whose consumer is not available: it goes to replay when that consumer is
 
 A turn gives one consumer up to `turn_messages`. `Rotation` decides which consumer is next. The
 dispatcher reads entries of the replay set before new ones. An acknowledged entry leaves `pending`
@@ -13,15 +14,19 @@ at once. From the other places it is left out when its turn comes. When the last
 every entry stays where it is found again (held entries go to replay), so redelivery counts survive
 a reconnect.
 
+All chunks of a message go to one consumer (chunks.py).
+
 The dispatcher counts a redelivery when a consumer loses or returns an entry. The cursor keeps the
 counts.
 
 Invariants (see `check`):
-    1. An entry is in at most one of the four places, and pending at most one consumer.
-    2. An entry that was never delivered is at or after `read_position`, or held, or in replay.
+    1. An entry is in at most one of the five places, and pending at most one consumer.
+    2. An entry that was never delivered is at or after `read_position`, or held, in replay or
+       parked.
     3. While a read is outstanding, no entry is held. Without a consumer, no entry is held.
     4. Only unacknowledged entries have a redelivery count.
     5. Every number of unacknowledged messages is the sum over the pending entries.
+    6. Chunks are parked only for connected consumers, and at most PARKED_MAX.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
+from magnetar.broker.dispatch.chunks import ChunkRoutes
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.positions import ReplaySet
@@ -41,6 +47,10 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.permits import Consumer
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
+
+PARKED_MAX: Final = 10_000
+"""Chunks that wait for an unavailable consumer. Beyond it, the dispatcher holds what it has read:
+10,000 chunks are up to 50 GB of messages that one consumer has begun."""
 
 
 class Shared:
@@ -55,6 +65,9 @@ class Shared:
         self.read_position = after(self._acks.mark_delete)
         self._consumers = Rotation()
         self._held: list[StoredEntry] = []
+        self._has_chunks = False  # among the held entries
+        self._chunks = ChunkRoutes()
+        self._parked: dict[Consumer, list[Position]] = {}  # no empty list
         self._replay = ReplaySet()
         self._reading: Read | Replay | None = None  # None: no read is outstanding
         self._redeliveries = environment.redeliveries
@@ -72,6 +85,9 @@ class Shared:
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._consumers.remove(consumer)
         consumer.on_unacked(-consumer.unacked)
+        self._chunks.on_left(consumer)
+        for position in self._parked.pop(consumer, ()):
+            self._replay.add(position)
         for ledger, entries in consumer.pending.drain().items():
             self._redeliveries.count_again(ledger, entries)
             self._replay.add_all(ledger, entries)
@@ -87,6 +103,11 @@ class Shared:
     ) -> list[Action]:
         if positions is None:
             positions = list(consumer.pending)
+        if self._chunks:
+            mine = [position for position in positions if consumer.pending.get(position)]
+            positions = self._chunks.with_whole_messages(mine)
+            for position in self._parked.pop(consumer, ()):  # they may get another owner
+                self._replay.add(position)
         for position in positions:
             messages = consumer.pending.pop(position)
             if messages:
@@ -105,6 +126,8 @@ class Shared:
                 done += messages
             else:
                 self._acked_elsewhere(position)
+            if self._chunks:
+                self._chunks.on_gone(position)
         consumer.on_unacked(-done)
         return self.advance(now)
 
@@ -131,8 +154,7 @@ class Shared:
         if entries:
             assert entries[0].position >= reading.first
             self.read_position = after(entries[-1].position)
-            self._held = entries
-            self._release()
+            self._hold(entries)
         else:
             self.read_position = max(self.read_position, after(reading.through))
         return self.advance(now)
@@ -143,11 +165,14 @@ class Shared:
         reading, self._reading = self._reading, None
         assert isinstance(reading, Replay)
         wanted = set(reading.positions)
-        self._held = [entry for entry in entries if entry.position in wanted]
-        for position in reading.positions:
+        found = [entry for entry in entries if entry.position in wanted]
+        wanted.difference_update([entry.position for entry in found])
+        for position in wanted:
             if position > through:
                 self._replay.add(position)
-        self._release()
+            else:
+                self._chunks.on_gone(position)  # it does not exist any more
+        self._hold(found)
         return self.advance(now)
 
     def on_read_failed(self, now: float) -> list[Action]:
@@ -160,8 +185,10 @@ class Shared:
 
     def advance(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        if self._parked:
+            self._unpark()
         if self._held:
-            actions += self._give()
+            actions += self._give_with_chunks() if self._has_chunks else self._give()
         if not self._held and self._reading is None:
             actions += self._read()
         return actions
@@ -179,6 +206,10 @@ class Shared:
         if self._reading is not None:
             what = "new entries" if isinstance(self._reading, Read) else "entries to redeliver"
             return [*reasons, Reason(Why.READING, f"the broker is reading {what}")]
+        if self._parked:
+            count = sum(map(len, self._parked.values()))
+            detail = f"{count} chunks wait for the consumers that have the rest of their messages"
+            reasons.append(Reason(Why.CHUNKS, detail))
         if self._held or self._replay:
             return reasons
         if self._is_full():
@@ -206,6 +237,12 @@ class Shared:
         for consumer in self._consumers:
             consumer.check()
             places += consumer.pending
+        for consumer, parked in self._parked.items():
+            assert parked
+            assert consumer in list(self._consumers), "6: parked for a consumer that is gone"
+            places += parked
+        assert sum(map(len, self._parked.values())) <= PARKED_MAX, "6"
+        self._chunks.check()
         assert len(places) == len(set(places)), "an entry is in two places"
         assert all(position < self.read_position for position in places)
         if isinstance(self._reading, Read):
@@ -233,6 +270,65 @@ class Shared:
             start = self._turn(held, start, delivery)
         self._held = held[start:]
         return list(deliveries.values())
+
+    def _give_with_chunks(self) -> list[Action]:
+        """As `_give`, where some of the held entries are chunks."""
+        acks = self._acks
+        held = [entry for entry in self._held if not acks.is_acked(entry.position)]
+        deliveries: dict[Consumer, Deliver] = {}
+        at = 0
+        while at < len(held):
+            end = at
+            while end < len(held) and held[end].view.chunk is None:
+                end += 1
+            consumer: Consumer | None
+            if end == at:
+                if self._defer(held[at]):
+                    at += 1
+                    continue
+                chunk = held[at].view.chunk
+                assert chunk is not None
+                owner = self._chunks.owner(chunk)
+                consumer = self._consumers.next_available() if owner is None else owner
+                if consumer is None or not consumer.available:
+                    break
+                self._chunks.on_given(chunk, held[at].position, consumer)
+                end = at + 1
+            else:
+                consumer = self._consumers.next_available()
+                if consumer is None:
+                    break
+            delivery = deliveries.setdefault(consumer, Deliver(consumer, [], {}, 0))
+            at += self._turn(held[at:end], 0, delivery)
+        self._held = held[at:]
+        return list(deliveries.values())
+
+    def _defer(self, entry: StoredEntry) -> bool:
+        """Whether the chunk cannot be delivered yet; it is put aside then. False also if there is
+        no room: it stays held."""
+        chunk, position = entry.view.chunk, entry.position
+        assert chunk is not None
+        owner = self._chunks.owner(chunk)
+        if owner is not None and (owner in self._parked or not owner.available):
+            if sum(map(len, self._parked.values())) >= PARKED_MAX:
+                return False
+            self._parked.setdefault(owner, []).append(position)
+        elif self._chunks.must_wait(chunk, position, self._acks):
+            self._replay.add(position)  # behind those that it must not overtake
+        else:
+            return False
+        self._chunks.on_deferred(chunk, position)
+        return True
+
+    def _unpark(self) -> None:
+        for consumer in [it for it in self._parked if it.available]:
+            for position in self._parked.pop(consumer):
+                self._replay.add(position)
+
+    def _hold(self, entries: list[StoredEntry]) -> None:
+        self._held = entries
+        self._has_chunks = any(entry.view.chunk is not None for entry in entries)
+        self._release()
 
     def _turn(self, held: list[StoredEntry], start: int, delivery: Deliver) -> int:
         """Give one consumer what its turn allows, at least one entry. Returns the index where the

@@ -158,7 +158,9 @@ class Log:
         clock: Clock,
         cache: EntryCache,
         quorum: Callable[[], Quorum | None] = _as_configured,
+        timestamp_ms: int = 0,
     ) -> None:
+        """`timestamp_ms`: the broker's time of the last entry; 0: there is no entry."""
         self.name = owned_record.name
         self.owned_record = owned_record
         self.chain = chain
@@ -178,7 +180,7 @@ class Log:
         self._reader = LogReader(chain, ledgers, cache, lambda: self._writing)
         self._watchers: dict[_Watcher, None] = {}
 
-        self._outstanding = Outstanding(next_index=chain.next_index)
+        self._outstanding = Outstanding(next_index=chain.next_index, timestamp_ms=timestamp_ms)
         self._rolling = Rolling(
             owned_record,
             ledgers,
@@ -247,6 +249,7 @@ class Log:
             clock=clock,
             cache=cache,
             quorum=quorum or _as_configured,
+            timestamp_ms=recovered.timestamp_ms,
         )
 
     # ---- appending -------------------------------------------------------------------------------

@@ -75,14 +75,17 @@ class Appended:
 
 
 class Outstanding:
-    def __init__(self, *, next_index: int) -> None:
+    def __init__(self, *, next_index: int, timestamp_ms: int = 0) -> None:
+        """`timestamp_ms`: of the last entry in the log; 0: there is none."""
         self.bytes = 0
         self.queued = 0  # entries that wait for a ledger
         self.in_flight = 0  # entries in the ledger that is not closed
         self._runs: deque[AppendRun] = deque()  # with an entry that is not confirmed
         self._queue: deque[AppendRun] = deque()  # the last ones of them: not wholly sent
         self._next_index = next_index
-        self._timestamp_ms = 0  # never goes backwards, so that a search by time finds something
+        # Never goes backwards, also not over a takeover or when a clock is set: a search by time
+        # finds nothing otherwise.
+        self._timestamp_ms = timestamp_ms
 
     def take(
         self,

@@ -18,6 +18,7 @@ from magnetar.metadata.model import EntryId
 from magnetar.protos.errors import EntryError
 
 if TYPE_CHECKING:
+    from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
     from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 class RecoveredLog:
     ledgers: tuple[TopicLedger, ...]  # closed, with entries
     next_index: int
+    timestamp_ms: int  # the broker's time of the last entry; 0: there is no entry
 
 
 async def recover_log(owned: OwnedRecord, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
@@ -49,9 +51,11 @@ async def recover_log(owned: OwnedRecord, ledgers: LedgerStore, clock: Clock) ->
             )
         if record.entries > 0:
             found.append(record)
+    timestamp_ms = 0
     if found:
-        next_index = await _index_after(owned, ledgers, found[-1])
-    return RecoveredLog(tuple(found), next_index)
+        last = await _last_entry(owned, ledgers, found[-1])
+        next_index, timestamp_ms = last.index + 1, last.broker_timestamp_ms
+    return RecoveredLog(tuple(found), next_index, timestamp_ms)
 
 
 async def recover_ledger(
@@ -73,8 +77,8 @@ async def _missing(owned: OwnedRecord, ledger: LedgerId) -> LogDamaged:
     return LogDamaged(str(owned.name), ledger, "it does not exist")
 
 
-async def _index_after(owned: OwnedRecord, ledgers: LedgerStore, last: TopicLedger) -> int:
-    """Index of the message after the ledger's last one: its last entry tells."""
+async def _last_entry(owned: OwnedRecord, ledgers: LedgerStore, last: TopicLedger) -> StoredEntry:
+    """The last entry of the last ledger: the index and the time of the next one follow from it."""
     position = Position(last.ledger, last.entries - 1)
     try:
         metadata = await ledgers.metadata(last.ledger)
@@ -87,7 +91,7 @@ async def _index_after(owned: OwnedRecord, ledgers: LedgerStore, last: TopicLedg
             raise LogDamaged(str(owned.name), last.ledger, why)
         entry = EntryId(position.entry)
         (part,) = await ledgers.reader(metadata).read(entry, entry, bytes_max=1)
-        return parse_payload(position, part.payload).index + 1
+        return parse_payload(position, part.payload)
     except EntryError as error:
         raise LogDamaged(str(owned.name), last.ledger, str(error)) from error
     except (LedgerError, MetadataError) as error:

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 END_OF_TOPIC_SINCE: Final = 9
 """Of Pulsar's protocol versions: older clients do not know the command."""
 
-END_OF_TOPIC_UNKNOWN_TO: Final = "Pulsar-CPP"
-"""Apache's C++ client, and those that wrap it, close the connection when they receive
-REACHED_END_OF_TOPIC, reconnect, and receive it again."""
+CPP_CLIENT: Final = "Pulsar-CPP"
+"""How the version of Apache's C++ client begins, also inside other languages' clients.
+
+It closes the connection when it receives REACHED_END_OF_TOPIC, reconnects, and receives it again.
+Its producer drops a message for ChecksumError and goes on, and logs the text. For every other error
+it closes the connection and sends the message again, without end; client 4.2.0 then aborts its
+process at the send timeout."""
 
 log = get_logger(__name__)
 
@@ -45,8 +49,11 @@ class SessionProducerEvents:
         )
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
+        code = code_of(error)
+        if code == pb.NotAllowedError and self._context.client.version.startswith(CPP_CLIENT):
+            code = pb.ChecksumError
         self._context.put_control(
-            reply.send_error(self._producer_id, sequence_id, code_of(error), str(error))
+            reply.send_error(self._producer_id, sequence_id, code, str(error))
         )
 
     def closed(self, reason: CloseReason) -> None:
@@ -126,7 +133,7 @@ class SessionConsumerEvents:
 
     def reached_end(self) -> None:
         session = self._context.session
-        is_known = not session.client_version.startswith(END_OF_TOPIC_UNKNOWN_TO)
+        is_known = not session.client_version.startswith(CPP_CLIENT)
         if is_known and session.protocol_version >= END_OF_TOPIC_SINCE:
             self._context.put_control(reply.reached_end_of_topic(self._consumer_id))
 

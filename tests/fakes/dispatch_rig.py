@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, EntryDetail
+    from magnetar.protos.entry import Chunk
 
 
 @dataclass(slots=True)
 class View:
     num_messages: int
     is_batch: bool
+    chunk: Chunk | None = None
 
 
 @dataclass(slots=True)
@@ -143,11 +145,20 @@ class DispatcherRig:
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def append(self, messages: int = 1, *, batch: bool = False, new_ledger: bool = False) -> None:
+    def append(
+        self,
+        messages: int = 1,
+        *,
+        batch: bool = False,
+        new_ledger: bool = False,
+        chunk: Chunk | None = None,
+    ) -> None:
         last = self.confirmed()
         ledger = last.ledger + 3 if new_ledger and self.log else last.ledger
         entry = last.entry + 1 if ledger == last.ledger else 0
-        view: Any = View(messages if batch else 1, batch)  # everything that a dispatcher reads
+        view: Any = View(
+            messages if batch else 1, batch, chunk
+        )  # everything that a dispatcher reads
         self.log.append(StoredEntry(Position(ledger, entry), 0, 0, view))
         self.carry_out(self.machine.advance(self.tick()))
 
@@ -214,10 +225,20 @@ class DispatcherRig:
 
     def redeliver(self, member: Member, positions: Sequence[Position] | None = None) -> None:
         mine = [it for it, owner in self.owner.items() if owner is member]
-        for position in mine if positions is None else positions:
+        wanted = mine if positions is None else list(positions)
+        uuids = {self._uuid(it) for it in wanted if self.owner.get(it) is member} - {""}
+        wanted += [it for it in mine if self._uuid(it) in uuids and it not in wanted]
+        for position in wanted:
             if self.owner.get(position) is member:
                 self._give_back(position)
         self.carry_out(self.machine.on_redeliver(member.machine, positions, self.tick()))
+
+    def _uuid(self, position: Position) -> str:
+        """Of the chunked message; "": the entry is no chunk."""
+        for entry in self.log:
+            if entry.position == position and entry.view.chunk is not None:
+                return entry.view.chunk.uuid
+        return ""
 
     def answer_read(self, *, entries_max: int = 1_000, fail: bool = False) -> None:
         """The outstanding read ends. `entries_max` cuts it short, as the byte limit does."""
@@ -306,6 +327,8 @@ class DispatcherRig:
         general = {reason.why for reason in reasons if not reason.consumer}
         assert general, f"delivers nothing without a reason: {reasons}"
         assert (Why.READING in general) == (self.outstanding is not None)
+        if Why.CHUNKS in general:
+            return  # they wait for a consumer that is not available
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:
             waiting = [it.position for it in self.log if it.position not in self.acks.acked]
             assert set(waiting) == set(self.owner), "entries wait while a consumer is available"

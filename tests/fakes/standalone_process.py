@@ -21,7 +21,8 @@ class StandaloneProcess:
     """On ports of its own, which stay when it is started again. A test may set other ports and
     another data directory before a start."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self._flags = flags
         self.data_dir = directory / "data"
         self.grpc_port, self.pulsar_port, self.http_port = (free_port() for _ in range(3))
         self._process = LocalProcess(
@@ -57,7 +58,12 @@ class StandaloneProcess:
     def launch(self) -> None:
         ports = {"grpc": self.grpc_port, "pulsar": self.pulsar_port, "http": self.http_port}
         flags = [f"--{kind}-port={port}" for kind, port in ports.items()]
-        command = [*magnetar_command("standalone"), f"--data-dir={self.data_dir}", *flags]
+        command = [
+            *magnetar_command("standalone"),
+            f"--data-dir={self.data_dir}",
+            *flags,
+            *self._flags,
+        ]
         self._process.command = command
         self._process.launch()
 

@@ -154,6 +154,21 @@ LIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+async def test_apache_cpp_clients_get_the_error_that_they_do_not_repeat(transport: str) -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, transport, connected=False) as client,
+    ):
+        await client.send(
+            pb.CommandConnect(client_version="Pulsar-CPP-v4.2.0", protocol_version=20)
+        )
+        await client.expect(pb.CommandConnected)
+        await client.produce(TOPIC)
+        error = await send(client, entry_with(marker_type=21))
+        assert error.error == pb.ChecksumError
+        assert "a marker" in error.message
+
+
 @pytest.mark.parametrize("what", LIES)
 async def test_impossible_or_unsupported_send_is_refused_by_name(transport: str, what: str) -> None:
     command, metadata, text = LIES[what]
@@ -169,6 +184,42 @@ async def test_impossible_or_unsupported_send_is_refused_by_name(transport: str,
         await client.subscribe(TOPIC)
         last = await client.ask(pb.CommandGetLastMessageId(consumer_id=1, request_id=0))
         assert last.last_message_id.entryId == 0
+
+
+KEYS = [pb.EncryptionKeys(key="k", value=b"wrapped", metadata=[pb.KeyValue(key="a", value="b")])]
+KEPT: dict[str, dict[str, Any]] = {
+    "encrypted": {"encryption_keys": KEYS, "encryption_algo": "AES", "encryption_param": b"iv"},
+    "encrypted batch": {"encryption_keys": KEYS, "num_messages_in_batch": 1},
+    "encrypted and compressed": {
+        "encryption_keys": KEYS,
+        "compression": pb.LZ4,
+        "uncompressed_size": 100,
+    },
+    "chunk": {
+        "uuid": "u",
+        "num_chunks_from_msg": 3,
+        "chunk_id": 1,
+        "total_chunk_msg_size": 20,
+        "uncompressed_size": 20,
+    },
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+async def test_encrypted_entries_and_chunks_are_delivered_as_they_were_sent(
+    transport: str, what: str
+) -> None:
+    entry = entry_with(**KEPT[what])
+    async with world(transport) as (client, _):
+        await client.produce(TOPIC)
+        assert isinstance(
+            await send(client, entry, is_chunk="chunk" in what), pb.CommandSendReceipt
+        )
+        await client.subscribe(TOPIC, subType=SHARED)
+        await client.flow(1)
+        message = await client.receive()
+        assert message.entry is not None
+        assert bytes(message.entry) == entry
 
 
 # ---- the maximum message size --------------------------------------------------------------------

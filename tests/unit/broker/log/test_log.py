@@ -560,3 +560,22 @@ async def test_open_needs_no_running_task() -> None:
         log.start(spawner(tasks))
         await log.close()
     assert [context for context, _ in topic.appended] == ["early"]
+
+
+async def test_broker_time_goes_backwards_over_no_takeover_and_no_clock_step() -> None:
+    world = ClusterState()
+    times: list[int] = []
+    for step_ms in (5_000, -60_000, -60_000, 10_000_000):
+        world.clock.advance_ms(step_ms)
+        async with opened(world) as topic:
+            await topic.append_and_wait("before")
+            world.clock.advance_ms(-1_000)
+            await topic.append_and_wait("after")
+    position = EARLIEST
+    async with opened(world) as topic:
+        while entries := await topic.log.read(position, entries_max=99, bytes_max=1 << 20):
+            times += [entry.broker_timestamp_ms for entry in entries]
+            position = topic.log.chain.next_position(entries[-1].position)
+    assert len(times) == 8
+    assert times == sorted(times)
+    assert times[6] - times[5] == 10_000_000 - 2 * 60_000 - 3 * 1_000

@@ -1,0 +1,147 @@
+"""Which consumer of a Shared subscription gets the chunks of a message: all of them the same one.
+
+Theory of operation. A client can put a message together only if one consumer gets all its chunks,
+in order. The first chunk that is delivered makes its consumer the *owner* of the message; the later
+ones go there, too. A chunk that is given back (its consumer left, or asked for its redelivery) is
+given back with all chunks of its message that the consumer has. The message then has no owner, and
+its lowest chunk makes a new one.
+
+Of each message whose chunks are on the way this keeps the positions that its owner has (`out`), and
+those that were given back and are not delivered again (`waiting`). A chunk must not overtake one
+that waits. The last chunk ends the entry, as soon as no chunk is out or waiting.
+
+NOTE: unfinished messages count toward the limits of unacknowledged messages. A consumer at its
+limit, which has only parts of messages, gets no rest of them until it gives some back. Apache's
+clients do so: they keep ten unfinished messages, and each for a minute.
+
+At the limit of MESSAGES_MAX the oldest message is forgotten; then its chunks go to any consumer.
+
+Invariants (`check`):
+    1. A position is out or waiting in one message, and `_messages_by_position` names that one.
+    2. Only a message with an owner has a chunk out.
+    3. There are at most MESSAGES_MAX messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from magnetar.broker.dispatch.acks import Acks
+    from magnetar.broker.dispatch.permits import Consumer
+    from magnetar.broker.log.position import Position
+    from magnetar.protos.entry import Chunk
+
+MESSAGES_MAX: Final = 1_000
+"""Chunked messages on the way per subscription. A client assembles 10 at once by default; a message
+of 100 chunks takes about 20 KB here."""
+
+
+@dataclass(slots=True)
+class _Message:
+    owner: Consumer | None = None  # None: its next chunk makes one
+    out: set[Position] = field(default_factory=set)
+    waiting: set[Position] = field(default_factory=set)
+    ended: bool = False  # its last chunk is out, or acknowledged
+
+
+class ChunkRoutes:
+    """Of one subscription."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, _Message] = {}  # by uuid, oldest first
+        self._messages_by_position: dict[Position, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def owner(self, chunk: Chunk) -> Consumer | None:
+        """The consumer that must get the chunk. None: any consumer may."""
+        message = self._messages.get(chunk.uuid)
+        return None if message is None else message.owner
+
+    def must_wait(self, chunk: Chunk, position: Position, acks: Acks) -> bool:
+        """Whether an earlier chunk of the message waits, too, and must go first."""
+        message = self._messages.get(chunk.uuid)
+        if message is None or not message.waiting:
+            return False
+        earlier = [it for it in message.waiting if it < position and not acks.is_acked(it)]
+        return bool(earlier)
+
+    def on_given(self, chunk: Chunk, position: Position, consumer: Consumer) -> None:
+        """The consumer gets the chunk: the owner, or the one that becomes it."""
+        message = self._messages.get(chunk.uuid)
+        if message is None:
+            if len(self._messages) >= MESSAGES_MAX:
+                self._forget(next(iter(self._messages)))
+            message = self._messages[chunk.uuid] = _Message()
+        assert message.owner in (None, consumer), "two consumers with chunks of one message"
+        message.owner = consumer
+        message.waiting.discard(position)
+        message.out.add(position)
+        message.ended = message.ended or chunk.index == chunk.count - 1
+        self._messages_by_position[position] = chunk.uuid
+
+    def on_deferred(self, chunk: Chunk, position: Position) -> None:
+        """The chunk was read, and is not delivered yet."""
+        message = self._messages.get(chunk.uuid)
+        if message is not None:
+            message.waiting.add(position)
+            self._messages_by_position[position] = chunk.uuid
+
+    def on_gone(self, position: Position) -> None:
+        """The entry is acknowledged, or does not exist any more."""
+        uuid = self._messages_by_position.pop(position, None)
+        if uuid is None:
+            return
+        message = self._messages[uuid]
+        message.out.discard(position)
+        message.waiting.discard(position)
+        if message.ended and not message.out and not message.waiting:
+            del self._messages[uuid]
+
+    def with_whole_messages(self, positions: Iterable[Position]) -> list[Position]:
+        """The positions that a consumer gives back, and all other chunks of their messages that
+        it has. Their messages have no owner any more."""
+        found = dict.fromkeys(positions)
+        for position in list(found):
+            uuid = self._messages_by_position.get(position)
+            if uuid is not None:
+                message = self._messages[uuid]
+                found |= dict.fromkeys(sorted(message.out))
+                self._give_back(message)
+        return list(found)
+
+    def on_left(self, consumer: Consumer) -> None:
+        """The consumer is gone; its entries are delivered to others."""
+        for uuid, message in list(self._messages.items()):
+            if message.owner is consumer:
+                self._give_back(message)
+                if not message.waiting:
+                    del self._messages[uuid]
+
+    @staticmethod
+    def _give_back(message: _Message) -> None:
+        message.owner = None
+        message.waiting |= message.out
+        message.out = set()
+        message.ended = False
+
+    def _forget(self, uuid: str) -> None:
+        message = self._messages.pop(uuid)
+        for position in message.out | message.waiting:
+            del self._messages_by_position[position]
+
+    def check(self) -> None:
+        """Assert the invariants of the docstring."""
+        assert len(self._messages) <= MESSAGES_MAX, "3"
+        known: dict[Position, str] = {}
+        for uuid, message in self._messages.items():
+            assert message.owner is not None or not message.out, "2"
+            for position in (*message.out, *message.waiting):
+                assert position not in known, "1: a position twice"
+                known[position] = uuid
+        assert known == self._messages_by_position, "1: the positions"

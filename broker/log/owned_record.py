@@ -45,6 +45,8 @@ class OwnedRecord:
         self._path = topic_path(name)
         self._store = store
         self._version = taken.version
+        # Decoding takes 8 ms for a record of 1,000 ledgers: values that are known are not decoded.
+        self._value = taken.value  # of `record`
         self.record = decode_topic(taken.value)  # as we know it; ours to change
         self.epoch = self.record.epoch
         self.incarnation = self.record.incarnation
@@ -94,8 +96,11 @@ class OwnedRecord:
         if self.lost is not None:
             raise self.lost
 
+        written: tuple[bytes, TopicRecord] | None = None  # None: there was nothing to change
+
         def apply(stored: bytes | None) -> bytes | Verdict:
-            record = TopicRecord(0, deleted=True) if stored is None else decode_topic(stored)
+            nonlocal written
+            record = TopicRecord(0, deleted=True) if stored is None else self._decoded(stored)
             if record.deleted:
                 self._successor = record
                 raise self.lose("it was deleted")
@@ -105,16 +110,25 @@ class OwnedRecord:
                     raise self.lose("it was deleted and made anew")
                 raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
             changed = change(record)
-            return KEEP if changed == record else encode_topic(changed)
+            if changed == record:
+                return KEEP
+            written = encode_topic(changed), changed
+            return written[0]
 
         found = await _update(self.name, self._store, apply)
         assert found is not None
         if found.version > self._version:
             before = self.record.deleting
-            self._version = found.version
-            self.record = decode_topic(found.value)
+            if written is not None and written[0] == found.value:
+                self.record = written[1]
+            else:
+                self.record = self._decoded(found.value)
+            self._version, self._value = found.version, found.value
             if set(self.record.deleting) - set(before):
                 self.on_listed()
+
+    def _decoded(self, value: bytes) -> TopicRecord:
+        return self.record if value == self._value else decode_topic(value)
 
     async def verify(self) -> None:
         """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
@@ -158,12 +172,14 @@ def topic_path(name: TopicName) -> str:
 def dropping(record: TopicRecord, ledgers: Collection[LedgerId]) -> TopicRecord:
     """The record with these ledgers waiting for their deletion; they are in no list of it any
     more."""
-    more = tuple(ledger for ledger in ledgers if ledger not in record.deleting)
+    listed = set(record.deleting)
+    more = tuple(ledger for ledger in ledgers if ledger not in listed)
     return replace(record, deleting=record.deleting + more)
 
 
 def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecord:
-    left = tuple(ledger for ledger in record.deleting if ledger not in deleted)
+    gone = set(deleted)
+    left = tuple(ledger for ledger in record.deleting if ledger not in gone)
     return replace(record, deleting=left)
 
 

@@ -54,7 +54,14 @@ slashes, so that the subscriptions come last."""
 def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> App:
     """The API, with its page at /docs, which works without the internet. `settings`: those of the
     broker, by Pulsar's names."""
-    return bounded(admin_api(broker, settings))
+    api = admin_api(broker, settings)
+
+    async def serve(scope: Message, receive: Any, send: Any) -> None:
+        if scope["path"] == api.openapi_url and api.openapi_schema is None:
+            await asyncio.to_thread(api.openapi)  # it takes a second, and is kept
+        await api(scope, receive, send)
+
+    return bounded(serve)
 
 
 def admin_api(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> FastAPI:
@@ -76,7 +83,7 @@ def admin_api(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> 
     return api
 
 
-def bounded(app: FastAPI, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:
+def bounded(app: App, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:
     """Refuse large bodies, and end requests that take longer than `timeout_s`."""
 
     async def serve(

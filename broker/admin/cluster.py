@@ -4,16 +4,14 @@ A namespace's bundles are spread over the brokers. The broker that is asked to u
 hands over its own bundles, and asks the owners of the others by HTTP, one after the other.
 """
 
-import asyncio
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from fastapi import APIRouter, Path
 
+from magnetar.broker.admin.forwarding import forward
 from magnetar.broker.admin.topics import REFUSALS
-from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.operations import cluster
 from magnetar.broker.operations.arguments import namespace_name, topic_name
 from magnetar.broker.operations.cluster import ClusterData, LookupData
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from magnetar.broker.broker import Broker
-
-FORWARD_TIMEOUT_S: Final = 30.0
-"""For one bundle of another broker: its topics are closed within that."""
 
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 _Bundle = Annotated[str, Path(description="its range, for example 0x00000000_0x40000000")]
@@ -50,7 +45,7 @@ def unload_router(broker: "Broker") -> APIRouter:
         name = namespace_name(tenant, namespace)
         for part, owner in await cluster.unload_namespace(broker, name):
             path = f"/admin/v2/namespaces/{quote(tenant)}/{quote(namespace)}/{part}/unload"
-            await asyncio.to_thread(_put, owner.http_url, path, f"{name}/{part}")
+            await forward(owner, "PUT", path)
 
     @router.put(
         f"{_NAMESPACE}/{{bundle}}/unload",
@@ -117,19 +112,3 @@ def cluster_router(broker: "Broker", settings: "Mapping[str, str]") -> APIRouter
         return await cluster.list_brokers(broker)
 
     return router
-
-
-def _put(url: str, path: str, bundle: str) -> None:
-    """Raises BundleUnavailable."""
-    address = urlsplit(url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=FORWARD_TIMEOUT_S)
-    try:
-        connection.request("PUT", path)
-        status = connection.getresponse().status
-    except (OSError, HTTPException) as error:
-        raise BundleUnavailable(bundle, f"its owner at {url} does not answer: {error}") from error
-    finally:
-        connection.close()
-    # A redirect: it has moved meanwhile, which is what was asked for.
-    if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.TEMPORARY_REDIRECT):
-        raise BundleUnavailable(bundle, f"its owner at {url} answered {status}")

@@ -2,12 +2,16 @@
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Query
 
+from magnetar.broker.admin.forwarding import forward
 from magnetar.broker.admin.topics import REFUSALS
-from magnetar.broker.operations import namespaces
+from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.operations import namespaces, topics
 from magnetar.broker.operations.arguments import namespace_name, tenant_name
+from magnetar.broker.operations.errors import ServedElsewhere
 from magnetar.broker.operations.model import Refusal
 from magnetar.broker.operations.namespace_model import (
     Bundles,
@@ -18,6 +22,7 @@ from magnetar.broker.operations.namespace_model import (
 )
 from magnetar.broker.operations.namespaces import TopicMode
 from magnetar.metadata.policies import TenantRecord
+from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 _CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
     409: {"model": Refusal, "description": "It exists already, or it is not empty."}
 }
+_Force = Annotated[bool, Query(description="delete its topics with all messages")]
 _New = Annotated[NewNamespace | None, Body(description="bundles and policies; none: defaults")]
 
 
@@ -85,9 +91,14 @@ def namespaces_router(broker: "Broker") -> APIRouter:
         await namespaces.create_namespace(broker, name, new.bundle_count, policies)
 
     @router.delete("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
-    async def delete_namespace(tenant: str, namespace: str) -> None:
-        """Delete a namespace without topics."""
-        await namespaces.delete_namespace(broker, namespace_name(tenant, namespace))
+    async def delete_namespace(tenant: str, namespace: str, force: _Force = False) -> None:
+        """Delete a namespace without topics; `force`: with its topics."""
+        name = namespace_name(tenant, namespace)
+        namespaces.require_deletable(name)
+        if force:
+            for topic in await namespaces.list_topics(broker, name, TopicMode.PERSISTENT):
+                await _delete_topic(broker, TopicName.parse(topic))
+        await namespaces.delete_namespace(broker, name)
 
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(tenant: str, namespace: str) -> Bundles:
@@ -103,3 +114,15 @@ def namespaces_router(broker: "Broker") -> APIRouter:
         return await namespaces.list_topics(broker, namespace_name(tenant, namespace), mode)
 
     return router
+
+
+async def _delete_topic(broker: "Broker", name: TopicName) -> None:
+    """Here, or by the broker that serves it."""
+    try:
+        await topics.delete_topic(broker, name, force=True)
+    except TopicNotFound:  # it was deleted meanwhile
+        pass
+    except ServedElsewhere as error:
+        parts = (name.domain, name.tenant, name.namespace, name.topic)
+        path = "/".join(quote(part, safe="") for part in parts)
+        await forward(error.owner, "DELETE", f"/admin/v2/{path}?force=true")

@@ -108,6 +108,14 @@ class BundleNotFound(errors.BrokerError):
         self.bundle = bundle
 
 
+class NotForwarded(errors.BrokerError):
+    """Another broker did not do its part of what this broker was asked for."""
+
+    def __init__(self, url: str, method: str, path: str, why: str) -> None:
+        super().__init__(f"{method} {path} at the broker {url} {why}")
+        self.url = url
+
+
 class Protected(errors.BrokerError):
     """Clients use it when they name no other: it always exists."""
 

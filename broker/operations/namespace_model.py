@@ -23,7 +23,9 @@ _Names = Annotated[frozenset[_Name], Field(max_length=NAMES_MAX)]
 class TenantInfo(BaseModel):
     """An owner of namespaces."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
+    )
 
     admin_roles: _Names | None = Field(default=None, description="not enforced yet")
     allowed_clusters: _Names | None = Field(default=None, description="empty: every cluster")

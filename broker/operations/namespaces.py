@@ -193,14 +193,19 @@ async def change_namespace(
     await _update(broker, paths.namespace(name.tenant, name.namespace), written)
 
 
+def require_deletable(name: NamespaceName) -> None:
+    """Raises Protected."""
+    if name == DEFAULT_NAMESPACE:
+        raise Protected(f"namespace {name}")
+
+
 async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
     """Raises NamespaceNotFound, NamespaceNotEmpty, Protected.
 
     A topic that is created between the look at the topics and the deletion brings the namespace
     back with its settings.
     """
-    if name == DEFAULT_NAMESPACE:
-        raise Protected(f"namespace {name}")
+    require_deletable(name)
     store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
     for _ in range(RACES_MAX):
         await store.sync(path)

@@ -51,9 +51,16 @@ def create(
     typer.echo(f"created {namespace}")
 
 
-def delete(namespace: Namespace, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Delete a namespace without topics."""
-    command(admin_url, "DELETE", namespace_path(namespace))
+def delete(
+    namespace: Namespace,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="delete its topics with all messages")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Delete a namespace without topics, or with all of them."""
+    query = "?force=true" if force else ""
+    command(admin_url, "DELETE", f"{namespace_path(namespace)}{query}")
     typer.echo(f"deleted {namespace}")
 
 

@@ -79,6 +79,9 @@ async def test_a_namespace_from_creation_to_deletion() -> None:
         assert kind_of(refused) == (409, "NamespaceNotEmpty")
         assert "persistent://acme/orders/t" in refused.json()["reason"]
         assert kind_of(await admin.delete("tenants/acme")) == (409, "TenantNotEmpty")
+        assert kind_of(await admin.delete(one, params={"force": "true"})) == (204, "")
+        assert (await admin.get("namespaces/acme")).json() == []
+        assert kind_of(await admin.delete("tenants/acme")) == (204, "")
 
 
 async def test_an_empty_namespace_is_deleted_and_made_anew_without_its_policies() -> None:

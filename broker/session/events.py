@@ -70,6 +70,7 @@ class SessionConsumerEvents:
         self._context = context
         self._topic = topic
         self._consumer_id = consumer_id
+        self._partition = -1 if topic.partition is None else topic.partition
         self._active: bytes = b""  # follows the answer to SUBSCRIBE; b"": nothing to tell
 
     def writable(self) -> bool:
@@ -91,6 +92,7 @@ class SessionConsumerEvents:
                 consumer_id=consumer_id,
                 ledger_id=ledger_id,
                 entry_id=entry_id,
+                partition=self._partition,
                 redelivery_count=detail.redelivery_count if detail is not None else 0,
                 ack_set=detail.ack_set if detail is not None else (),
                 entry_size=len(broker_metadata) + len(data),
@@ -105,7 +107,7 @@ class SessionConsumerEvents:
         for number, entry in enumerate(entries):
             body = pb.CommandMessage(
                 consumer_id=self._consumer_id,
-                message_id=reply.message_id(*entry.position),
+                message_id=reply.message_id(*entry.position, partition=self._partition),
                 consumer_epoch=epoch,
             )
             detail = details.get(number)

@@ -217,6 +217,42 @@ def test_subscriptions_of_all_partitions(client: pulsar.Client, admin: Any, topi
     assert admin("DELETE", f"{path(topic)}/subscription/made")[0] == 404
 
 
+def test_a_partitioned_topic_is_deleted_with_its_partitions(
+    client: pulsar.Client, admin: Any, cli: Any, topic: str
+) -> None:
+    admin("PUT", f"{path(topic)}/partitions", 3)
+    consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+    publish(client, topic, b"x")
+    status, refusal = admin("DELETE", f"{path(topic)}/partitions")
+    assert status == 412
+    assert "consumers use it" in refusal["reason"]
+    assert drain(consumer, 1)[0].data() == b"x"
+    consumer.close()
+    assert cli("topics", "delete-partitioned-topic", topic) == f"deleted {topic}\n"
+    assert admin("DELETE", f"{path(topic)}/partitions")[0] == 404
+    listed = admin("GET", "persistent/public/default")[1]
+    assert [name for name in listed if f"/{topic}-" in name] == []
+    assert cli("topics", "create", topic, "-p", "2")
+    consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+    publish(client, topic, b"y")
+    assert drain(consumer, 1)[0].data() == b"y"
+    assert admin("DELETE", f"{path(topic)}/partitions?force=true")[0] == 204
+    consumer.close()
+
+
+def test_system_topics_are_reserved_and_hidden(
+    client: pulsar.Client, admin: Any, topic: str
+) -> None:
+    for name in ("__change_events", f"{topic}__transaction_pending_ack"):
+        status, refusal = admin("PUT", path(name))
+        assert status == 412
+        assert "reserved for the system" in refusal["reason"]
+        with pytest.raises(pulsar.PulsarException):
+            client.create_producer(name)
+    with pytest.raises(pulsar.PulsarException):
+        client.create_producer("persistent://pulsar/system/transaction_coordinator_assign")
+
+
 def test_partitioned_topics_at_the_command_line(cli: Any, topic: str) -> None:
     assert cli("topics", "create", topic, "-p", "2") == f"created {topic} with 2 partitions\n"
     assert f"persistent://public/default/{topic}\n" in cli("topics", "list-partitioned-topics")

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from magnetar.broker.admin.cluster import cluster_router, lookup_router, unload_router
 from magnetar.broker.admin.ledgers import ledgers_router
 from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
-from magnetar.broker.admin.non_persistent import non_persistent_router
+from magnetar.broker.admin.non_persistent import health_router, non_persistent_router
 from magnetar.broker.admin.partitions import PartitionCalls, fanned_out, partitions_router
 from magnetar.broker.admin.policies import policies_router
 from magnetar.broker.admin.subscriptions import subscriptions_router
@@ -41,6 +41,7 @@ REQUEST_TIMEOUT_S: Final = 60.0
 
 
 ROUTERS: Final = (
+    health_router,
     non_persistent_router,
     ledgers_router,
     tenants_router,

@@ -1,12 +1,13 @@
-"""Non-persistent topics over HTTP: what needs no stored message."""
+"""Non-persistent topics over HTTP, and the health check that uses one."""
 
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.responses import PlainTextResponse
 
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.log.position import LATEST
-from magnetar.broker.operations import subscriptions, topics
+from magnetar.broker.operations import health, subscriptions, topics
 from magnetar.broker.operations.arguments import namespace_name, subscription_name, topic_name
 from magnetar.broker.operations.model import TopicStats
 from magnetar.protos.names import Domain
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 
 _DOMAIN = Domain.NON_PERSISTENT
 _Force = Annotated[bool, Query(description="disconnect producers and consumers")]
+
+
+def health_router(broker: "Broker") -> APIRouter:
+    """`/admin/v2/brokers/health`."""
+    router = APIRouter(prefix="/admin/v2/brokers", tags=["cluster"], responses=REFUSALS)
+
+    @router.get("/health", response_class=PlainTextResponse)
+    async def check() -> str:
+        """Publish a message to the heartbeat topic of this broker, and read it."""
+        await health.check_health(broker)
+        return "ok"
+
+    return router
 
 
 def non_persistent_router(broker: "Broker") -> APIRouter:

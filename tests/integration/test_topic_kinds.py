@@ -253,6 +253,20 @@ def test_system_topics_are_reserved_and_hidden(
         client.create_producer("persistent://pulsar/system/transaction_coordinator_assign")
 
 
+def test_the_health_check_uses_the_heartbeat_topic(server: StandaloneProcess, admin: Any) -> None:
+    url = f"http://localhost:{server.http_port}/admin/v2/brokers/health"
+    for _ in range(2):
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            assert (reply.status, reply.read()) == (200, b"ok")
+    namespace = f"localhost:{server.http_port}"
+    listed = admin("GET", f"non-persistent/pulsar/{namespace}?includeSystemTopic=true")[1]
+    if listed == []:  # it is reached by another name of this host
+        namespace = f"127.0.0.1:{server.http_port}"
+        listed = admin("GET", f"non-persistent/pulsar/{namespace}?includeSystemTopic=true")[1]
+    assert listed == [f"non-persistent://pulsar/{namespace}/heartbeat"]
+    assert admin("GET", f"non-persistent/pulsar/{namespace}")[1] == []
+
+
 def test_partitioned_topics_at_the_command_line(cli: Any, topic: str) -> None:
     assert cli("topics", "create", topic, "-p", "2") == f"created {topic} with 2 partitions\n"
     assert f"persistent://public/default/{topic}\n" in cli("topics", "list-partitioned-topics")

@@ -17,10 +17,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.catalog.catalog import Catalog
+from magnetar.broker.catalog.reserved import is_system
+from magnetar.broker.catalog.watching import WatchedLists
 from magnetar.broker.chores import Chore, Chores
 from magnetar.broker.errors import (
+    IsPartitioned,
     LogDamaged,
+    NonPersistentInUse,
+    NotAllowed,
     NotOwner,
+    ReservedName,
     TopicDeleted,
     TopicExists,
     TopicInUse,
@@ -39,9 +46,9 @@ from magnetar.broker.policies.cache import PolicyCache
 from magnetar.broker.policies.source import FollowedPolicies
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
+from magnetar.broker.topic.live import NonPersistentTopic
+from magnetar.broker.topic.live_producer import Cap
 from magnetar.broker.topic.topic import PersistentTopic
-from magnetar.metadata import paths
-from magnetar.metadata.codec import decode_topic
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.metadata.policies import BROKER_DEFAULTS
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
@@ -51,7 +58,7 @@ from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.life import LifeConfig
@@ -60,7 +67,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
-    from magnetar.broker.topic.protocol import Topic
+    from magnetar.broker.topic.protocol import ServedTopic, Topic
     from magnetar.broker.topic.topic import ProducerNames
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.metadata.policies import EffectivePolicies
@@ -78,6 +85,9 @@ SWEEP_PERIOD_S: Final = 60.0
 """Between two looks for deletions that were begun and not finished, and for old tombstones."""
 
 UNLOAD_PERIOD_S_MAX: Final = 60.0
+
+NON_PERSISTENT_PER_CONNECTION: Final = 1_000
+"""Pulsar's maxConcurrentNonPersistentMessagePerConnection."""
 
 log = get_logger(__name__)
 
@@ -98,7 +108,7 @@ class _Served:
     """A topic that is opening, open, or leaving."""
 
     bundle: Bundle  # by which this broker owns it; the namespace may be divided anew later
-    opened: asyncio.Future[Topic]
+    opened: asyncio.Future[ServedTopic]
     used_s: float = 0.0  # when it was last asked for, in the loop's time
     left: asyncio.Event | None = None  # set when it has been unloaded or deleted; None: it stays
 
@@ -125,10 +135,15 @@ class Broker:
         publish_budget: PublishBudget | None = None,
         cluster: str = "magnetar",
         life: LifeConfig = LIFE_DEFAULTS,
+        partitions_max: int = 0,
+        non_persistent: bool = True,
+        non_persistent_per_connection: int = NON_PERSISTENT_PER_CONNECTION,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
-        as sent. `cluster`: its name for administrators."""
+        as sent. `cluster`: its name for administrators. `partitions_max`: see PartitionedTopics.
+        `non_persistent`: whether there are non-persistent topics; each connection may have
+        `non_persistent_per_connection` of their messages under way."""
         self.policies = PolicyCache(
             store, namespace_bundles=namespace_bundles, defaults=default_policies
         )
@@ -136,6 +151,11 @@ class Broker:
         self.namespace_bundles = namespace_bundles
         self.cluster = cluster
         self.orphans = OrphanSweep(store, ledgers, clock, grace_s=orphan_grace_s)
+        self.catalog = Catalog(store, self.policies, clock, partitions_max=partitions_max)
+        self.watched_lists = WatchedLists(store, self.catalog)
+        self._non_persistent = non_persistent
+        loop = asyncio.get_running_loop()
+        self._cap = Cap(non_persistent_per_connection, loop.call_soon)
         self.started = asyncio.Event()  # the broker takes requests
         self.message_bytes_max = message_bytes_max
         self._me = me
@@ -170,7 +190,7 @@ class Broker:
         return self._store
 
     @property
-    def topics(self) -> list[Topic]:
+    def served(self) -> list[ServedTopic]:
         """The open topics."""
         return [
             served.opened.result()
@@ -179,6 +199,11 @@ class Broker:
             and not served.opened.cancelled()
             and served.opened.exception() is None
         ]
+
+    @property
+    def topics(self) -> list[Topic]:
+        """The open persistent topics."""
+        return [topic for topic in self.served if isinstance(topic, PersistentTopic)]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then hand every bundle over."""
@@ -198,6 +223,9 @@ class Broker:
                 ),
                 self._tasks.create_task(
                     supervise("deleted topics", self._sweep_deleted, backoff=self._backoff)
+                ),
+                self._tasks.create_task(
+                    supervise("topic lists", self.watched_lists.run, backoff=self._backoff)
                 ),
                 self._tasks.create_task(self._close_failed()),
             ]
@@ -219,12 +247,13 @@ class Broker:
 
     async def topic(
         self, name: TopicName, *, create: bool = True, client: str = "", reconnects: bool = False
-    ) -> Topic:
+    ) -> ServedTopic:
         """The open topic. The first request for it opens it.
 
         `client` (see `client_key`) and `reconnects` tell who asks: a client of a deleted topic does
         not make it anew. Raises NotOwner, TopicNotFound, NamespaceNotFound, PoliciesUnavailable,
-        TooManyRequests, TimeoutError, what PersistentTopic.open raises.
+        TooManyRequests, TimeoutError, what PersistentTopic.open and Catalog.require_creatable
+        raise.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):
@@ -250,6 +279,14 @@ class Broker:
                 continue  # the request that began to open it did not create it; this one may
             served.used_s = asyncio.get_running_loop().time()
             return topic
+
+    async def stored_topic(self, name: TopicName, *, create: bool = True) -> PersistentTopic:
+        """As `topic`, for what needs stored messages. Raises NotAllowed: there are none."""
+        if name.domain is not Domain.PERSISTENT:
+            raise NotAllowed(str(name), "the messages of a non-persistent topic are not stored")
+        topic = await self.topic(name, create=create)
+        assert isinstance(topic, PersistentTopic), name
+        return topic
 
     async def create_topic(self, name: TopicName) -> None:
         """Create the topic. Of several requests at the same time, one creates it.
@@ -287,7 +324,7 @@ class Broker:
     async def _delete(self, name: TopicName, *, force: bool) -> Exception | None:
         try:
             try:
-                topic = await self.topic(name, create=False)
+                topic = await self.stored_topic(name, create=False)
             except LogDamaged:
                 if not force:
                     raise
@@ -344,30 +381,60 @@ class Broker:
         return served
 
     async def _bundle_of(self, name: TopicName) -> Bundle:
-        """Waits until the namespace is known. Raises PoliciesUnavailable."""
+        """Waits until the namespace is known. Raises PoliciesUnavailable, NotAllowed."""
+        if name.domain is Domain.NON_PERSISTENT and not self._non_persistent:
+            why = "non-persistent topics are switched off (enable_non_persistent_topics)"
+            raise NotAllowed(str(name), why)
         await self.policies.ready(name.namespace_name)
         return self.policies.bundle_of(name)
 
     async def exists(self, name: TopicName) -> bool:
-        """Whether the topic has a record, and is not being deleted."""
-        path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
-        found = await self._store.get(path)
-        return found is not None and not decode_topic(found.value).deleted
+        """See Catalog.exists."""
+        return await self.catalog.exists(name)
 
-    async def topics_of(self, namespace: NamespaceName) -> list[str]:
-        """Full names of the namespace's persistent topics."""
-        folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
-        return [
-            str(
-                TopicName(
-                    Domain.PERSISTENT,
-                    namespace.tenant,
-                    namespace.namespace,
-                    paths.unquoted(child),
-                )
-            )
-            for child in await self._store.children(folder)
-        ]
+    async def partitions_of(self, name: TopicName, *, create: bool) -> int:
+        """See Catalog.partitions_of."""
+        await self._bundle_of(name)
+        if name in self._topics:
+            return 0
+        return await self.catalog.partitions_of(name, create=create)
+
+    async def create_partitioned_topic(
+        self, name: TopicName, partitions: int, properties: Mapping[str, str]
+    ) -> None:
+        """By an administrator's request. Raises InvalidPartitionCount, ReservedName, TopicExists,
+        PoliciesUnavailable, NamespaceNotFound, MetadataError."""
+        await self._bundle_of(name)
+        if is_system(name):
+            raise ReservedName(str(name), "the name is reserved for the system")
+        await self.catalog.partitioned.create(name, partitions, properties)
+
+    async def topics_of(
+        self, namespace: NamespaceName, domains: Collection[Domain] = (Domain.PERSISTENT,)
+    ) -> list[TopicName]:
+        """The namespace's topics. Of the non-persistent ones that are not partitioned, those that
+        are open at this broker."""
+        found = {name: None for it in domains for name in await self.catalog.names(namespace, it)}
+        if Domain.NON_PERSISTENT in domains:
+            for name in self._topics:
+                if name.domain is Domain.NON_PERSISTENT and name.namespace_name == namespace:
+                    found[name] = None
+        return list(found)
+
+    async def close_non_persistent(self, name: TopicName, *, force: bool) -> None:
+        """By an administrator's request. Raises TopicNotFound, NonPersistentInUse."""
+        served = self._topics.get(name)
+        if served is None:
+            raise TopicNotFound(str(name))
+        topic = await asyncio.shield(served.opened)
+        assert isinstance(topic, NonPersistentTopic), name
+        if topic.users and not force:
+            raise NonPersistentInUse(str(name), topic.users)
+        await self._close(name, CloseReason.UNLOADED)
+
+    def _on_idle(self, name: TopicName) -> None:
+        """A non-persistent topic has been without clients for a while."""
+        self._tasks.create_task(self._close(name, CloseReason.UNLOADED))
 
     async def _open(self, name: TopicName, served: _Served, asking: Asking | None) -> None:
         try:
@@ -385,15 +452,40 @@ class Broker:
         if not self._owners.holds(served.bundle):  # lost while the topic was opening
             await self._close(name, CloseReason.UNLOADED)
 
-    async def _open_followed(self, name: TopicName, asking: Asking | None) -> Topic:
+    async def _open_followed(self, name: TopicName, asking: Asking | None) -> ServedTopic:
         """The policies of an open topic are followed; those of one that did not open are not."""
-        topic = None
+        topic: ServedTopic | None = None
         try:
-            topic = await self._open_or_create(name, asking)
+            if name.domain is Domain.NON_PERSISTENT:
+                topic = await self._open_non_persistent(name, asking)
+            else:
+                topic = await self._open_or_create(name, asking)
         finally:
             if topic is None:
                 self.policies.unfollow(name)
         return topic
+
+    async def _open_non_persistent(self, name: TopicName, asking: Asking | None) -> ServedTopic:
+        """It has no record: it is created whenever it is opened."""
+        await self._require_creatable(name, asking)
+        return NonPersistentTopic(
+            name,
+            clock=self._clock,
+            next_name=self._names.next,
+            cap=self._cap,
+            on_idle=self._on_idle,
+            message_bytes_max=self.message_bytes_max,
+        )
+
+    async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
+        """Raises what Catalog.require_creatable raises; TopicNotFound: no request creates it."""
+        if asking is not None:
+            await self.catalog.require_creatable(name, by_user=asking is ADMINISTRATOR)
+            return
+        record = await self.catalog.partitioned.find(name)
+        if record is not None and not record.deleting:
+            raise IsPartitioned(str(name), record.partitions)
+        raise TopicNotFound(str(name))
 
     async def _open_or_create(self, name: TopicName, asking: Asking | None) -> Topic:
         """`asking`: the client for which the topic is created if it does not exist; None: it is not
@@ -404,8 +496,8 @@ class Broker:
             await self._deletions.finish(name)
         except TopicNotFound:
             pass
-        if asking is None:
-            raise TopicNotFound(str(name))
+        await self._require_creatable(name, asking)
+        assert asking is not None
         tombstone = await self._deletions.tombstone(name)
         if tombstone is None:
             return await self._open_topic(name, create=True)

@@ -205,6 +205,69 @@ class TooManyRequests(BrokerError):
         self.why = why
 
 
+class NonPersistentInUse(BrokerError):
+    """Producers or consumers use the topic that is to be deleted."""
+
+    def __init__(self, topic: str, users: int) -> None:
+        super().__init__(f"topic {topic} has {users} connected producers and consumers")
+        self.topic = topic
+        self.users = users
+
+
+class ReservedName(BrokerError):
+    """No user can create a topic of this name."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic} cannot be created: {why}")
+        self.topic = topic
+        self.why = why
+
+
+class IsPartitioned(BrokerError):
+    """The topic consists of partitions, and the request needs a topic that does not."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        super().__init__(f"topic {topic} has {partitions} partitions: name one of them")
+        self.topic = topic
+        self.partitions = partitions
+
+
+class InvalidPartitionCount(BrokerError):
+    """A topic cannot have so many partitions."""
+
+    def __init__(self, topic: str, partitions: int, expected: str) -> None:
+        super().__init__(f"topic {topic} cannot have {partitions} partitions: expected {expected}")
+        self.topic = topic
+        self.partitions = partitions
+        self.expected = expected
+
+
+class UnsupportedPattern(BrokerError):
+    """A pattern of topic names that the broker does not evaluate."""
+
+    def __init__(self, pattern: str, why: str) -> None:
+        super().__init__(f"pattern {pattern[:200]!r}: {why}")
+        self.pattern = pattern
+        self.why = why
+
+
+class ListUnavailable(BrokerError):
+    """The list of topics cannot be read now."""
+
+    def __init__(self, namespace: str, why: str) -> None:
+        super().__init__(f"the topics of {namespace} cannot be listed: {why}; try again")
+        self.namespace = namespace
+        self.why = why
+
+
+class TooManyWatchers(BrokerError):
+    """The connection watches as many lists of topics as it may."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"this connection has {limit} watchers of topic lists already")
+        self.limit = limit
+
+
 class BundleUnavailable(BrokerError):
     """No broker serves these topics at the moment: the bundle moves between brokers. Look it up
     again."""

@@ -286,6 +286,11 @@ class BrokerProcess:
             chores=self._chores(),
             cluster=self._config.cluster_name,
             life=self._config.life,
+            non_persistent=self._config.enable_non_persistent_topics,
+            non_persistent_per_connection=(
+                self._config.max_concurrent_non_persistent_message_per_connection
+            ),
+            partitions_max=self._config.max_num_partitions_per_partitioned_topic,
         )
 
     def _chores(self) -> list[Chore]:

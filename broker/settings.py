@@ -79,6 +79,15 @@ class BrokerSettings(PolicySettings):
     )
 
     # ---- namespaces ----
+    enable_non_persistent_topics: bool = Field(
+        default=True, description="serve topics whose messages are not stored"
+    )
+    max_concurrent_non_persistent_message_per_connection: int = Field(
+        default=1_000, ge=1, le=1_000_000, description="more of them are dropped"
+    )
+    max_num_partitions_per_partitioned_topic: int = Field(
+        default=0, ge=0, le=10_000, description="partitions of a topic; 0: 10,000"
+    )
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,
         ge=1,

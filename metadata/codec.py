@@ -31,6 +31,7 @@ from magnetar.metadata.model import (
     Member,
     NamespaceBundles,
     Ownership,
+    PartitionedTopic,
     Segment,
     SubscriptionRecord,
     TopicLedger,
@@ -400,6 +401,16 @@ _TOMBSTONE: Final = _Table(
 )
 encode_tombstone: Final = _TOMBSTONE.encode
 decode_tombstone: Final = _TOMBSTONE.decode
+
+_PARTITIONED_TOPIC: Final = _Table(
+    "partitioned topic",
+    pb.PartitionedTopic,
+    PartitionedTopic,
+    *_plain("partitions", "created_ms", "deleting"),
+    _map("properties"),
+)
+encode_partitioned_topic: Final = _PARTITIONED_TOPIC.encode
+decode_partitioned_topic: Final = _PARTITIONED_TOPIC.decode
 
 
 # ---- tenants, namespaces and policies ------------------------------------------------------------

@@ -413,6 +413,24 @@ class TopicTombstone:
         _check_count("topic tombstone", "deleted_ms", self.deleted_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionedTopic:
+    """A topic that consists of partitions, each of which is a topic of its own. The number of
+    partitions never shrinks."""
+
+    partitions: int
+    properties: Mapping[str, str] = field(default_factory=dict)
+    created_ms: int = 0
+    deleting: bool = False  # its partitions are being deleted; the record goes last
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        kind = "partitioned topic"
+        if self.partitions < 1:
+            raise InvalidRecord(kind, f"{self.partitions} partitions")
+        _check_count(kind, "created_ms", self.created_ms)
+
+
 # ---- checks --------------------------------------------------------------------------------------
 
 

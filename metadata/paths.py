@@ -19,6 +19,7 @@
     /ownership/<tenant>/<namespace>/<bundle>             Ownership
     /topics/<tenant>/<namespace>/<domain>/<topic>        TopicRecord
     /deleted-topics/<full topic name>                    TopicTombstone; one component
+    /partitioned-topics/<tenant>/<namespace>/<domain>/<topic>   PartitionedTopic
 
 Names that users chose are percent-encoded (UTF-8), so that any name is one component that ZooKeeper
 accepts.
@@ -48,6 +49,7 @@ TOPIC_POLICIES: Final = "/topic-policies"
 OWNERSHIP: Final = "/ownership"
 TOPICS: Final = "/topics"
 DELETED_TOPICS: Final = "/deleted-topics"
+PARTITIONED_TOPICS: Final = "/partitioned-topics"
 
 
 def ledger(ledger_id: LedgerId) -> str:
@@ -123,6 +125,15 @@ def topic(tenant: str, namespace: str, domain: str, name: str) -> str:
 def deleted_topic(full_name: str) -> str:
     """In one folder for all topics, so that the sweeper lists them with one request."""
     return f"{DELETED_TOPICS}/{quoted(full_name)}"
+
+
+def partitioned_topics(tenant: str, namespace: str, domain: str) -> str:
+    """The folder of a namespace's partitioned topics; its children are quoted topic names."""
+    return f"{PARTITIONED_TOPICS}/{quoted(tenant)}/{quoted(namespace)}/{quoted(domain)}"
+
+
+def partitioned_topic(tenant: str, namespace: str, domain: str, name: str) -> str:
+    return f"{partitioned_topics(tenant, namespace, domain)}/{quoted(name)}"
 
 
 def quoted(name: str) -> str:

@@ -869,6 +869,53 @@ class DroppedHead(google.protobuf.message.Message):
 Global___DroppedHead: typing_extensions.TypeAlias = DroppedHead
 
 @typing.final
+class PartitionedTopic(google.protobuf.message.Message):
+    """/partitioned-topics/<tenant>/<namespace>/<domain>/<topic>: the partitions are topics of their own."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class PropertiesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    PROPERTIES_FIELD_NUMBER: builtins.int
+    CREATED_MS_FIELD_NUMBER: builtins.int
+    DELETING_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    partitions: builtins.int
+    created_ms: builtins.int
+    deleting: builtins.bool
+    """its partitions are being deleted; the record goes last"""
+    @property
+    def properties(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        partitions: builtins.int = ...,
+        properties: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        created_ms: builtins.int = ...,
+        deleting: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_ms", b"created_ms", "deleting", b"deleting", "format", b"format", "partitions", b"partitions", "properties", b"properties"]) -> None: ...
+
+Global___PartitionedTopic: typing_extensions.TypeAlias = PartitionedTopic
+
+@typing.final
 class TenantRecord(google.protobuf.message.Message):
     """---- Tenants, namespaces and policies -----------------------------------------------------------
 

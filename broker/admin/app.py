@@ -17,12 +17,15 @@ from starlette.exceptions import HTTPException
 from magnetar.broker.admin.cluster import cluster_router, lookup_router, unload_router
 from magnetar.broker.admin.ledgers import ledgers_router
 from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
+from magnetar.broker.admin.non_persistent import health_router, non_persistent_router
+from magnetar.broker.admin.partitions import PartitionCalls, fanned_out, partitions_router
 from magnetar.broker.admin.policies import policies_router
 from magnetar.broker.admin.subscriptions import subscriptions_router
 from magnetar.broker.admin.topics import topics_router
 from magnetar.broker.operations.errors import InvalidArgument, ServedElsewhere, outcome_of
 from magnetar.broker.operations.model import Refusal
 from magnetar.broker.refusal import OPERATING_ERRORS
+from magnetar.protos.names import Domain
 from magnetar.runtime.http import App, Message
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ REQUEST_TIMEOUT_S: Final = 60.0
 
 
 ROUTERS: Final = (
+    health_router,
+    non_persistent_router,
     ledgers_router,
     tenants_router,
     namespaces_router,
@@ -54,18 +59,23 @@ slashes, so that the subscriptions come last."""
 def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> App:
     """The API, with its page at /docs, which works without the internet. `settings`: those of the
     broker, by Pulsar's names."""
-    api = admin_api(broker, settings)
+    calls = PartitionCalls()
+    api = admin_api(broker, settings, calls)
 
     async def serve(scope: Message, receive: Any, send: Any) -> None:
         if scope["path"] == api.openapi_url and api.openapi_schema is None:
             await asyncio.to_thread(api.openapi)  # it takes a second, and is kept
         await api(scope, receive, send)
 
-    return bounded(serve)
+    return bounded(fanned_out(serve, broker, calls))
 
 
-def admin_api(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> FastAPI:
-    """The API without its bounds."""
+def admin_api(
+    broker: "Broker",
+    settings: "Mapping[str, str] | None" = None,
+    calls: PartitionCalls | None = None,
+) -> FastAPI:
+    """The API without its bounds. `calls` asks single partitions; None: of its own."""
     api = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
@@ -73,6 +83,9 @@ def admin_api(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> 
         description="Paths and verbs are those of Apache Pulsar's admin API.",
         responses={400: {"model": Refusal}, 404: {"model": Refusal}},
     )
+    calls = calls or PartitionCalls()
+    for domain in Domain:
+        api.include_router(partitions_router(broker, domain, calls))
     for router in ROUTERS:
         api.include_router(router(broker))
     api.include_router(cluster_router(broker, settings or {}))
@@ -80,6 +93,7 @@ def admin_api(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> 
         api.add_exception_handler(kind, _answer_failure)
     api.add_exception_handler(RequestValidationError, _answer_invalid)
     api.add_exception_handler(HTTPException, _answer_http)
+    calls.serve = api
     return api
 
 

@@ -1,8 +1,8 @@
 """Topics over HTTP."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from magnetar.broker.operations import topics
 from magnetar.broker.operations.arguments import namespace_name, topic_name
@@ -25,9 +25,16 @@ def topics_router(broker: "Broker") -> APIRouter:
     router = APIRouter(prefix="/admin/v2/persistent", tags=["topics"], responses=REFUSALS)
 
     @router.get("/{tenant}/{namespace}")
-    async def list_topics(tenant: str, namespace: str) -> list[str]:
-        """List the topics of a namespace."""
-        return await topics.list_topics(broker, namespace_name(tenant, namespace))
+    async def list_topics(
+        tenant: str,
+        namespace: str,
+        include_system_topic: Annotated[
+            bool, Query(alias="includeSystemTopic", description="those of the system, too")
+        ] = False,
+    ) -> list[str]:
+        """List the topics of a namespace, partitions included."""
+        name = namespace_name(tenant, namespace)
+        return await topics.list_topics(broker, name, include_system=include_system_topic)
 
     @router.put("/{tenant}/{namespace}/{topic}", status_code=204, responses={409: _EXISTS})
     async def create_topic(tenant: str, namespace: str, topic: str) -> None:

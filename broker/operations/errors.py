@@ -40,6 +40,24 @@ class InvalidArgument(errors.BrokerError):
         self.expected = expected
 
 
+class PartitionBusy(errors.BrokerError):
+    """The state of a partition does not allow what was asked of all partitions."""
+
+    def __init__(self, partition: str, reason: str) -> None:
+        super().__init__(f"{partition}: {reason}")
+        self.partition = partition
+
+
+class PartitionFailed(errors.BrokerError):
+    """One partition did not do what was asked of all partitions; the others may have done it."""
+
+    definite = False
+
+    def __init__(self, partition: str, reason: str) -> None:
+        super().__init__(f"{partition}: {reason}")
+        self.partition = partition
+
+
 class MessageNotFound(errors.BrokerError):
     """The subscription has fewer unacknowledged entries than the position that was asked for."""
 
@@ -156,6 +174,12 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (errors.SubscriptionExists, Outcome(409, "")),
     (errors.TopicInUse, Outcome(412, "close them first, or use --force")),
     (errors.TooManyRequests, Outcome(429, _LATER)),
+    (PartitionBusy, Outcome(412, "ask again when that has changed; what is done stays done")),
+    (PartitionFailed, Outcome(503, "ask again: what is done already stays done")),
+    (errors.NonPersistentInUse, Outcome(412, "close them first, or use --force")),
+    (errors.ReservedName, Outcome(412, "choose another name")),
+    (errors.IsPartitioned, Outcome(405, "`magnetar topics partitioned-stats` shows all of them")),
+    (errors.InvalidPartitionCount, Outcome(406, "")),
     (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
     (errors.NotAllowed, Outcome(405, "")),
     (errors.TopicFull, Outcome(507, "delete subscriptions that are not used")),

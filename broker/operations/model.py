@@ -51,9 +51,11 @@ class ConsumerStats(_Statistics):
 class SubscriptionStats(_Statistics):
     """A subscription."""
 
-    msg_rate_expired: float = Field(description="entries per second")
-    total_msg_expired: int = Field(description="entries that the broker expired")
-    last_expire_timestamp: int = Field(description="milliseconds since 1970-01-01; 0: never")
+    msg_rate_expired: float = Field(default=0.0, description="entries per second")
+    total_msg_expired: int = Field(default=0, description="entries that the broker expired")
+    last_expire_timestamp: int = Field(
+        default=0, description="milliseconds since 1970-01-01; 0: never"
+    )
     type: str = Field(description="None while no consumer is connected")
     is_durable: bool
     msg_backlog: int = Field(description="entries that are not acknowledged")
@@ -64,9 +66,16 @@ class SubscriptionStats(_Statistics):
     msg_rate_redeliver: float = Field(description="messages per second")
     msg_out_counter: int
     bytes_out_counter: int
-    mark_delete_position: str = Field(description="everything up to it is acknowledged")
-    read_position: str | None = Field(description="null while no consumer has connected")
-    waiting_for: list[str] = Field(description="why nothing is dispatched")
+    mark_delete_position: str | None = Field(
+        default=None, description="everything up to it is acknowledged; null: it has no cursor"
+    )
+    read_position: str | None = Field(
+        default=None, description="null while no consumer has connected"
+    )
+    waiting_for: list[str] = Field(default_factory=list, description="why nothing is dispatched")
+    msg_drop_rate: float = Field(
+        default=0.0, description="messages of a non-persistent topic dropped per second"
+    )
     subscription_properties: dict[str, str]
     consumers: list[ConsumerStats]
 
@@ -83,15 +92,39 @@ class TopicStats(_Statistics):
     msg_out_counter: int
     bytes_out_counter: int
     average_msg_size: float = Field(description="bytes")
-    storage_size: int = Field(description="bytes in all ledgers, one copy")
-    msg_count: int = Field(description="messages in all ledgers")
-    topic_epoch: str | None = Field(description="of exclusive producers; null: there was none")
+    storage_size: int = Field(default=0, description="bytes in all ledgers, one copy")
+    msg_count: int = Field(default=0, description="messages in all ledgers")
+    topic_epoch: str | None = Field(
+        default=None, description="of exclusive producers; null: there was none"
+    )
+    msg_drop_rate: float = Field(
+        default=0.0, description="messages of a non-persistent topic dropped per second"
+    )
     publishers: list[PublisherStats]
     subscriptions: dict[str, SubscriptionStats]
     hidden_subscriptions: dict[str, SubscriptionStats] = Field(
-        description="not durable, and named as a durable subscription"
+        default_factory=dict, description="not durable, and named as a durable subscription"
     )
-    managed_ledger: dict[str, Any]
+    managed_ledger: dict[str, Any] | None = Field(
+        default=None, description="null: the topic is not stored"
+    )
+
+
+class PartitionedMetadata(BaseModel):
+    """How many partitions a topic has."""
+
+    model_config = ConfigDict(frozen=True)
+
+    partitions: int = Field(description="0: the topic is not partitioned", ge=0, le=INT64_MAX)
+    properties: dict[str, str] = Field(default_factory=dict)
+    deleted: bool = Field(default=False, description="its deletion is not finished: ask again")
+
+
+class PartitionedStats(TopicStats):
+    """Sums over all partitions of a topic."""
+
+    metadata: PartitionedMetadata
+    partitions: dict[str, TopicStats] = Field(description="by full name; empty if not asked for")
 
 
 class LedgerInfo(_Statistics):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.catalog.listing import visible
 from magnetar.broker.errors import NamespaceNotFound, TenantNotFound
 from magnetar.broker.operations.errors import (
     NamespaceExists,
@@ -27,7 +28,7 @@ from magnetar.metadata.errors import BadVersion, Contended, NodeExists, NoNode, 
 from magnetar.metadata.model import NamespaceBundles
 from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord
 from magnetar.metadata.store import ABSENT, KEEP, update
-from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
+from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,15 +142,20 @@ class TopicMode(StrEnum):
     ALL = "ALL"
 
 
-async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> list[str]:
-    """Full names, sorted. Raises NamespaceNotFound.
+_DOMAINS: Final = {
+    TopicMode.PERSISTENT: (Domain.PERSISTENT,),
+    TopicMode.NON_PERSISTENT: (Domain.NON_PERSISTENT,),
+    TopicMode.ALL: tuple(Domain),
+}
 
-    NOTE: topics that are not persistent are not stored: they are not listed yet.
+
+async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> list[str]:
+    """Full names, sorted, without those of the system. Raises NamespaceNotFound.
+
+    NOTE: of non-persistent topics without partitions, those that are open at this broker.
     """
     await namespace_record(broker, name)
-    if mode is TopicMode.NON_PERSISTENT:
-        return []
-    return sorted(await broker.topics_of(name))
+    return sorted(str(topic) for topic in visible(await broker.topics_of(name, _DOMAINS[mode])))
 
 
 async def create_namespace(
@@ -212,7 +218,7 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
         found = await store.get(path)
         if found is None:
             raise NamespaceNotFound(str(name))
-        if topics := await broker.topics_of(name):
+        if topics := await _topics_of(broker, name):
             raise NamespaceNotEmpty(str(name), topics)
         try:
             await store.delete(path, expected=found.version)
@@ -220,13 +226,21 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
             continue
         except NoNode:
             raise NamespaceNotFound(str(name)) from None
-        if topics := await broker.topics_of(name):
+        if topics := await _topics_of(broker, name):
             with suppress(NodeExists):
                 await store.put(path, found.value, expected=ABSENT)
             raise NamespaceNotEmpty(str(name), topics)
         await _forget_topics(broker, name)
         return
     raise Contended(path, RACES_MAX)
+
+
+async def _topics_of(broker: Broker, name: NamespaceName) -> list[str]:
+    """Also partitioned topics without partitions: a creation or deletion was not finished."""
+    found = [*await broker.topics_of(name, tuple(Domain))]
+    for domain in Domain:
+        found += await broker.catalog.partitioned.names(name, domain)
+    return [str(topic) for topic in found]
 
 
 async def _namespaces_of(broker: Broker, tenant: str) -> list[str]:

@@ -13,9 +13,10 @@ from magnetar.broker.errors import SubscriptionExists, SubscriptionNotFound
 from magnetar.broker.log.position import LATEST
 from magnetar.broker.operations.errors import MessageNotFound, PositionNotFound
 from magnetar.broker.operations.model import PeekedMessage
-from magnetar.broker.operations.topics import open_topic
+from magnetar.broker.operations.topics import open_topic, require_owner
 from magnetar.protos.errors import EntryError
 from magnetar.protos.message import decode_messages, read_entry
+from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -38,7 +39,8 @@ PEEK_BYTES_MAX: Final = 16 << 20
 
 async def list_subscriptions(broker: Broker, name: TopicName) -> list[str]:
     """Names of the topic's subscriptions, those of readers included, sorted."""
-    return sorted((await open_topic(broker, name)).subscriptions)
+    await require_owner(broker, name)
+    return sorted((await broker.topic(name, create=False)).subscription_names)
 
 
 async def create_subscription(
@@ -46,11 +48,13 @@ async def create_subscription(
 ) -> None:
     """A durable subscription whose next message is the first at or after `start`. Creates the topic
     as well, as a subscribing consumer does. Raises SubscriptionExists, PositionNotFound."""
-    topic = await open_topic(broker, name, create=True)
-    if subscription in topic.subscriptions:
+    await require_owner(broker, name)
+    served = await broker.topic(name)
+    if subscription in served.subscription_names:
         raise SubscriptionExists(subscription)
-    _require_reached(topic, start)
-    await topic.ensure_subscription(subscription, start)
+    if name.domain is Domain.PERSISTENT:
+        _require_reached(await open_topic(broker, name), start)
+    await served.ensure_subscription(subscription, start)
 
 
 async def delete_subscription(
@@ -58,7 +62,8 @@ async def delete_subscription(
 ) -> None:
     """Its backlog is dropped. Raises SubscriptionNotFound; ConsumersConnected unless `force`, which
     disconnects them."""
-    topic = await open_topic(broker, name)
+    await require_owner(broker, name)
+    topic = await broker.topic(name, create=False)
     await topic.unsubscribe(subscription, force=force)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.catalog.listing import visible
 from magnetar.broker.operations.errors import ServedElsewhere
 from magnetar.broker.operations.model import (
     CursorStats,
@@ -17,6 +18,7 @@ from magnetar.broker.operations.model import (
     TerminatedAt,
     TopicStats,
 )
+from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -28,9 +30,17 @@ RANGES_SHOWN_MAX: Final = 1_000
 """Of acknowledged ranges for one cursor: a subscription may have a million holes."""
 
 
-async def list_topics(broker: Broker, namespace: NamespaceName) -> list[str]:
-    """Full names of the namespace's persistent topics, sorted. Raises MetadataError."""
-    return sorted(await broker.topics_of(namespace))
+async def list_topics(
+    broker: Broker,
+    namespace: NamespaceName,
+    domain: Domain = Domain.PERSISTENT,
+    *,
+    include_system: bool = False,
+) -> list[str]:
+    """Full names of the namespace's topics of one domain, sorted, partitions included. Those that
+    the system itself uses only with `include_system`. Raises MetadataError."""
+    found = await broker.topics_of(namespace, (domain,))
+    return sorted(str(name) for name in (found if include_system else visible(found)))
 
 
 async def create_topic(broker: Broker, name: TopicName) -> None:
@@ -48,8 +58,16 @@ async def delete_topic(broker: Broker, name: TopicName, *, force: bool) -> None:
 
 async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
     """Raises TopicNotFound, ReadFailed."""
-    topic = await open_topic(broker, name)
+    await require_owner(broker, name)
+    topic = await broker.topic(name, create=False)
     return TopicStats.model_validate(await topic.stats())
+
+
+async def delete_non_persistent(broker: Broker, name: TopicName, *, force: bool) -> None:
+    """Close the topic: nothing of it is stored. Raises TopicNotFound; NonPersistentInUse unless
+    `force`."""
+    await require_owner(broker, name)
+    await broker.close_non_persistent(name, force=force)
 
 
 async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
@@ -103,9 +121,10 @@ async def truncate(broker: Broker, name: TopicName) -> None:
 
 
 async def open_topic(broker: Broker, name: TopicName, *, create: bool = False) -> Topic:
-    """The topic, opened here. Raises TopicNotFound unless `create`."""
+    """The persistent topic, opened here. Raises TopicNotFound unless `create`; NotAllowed: its
+    messages are not stored."""
     await require_owner(broker, name)
-    return await broker.topic(name, create=create)
+    return await broker.stored_topic(name, create=create)
 
 
 async def require_owner(broker: Broker, name: TopicName) -> None:

@@ -130,6 +130,14 @@ class PolicyCache:
         Raises PoliciesUnavailable when they are unknown."""
         return self._known(topic).policies_of(topic)
 
+    def policies_of_namespace(self, namespace: NamespaceName) -> EffectivePolicies:
+        """The policies of a known namespace's topics that set none of their own. Raises
+        PoliciesUnavailable when they are unknown."""
+        entry = self._entries.get(namespace)
+        if entry is None:
+            raise PoliciesUnavailable(str(namespace), "it was not read yet")
+        return entry.view.policies_shared()
+
     def tenant_of(self, namespace: NamespaceName) -> TenantRecord:
         """The tenant of a known namespace. Raises PoliciesUnavailable when it is unknown."""
         entry = self._entries.get(namespace)

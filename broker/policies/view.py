@@ -102,8 +102,14 @@ class NamespaceView:
             raise PoliciesUnavailable(str(topic), "it is unknown which topics set policies")
         if followed is None and key in self.listed.value:
             raise PoliciesUnavailable(str(topic), "its own policies are not followed")
+        return self.policies_shared()
+
+    def policies_shared(self) -> EffectivePolicies:
+        """Of all topics that set no policies."""
+        if self.record.value is None:
+            raise PoliciesUnavailable(str(self.name), "it was not read yet")
         if self._shared is None:
-            self._shared = effective(self._defaults, record.policies, UNSET)
+            self._shared = effective(self._defaults, self.record.value.policies, UNSET)
         return self._shared
 
     def is_fresh(self, topic: TopicName) -> bool:

@@ -17,6 +17,7 @@ from magnetar.broker.session import (
     publishing,
     request,
     schemas,
+    watchers,
 )
 from magnetar.broker.session.access import Permission
 from magnetar.broker.session.session import Admission, Rule, Unsupported
@@ -101,6 +102,8 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
     # Schemas.
     Type.GET_SCHEMA: Request(Admission.CONNECTED, schemas.get_schema, _LOOKUP),
     Type.GET_OR_CREATE_SCHEMA: Request(Admission.CONNECTED, schemas.get_or_create_schema, _PRODUCE),
+    Type.WATCH_TOPIC_LIST: Request(Admission.CONNECTED, watchers.watch, _LIST),
+    Type.WATCH_TOPIC_LIST_CLOSE: Request(Admission.CONNECTED, watchers.end_watch),
     # Producers.
     Type.PRODUCER: Request(Admission.OPENS_PRODUCER, producers.open_producer, _PRODUCE),
     Type.SEND: SEND,
@@ -119,7 +122,6 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
 
 _FROM_BROKERS: Final = Unsupported("only a broker sends it", ends_connection=True)
 _TRANSACTIONS: Final = Unsupported("this broker has no transactions")
-_WATCHERS: Final = Unsupported("this broker does not raise supports_topic_watchers")
 
 UNSUPPORTED: Final[Mapping[int, Unsupported]] = {
     Type.CONNECTED: _FROM_BROKERS,
@@ -141,8 +143,6 @@ UNSUPPORTED: Final[Mapping[int, Unsupported]] = {
     Type.GET_LAST_MESSAGE_ID_RESPONSE: _FROM_BROKERS,
     Type.GET_SCHEMA_RESPONSE: _FROM_BROKERS,
     Type.GET_OR_CREATE_SCHEMA_RESPONSE: _FROM_BROKERS,
-    Type.WATCH_TOPIC_LIST: _WATCHERS,
-    Type.WATCH_TOPIC_LIST_CLOSE: _WATCHERS,
     Type.WATCH_TOPIC_LIST_SUCCESS: _FROM_BROKERS,
     Type.WATCH_TOPIC_UPDATE: _FROM_BROKERS,
     Type.TC_CLIENT_CONNECT_REQUEST: _TRANSACTIONS,

@@ -72,5 +72,5 @@ async def last_message_id(context: Context, body: pb.CommandGetLastMessageId) ->
 
 async def consumer_stats(context: Context, body: pb.CommandConsumerStats) -> bytes:
     handle = context.consumer(body.consumer_id)
-    backlog = await handle.subscription.cursor.backlog()
-    return reply.consumer_stats(body.request_id, handle.stats(), backlog.entries)
+    backlog = await handle.subscription.backlog_entries()
+    return reply.consumer_stats(body.request_id, handle.stats(), backlog)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from magnetar.broker.session.access import Permission, Resource
     from magnetar.broker.session.session import Session
     from magnetar.broker.topic.consumer import ConsumerHandle
-    from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.broker.topic.protocol import Producer
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.protos.names import TopicName
     from magnetar.runtime.frames import Outbox
@@ -56,8 +56,9 @@ class Context:
     ) -> None:
         self.broker = broker
         self.session = session
-        self.producers: dict[int, ProducerHandle] = {}  # those that are open
+        self.producers: dict[int, Producer] = {}  # those that are open
         self.consumers: dict[int, ConsumerHandle] = {}
+        self.watchers: dict[int, Callable[[], None]] = {}  # each ends one
         self.published: set[int] = set()  # producers that published in the frame being read
         self.over = False  # the connection ends: nothing more is opened or carried out
         self.put = outbox.put  # sends a message
@@ -86,7 +87,7 @@ class Context:
 
     # ---- producers and consumers -----------------------------------------------------------------
 
-    def add_producer(self, producer_id: int, handle: ProducerHandle) -> bool:
+    def add_producer(self, producer_id: int, handle: Producer) -> bool:
         """The topic has opened it. False: the client has gone or has closed the id meanwhile, and
         the producer is closed."""
         if self.over or not self.session.on_producer_opened(producer_id):
@@ -110,7 +111,7 @@ class Context:
         except KeyError:
             raise ConsumerNotFound(consumer_id) from None
 
-    def remove_producer(self, producer_id: int, handle: ProducerHandle | None) -> None:
+    def remove_producer(self, producer_id: int, handle: Producer | None) -> None:
         """It is closed. No effect if its id is free or in use again."""
         if handle is not None and self.producers.get(producer_id) is handle:
             del self.producers[producer_id]
@@ -141,8 +142,11 @@ class Context:
             producer.close_nowait()
         for consumer in self.consumers.values():
             consumer.close_nowait()
+        for end_watcher in self.watchers.values():
+            end_watcher()
         self.producers.clear()
         self.consumers.clear()
+        self.watchers.clear()
 
     # ---- room for messages -----------------------------------------------------------------------
 

@@ -77,6 +77,7 @@ class SessionConsumerEvents:
         self._context = context
         self._topic = topic
         self._consumer_id = consumer_id
+        self._partition = -1 if topic.partition is None else topic.partition
         self._active: bytes = b""  # follows the answer to SUBSCRIBE; b"": nothing to tell
 
     def writable(self) -> bool:
@@ -98,6 +99,7 @@ class SessionConsumerEvents:
                 consumer_id=consumer_id,
                 ledger_id=ledger_id,
                 entry_id=entry_id,
+                partition=self._partition,
                 redelivery_count=detail.redelivery_count if detail is not None else 0,
                 ack_set=detail.ack_set if detail is not None else (),
                 entry_size=len(broker_metadata) + len(data),
@@ -112,7 +114,7 @@ class SessionConsumerEvents:
         for number, entry in enumerate(entries):
             body = pb.CommandMessage(
                 consumer_id=self._consumer_id,
-                message_id=reply.message_id(*entry.position),
+                message_id=reply.message_id(*entry.position, partition=self._partition),
                 consumer_epoch=epoch,
             )
             detail = details.get(number)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.errors import NotAllowed
+from magnetar.broker.catalog.listing import hash_of, matching, visible
+from magnetar.broker.catalog.pattern import TopicPattern
+from magnetar.broker.errors import NotAllowed, UnsupportedPattern
 from magnetar.broker.session import reply, request
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.names import NamespaceName
+from magnetar.protos.names import Domain, NamespaceName
 
 if TYPE_CHECKING:
     from magnetar.broker.session.context import Context
@@ -16,10 +19,12 @@ LISTENER_SHOWN: Final = 200
 """Characters of an unknown listener's name in the answer."""
 
 
-async def partitions(_: Context, body: pb.CommandPartitionedTopicMetadata) -> bytes:
-    """No topic has partitions yet."""
-    request.topic_name(body.topic)
-    return reply.partitions(body.request_id, 0)
+async def partitions(context: Context, body: pb.CommandPartitionedTopicMetadata) -> bytes:
+    """May create the topic, if the policies say so and the request does not forbid it."""
+    name = request.topic_name(body.topic)
+    create = body.metadata_auto_creation_enabled
+    count = await context.broker.partitions_of(name, create=create)
+    return reply.partitions(body.request_id, count)
 
 
 async def lookup(context: Context, body: pb.CommandLookupTopic) -> bytes:
@@ -41,8 +46,26 @@ async def lookup(context: Context, body: pb.CommandLookupTopic) -> bytes:
 
 
 async def topics_of_namespace(context: Context, body: pb.CommandGetTopicsOfNamespace) -> bytes:
-    """Unfiltered: clients apply their pattern themselves."""
+    """With a pattern that the broker understands, those that match. Otherwise all: clients apply
+    their pattern themselves to an answer that is not filtered."""
     namespace = NamespaceName.parse(body.namespace)
-    persistent = body.mode != pb.CommandGetTopicsOfNamespace.NON_PERSISTENT
-    names = await context.broker.topics_of(namespace) if persistent else []
-    return reply.topics_of_namespace(body.request_id, names)
+    found = visible(await context.broker.topics_of(namespace, _DOMAINS[body.mode]))
+    filtered = False
+    if body.HasField("topics_pattern"):
+        with suppress(UnsupportedPattern):
+            found = await matching(TopicPattern(body.topics_pattern), found)
+            filtered = True
+    names = [str(name) for name in found]
+    digest = hash_of(names)
+    changed = not body.HasField("topics_hash") or body.topics_hash != digest
+    return reply.topics_of_namespace(
+        body.request_id, names if changed else (), digest, filtered=filtered, changed=changed
+    )
+
+
+_Mode = pb.CommandGetTopicsOfNamespace.Mode
+_DOMAINS: Final = {
+    _Mode.PERSISTENT: (Domain.PERSISTENT,),
+    _Mode.NON_PERSISTENT: (Domain.NON_PERSISTENT,),
+    _Mode.ALL: (Domain.PERSISTENT, Domain.NON_PERSISTENT),
+}

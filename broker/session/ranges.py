@@ -42,7 +42,7 @@ class LedgerRange:
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
     """The ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and what
     opening the topic raises."""
-    log: Log = (await broker.topic(name, create=False)).log
+    log: Log = (await broker.stored_topic(name, create=False)).log
     records = log.chain.records
     sent = log.stored_bytes - sum(record.length for record in records)
     ranges = []
@@ -61,7 +61,7 @@ async def read(
 
     Raises NotOwner, TopicNotFound, RangeNotConfirmed, ReadFailed.
     """
-    log: Log = (await broker.topic(name, create=False)).log
+    log: Log = (await broker.stored_topic(name, create=False)).log
     confirmed = log.chain.counts.get(ledger, 0) - 1
     if first < 0 or last > confirmed:
         raise RangeNotConfirmed(str(name), ledger, last, confirmed)

@@ -24,6 +24,10 @@ def connected(server_version: str, protocol_version: int, max_message_bytes: int
         server_version=server_version,
         protocol_version=protocol_version,
         max_message_size=max_message_bytes,
+        feature_flags=pb.FeatureFlags(
+            supports_topic_watchers=True,
+            supports_get_partitioned_metadata_without_auto_creation=True,
+        ),
     )
     return framing.encode_command(body)
 
@@ -178,10 +182,16 @@ def ack_response(
     return framing.encode_command(body)
 
 
-def message_id(ledger: int, entry: int, batch_index: int = -1) -> pb.MessageIdData:
-    """Ids are signed numbers, sent as unsigned ones: -1 as 2**64 - 1."""
+def message_id(
+    ledger: int, entry: int, batch_index: int = -1, *, partition: int = -1
+) -> pb.MessageIdData:
+    """Ids are signed numbers, sent as unsigned ones: -1 as 2**64 - 1. `partition` -1: the topic has
+    no partitions."""
     return pb.MessageIdData(
-        ledgerId=ledger & _U64, entryId=entry & _U64, partition=-1, batch_index=batch_index
+        ledgerId=ledger & _U64,
+        entryId=entry & _U64,
+        partition=partition,
+        batch_index=batch_index,
     )
 
 
@@ -214,9 +224,29 @@ def consumer_stats(request_id: int, stats: Mapping[str, Any], backlog_entries: i
     return framing.encode_command(body)
 
 
-def topics_of_namespace(request_id: int, topics: Sequence[str]) -> bytes:
+def topics_of_namespace(
+    request_id: int, topics: Sequence[str], digest: str, *, filtered: bool, changed: bool
+) -> bytes:
     body = pb.CommandGetTopicsOfNamespaceResponse(
-        request_id=request_id, topics=topics, filtered=False, changed=True
+        request_id=request_id,
+        topics=topics,
+        topics_hash=digest,
+        filtered=filtered,
+        changed=changed,
+    )
+    return framing.encode_command(body)
+
+
+def watching(request_id: int, watcher_id: int, topics: Sequence[str], digest: str) -> bytes:
+    body = pb.CommandWatchTopicListSuccess(
+        request_id=request_id, watcher_id=watcher_id, topic=topics, topics_hash=digest
+    )
+    return framing.encode_command(body)
+
+
+def topic_update(watcher_id: int, new: Sequence[str], deleted: Sequence[str], digest: str) -> bytes:
+    body = pb.CommandWatchTopicUpdate(
+        watcher_id=watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=digest
     )
     return framing.encode_command(body)
 

@@ -16,7 +16,7 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.names import Domain, TopicName
+from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +31,8 @@ topic's record stores those of a subscription."""
 
 
 def topic_name(text: str) -> TopicName:
-    """Raises InvalidTopicName, NotAllowed."""
-    name = TopicName.parse(text)
-    if name.domain is not Domain.PERSISTENT:
-        raise NotAllowed(str(name), "non-persistent topics are not supported yet")
-    return name
+    """Raises InvalidTopicName."""
+    return TopicName.parse(text)
 
 
 def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, ProducerRequest]:

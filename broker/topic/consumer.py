@@ -12,7 +12,6 @@ from magnetar.broker.topic.meter import Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.dispatcher import Deliver
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
@@ -204,8 +203,7 @@ class OwningSubscription(Protocol):
     """What a handle, and the session through it, uses of the subscription. `Subscription` says what
     each method does."""
 
-    @property
-    def cursor(self) -> Cursor: ...
+    async def backlog_entries(self) -> int: ...
 
     def on_flow(self, handle: ConsumerHandle, permits: int) -> None: ...
 

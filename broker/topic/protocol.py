@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.log.log import Log
@@ -20,35 +20,51 @@ if TYPE_CHECKING:
         SubscribeRequest,
     )
     from magnetar.broker.topic.meter import Meter
-    from magnetar.broker.topic.producer import ProducerHandle
     from magnetar.broker.topic.subscription import Subscription
     from magnetar.protos.names import TopicName
+    from magnetar.protos.sends import SendRun
 
 
-class Topic(Protocol):
-    """A topic that this broker serves. Everything is called on the loop."""
+class Producer(Protocol):
+    """What a session holds of a producer."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic_epoch(self) -> int | None: ...  # None: not exclusive
+
+    @property
+    def last_sequence_id(self) -> int: ...
+
+    @property
+    def request(self) -> ProducerRequest: ...
+
+    def publish(self, sends: SendRun, now: float) -> None:
+        """Take what the client sent. The outcome comes by the events."""
+
+    async def wait_room(self) -> None:
+        """Return when the topic takes more, or at once when the producer has ended."""
+
+    async def close(self) -> None:
+        """The client closes. What it sent is answered first."""
+
+    def close_nowait(self) -> None:
+        """The connection is gone: nothing is answered any more."""
+
+
+class ServedTopic(Protocol):
+    """A topic that this broker serves, of either kind. Everything is called on the loop."""
 
     @property
     def name(self) -> TopicName: ...
 
     @property
-    def log(self) -> Log:
-        """Where its entries are, to be read by range."""
-
-    @property
-    def policies(self) -> PolicySource: ...
-
-    @property
-    def producers(self) -> Mapping[str, ProducerHandle]:
+    def producers(self) -> Mapping[str, Producer]:
         """Those that are connected, by name."""
 
     @property
-    def subscriptions(self) -> Mapping[str, Subscription]:
-        """By name. A name means the durable subscription if there is one."""
-
-    @property
-    def all_subscriptions(self) -> Sequence[Subscription]:
-        """The durable ones and the others, also two of one name."""
+    def subscription_names(self) -> Collection[str]: ...
 
     @property
     def published(self) -> Meter:
@@ -58,9 +74,7 @@ class Topic(Protocol):
     def delivered_total(self) -> tuple[int, int]:
         """Messages and bytes that were delivered since the topic was opened."""
 
-    async def add_producer(
-        self, request: ProducerRequest, events: ProducerEvents
-    ) -> ProducerHandle:
+    async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> Producer:
         """Let a producer in. A producer that is in its way is probed first, and evicted if its
         client does not answer.
 
@@ -84,6 +98,32 @@ class Topic(Protocol):
         """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
         SubscriptionFenced, TopicClosing, LogError."""
 
+    async def stats(self) -> dict[str, Any]:
+        """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
+
+    async def close(self, reason: CloseReason = ...) -> None:
+        """Serve no more. Returns within a few seconds, and never raises operating errors. May be
+        called more than once."""
+
+
+class Topic(ServedTopic, Protocol):
+    """A persistent topic: its entries are stored, and its subscriptions have cursors."""
+
+    @property
+    def log(self) -> Log:
+        """Where its entries are, to be read by range."""
+
+    @property
+    def policies(self) -> PolicySource: ...
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name. A name means the durable subscription if there is one."""
+
+    @property
+    def all_subscriptions(self) -> Sequence[Subscription]:
+        """The durable ones and the others, also two of one name."""
+
     async def expire(self, subscription: Subscription, *, older_than_s: int) -> int:
         """Skip what was appended longer ago than that. Returns how many entries. Raises
         SubscriptionFenced, ReadFailed, LogError."""
@@ -106,9 +146,6 @@ class Topic(Protocol):
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
 
-    async def stats(self) -> dict[str, Any]:
-        """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
-
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
         """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
         them. Raises TopicInUse (unless `force`), TopicClosing."""
@@ -121,7 +158,3 @@ class Topic(Protocol):
     def end_deletion(self) -> None:
         """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
         is."""
-
-    async def close(self, reason: CloseReason = ...) -> None:
-        """Serve no more. Returns within a few seconds, and never raises operating errors. May be
-        called more than once."""

@@ -451,6 +451,10 @@ class Subscription:
         batch_index = view.num_messages - 1 if view.is_batch else -1
         return LastMessage(entries[0].position, batch_index, mark_delete)
 
+    async def backlog_entries(self) -> int:
+        """Entries that are not acknowledged."""
+        return (await self.cursor.backlog()).entries
+
     async def peek(self, number: int) -> StoredEntry | None:
         """The unacknowledged entry with this number, counted from 1; None: there are fewer.
 

@@ -63,7 +63,7 @@ from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import spawn_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
@@ -427,6 +427,10 @@ class PersistentTopic:
             subscription.close(consumers)
 
     # ---- subscriptions ---------------------------------------------------------------------------
+
+    @property
+    def subscription_names(self) -> Collection[str]:
+        return self.subscriptions.keys()
 
     @property
     def all_subscriptions(self) -> list[Subscription]:

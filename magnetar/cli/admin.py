@@ -15,7 +15,7 @@ import typer
 
 from magnetar.cli.client import fail
 from magnetar.protos.errors import InvalidTopicName
-from magnetar.protos.names import Domain, TopicName
+from magnetar.protos.names import TopicName
 
 TIMEOUT_S: Final = 10.0
 CONNECT_S: Final = 3.0  # a person waits, and there may be other addresses to try
@@ -95,10 +95,8 @@ def topic_path(topic: str) -> str:
         name = TopicName.parse(topic)
     except InvalidTopicName as error:
         fail(str(error), code=USAGE)
-    if name.domain != Domain.PERSISTENT:
-        fail(f"{name}: only persistent topics are supported", code=USAGE)
-    return "/admin/v2/persistent/" + "/".join(
-        quoted(part) for part in (name.tenant, name.namespace, name.topic)
+    return "/admin/v2/" + "/".join(
+        quoted(part) for part in (name.domain, name.tenant, name.namespace, name.topic)
     )
 
 

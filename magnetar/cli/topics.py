@@ -29,6 +29,9 @@ from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
 PEEK_MAX: Final = 1_000  # a request for each entry
 RANGES_PRINTED: Final = 5  # of each cursor; --json prints all
 
+Namespace = Annotated[str, typer.Argument(help="as tenant/namespace")]
+Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="how many")]
+
 
 def add_to(app: typer.Typer) -> None:
     topics = App(
@@ -46,34 +49,131 @@ def add_to(app: typer.Typer) -> None:
     topics.command("lookup")(lookup)
     topics.command("unload")(unload)
     add_topic_policies(topics)
+    topics.command("create-partitioned-topic")(create_partitioned_topic)
+    topics.command("update-partitioned-topic")(update_partitioned_topic)
+    topics.command("get-partitioned-topic-metadata")(get_partitioned_topic_metadata)
+    topics.command("list-partitioned-topics")(list_partitioned_topics)
+    topics.command("delete-partitioned-topic")(delete_partitioned_topic)
+    topics.command("partitioned-stats")(partitioned_stats)
     app.add_typer(topics, name="topics")
 
 
 def list_topics(
-    namespace: Annotated[str, typer.Argument(help="as tenant/namespace")] = str(DEFAULT_NAMESPACE),
+    namespace: Namespace = str(DEFAULT_NAMESPACE),
+    include_system_topic: Annotated[
+        bool, typer.Option("--include-system-topic", help="those of the system, too")
+    ] = False,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """List the topics of a namespace."""
+    """List the topics of a namespace, partitions included."""
+    query = "?includeSystemTopic=true" if include_system_topic else ""
+    found = command(admin_url, "GET", f"{namespace_path(namespace)}{query}")
+    _print_names(found, as_json)
+    if not found and not as_json:
+        typer.echo(f"no topics in {namespace}", err=True)
+
+
+def _print_names(names: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json(names)
+    else:
+        for name in names:
+            typer.echo(name)
+
+
+def namespace_path(namespace: str) -> str:
+    """The path of a namespace's persistent topics. Ends the command for an invalid name."""
     try:
         name = NamespaceName.parse(namespace)
     except InvalidNamespaceName as error:
         fail(str(error), code=USAGE)
-    path = f"/admin/v2/persistent/{quoted(name.tenant)}/{quoted(name.namespace)}"
-    found = command(admin_url, "GET", path)
+    return f"/admin/v2/persistent/{quoted(name.tenant)}/{quoted(name.namespace)}"
+
+
+def create(
+    topic: Topic,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="of a partitioned topic")
+    ] = None,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Create a topic. Producers and consumers create topics as well, when they first use them."""
+    if partitions is not None:
+        create_partitioned_topic(topic, partitions, admin_url)
+        return
+    command(admin_url, "PUT", topic_path(topic))
+    typer.echo(f"created {topic}")
+
+
+def create_partitioned_topic(
+    topic: Topic, partitions: Partitions, admin_url: AdminUrl = DEFAULT_ADMIN_URL
+) -> None:
+    """Create a topic with partitions, which brokers share among themselves."""
+    command(admin_url, "PUT", f"{topic_path(topic)}/partitions", partitions)
+    typer.echo(f"created {topic} with {partitions} partitions")
+
+
+def update_partitioned_topic(
+    topic: Topic, partitions: Partitions, admin_url: AdminUrl = DEFAULT_ADMIN_URL
+) -> None:
+    """Add partitions to a topic. Keys may move to other partitions; the number never shrinks."""
+    command(admin_url, "POST", f"{topic_path(topic)}/partitions", partitions)
+    typer.echo(f"{topic} has {partitions} partitions")
+
+
+def get_partitioned_topic_metadata(
+    topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADMIN_URL
+) -> None:
+    """Print how many partitions a topic has; 0: it is not partitioned."""
+    found = command(admin_url, "GET", f"{topic_path(topic)}/partitions")
     if as_json:
         print_json(found)
     else:
-        for topic in found:
-            typer.echo(topic)
-        if not found:
-            typer.echo(f"no topics in {name}", err=True)
+        typer.echo(f"partitions: {found['partitions']}")
 
 
-def create(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Create a topic. Producers and consumers create topics as well, when they first use them."""
-    command(admin_url, "PUT", topic_path(topic))
-    typer.echo(f"created {topic}")
+def list_partitioned_topics(
+    namespace: Namespace = str(DEFAULT_NAMESPACE),
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """List the partitioned topics of a namespace."""
+    _print_names(command(admin_url, "GET", f"{namespace_path(namespace)}/partitioned"), as_json)
+
+
+def delete_partitioned_topic(
+    topic: Topic,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="disconnect producers and consumers")
+    ] = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Delete a partitioned topic with all its partitions and messages."""
+    query = "?force=true" if force else ""
+    command(admin_url, "DELETE", f"{topic_path(topic)}/partitions{query}")
+    typer.echo(f"deleted {topic}")
+
+
+def partitioned_stats(
+    topic: Topic,
+    per_partition: Annotated[
+        bool, typer.Option("--per-partition", help="print each partition, too")
+    ] = False,
+    as_json: Json = False,
+    admin_url: AdminUrl = DEFAULT_ADMIN_URL,
+) -> None:
+    """Print the sums of the statistics of all partitions."""
+    query = f"perPartition={'true' if per_partition else 'false'}"
+    found = command(admin_url, "GET", f"{topic_path(topic)}/partitioned-stats?{query}")
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"partitions: {found['metadata']['partitions']}")
+    _print_stats(found)
+    for name, part in found["partitions"].items():
+        typer.echo(f"\n{name}")
+        _print_stats(part)
 
 
 def delete(
@@ -151,16 +251,21 @@ def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADM
     found = command(admin_url, "GET", f"{topic_path(topic)}/stats")
     if as_json:
         print_json(found)
-        return
+    else:
+        _print_stats(found)
+
+
+def _print_stats(found: dict[str, Any]) -> None:
     print_table(
         ("", "rate", "throughput", "messages", "bytes"),
         (
             _flow("in", found, "In"),
             _flow("out", found, "Out"),
             ("stored", "", "", str(found["msgCount"]), size_of(found["storageSize"])),
+            ("dropped", f"{found['msgDropRate']:.1f}/s", "", str(found.get("msgDropCount", 0)), ""),
         ),
     )
-    if trouble := found["managedLedger"].get("trouble"):
+    if trouble := (found["managedLedger"] or {}).get("trouble"):
         typer.echo(f"trouble: {trouble}")
     if found["publishers"]:
         typer.echo()

@@ -51,6 +51,16 @@ CASES: dict[int, tuple[Message, type[Message] | str | None]] = {
         ),
         pb.CommandGetOrCreateSchemaResponse,
     ),
+    Type.WATCH_TOPIC_LIST: (
+        pb.CommandWatchTopicList(
+            namespace="public/default", topics_pattern=".*", watcher_id=4, request_id=9
+        ),
+        pb.CommandWatchTopicListSuccess,
+    ),
+    Type.WATCH_TOPIC_LIST_CLOSE: (
+        pb.CommandWatchTopicListClose(watcher_id=4, request_id=9),
+        pb.CommandSuccess,
+    ),
     Type.PRODUCER: (
         pb.CommandProducer(topic=TOPIC, producer_id=2, request_id=9),
         pb.CommandProducerSuccess,

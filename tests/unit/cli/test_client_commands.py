@@ -173,7 +173,6 @@ def test_statistics_without_a_server() -> None:
     ("arguments", "reason"),
     [
         (["a//b"], "invalid topic name"),
-        (["non-persistent://public/default/a"], "only persistent topics are supported"),
         (["a", "--admin-url", "localhost:8080"], "does not begin with http://"),
     ],
 )

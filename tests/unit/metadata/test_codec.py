@@ -256,6 +256,17 @@ RECORDS: dict[
             unknown=st.just(b""),
         ),
     ),
+    "partitioned topic": (
+        codec.encode_partitioned_topic,
+        codec.decode_partitioned_topic,
+        st.builds(
+            model.PartitionedTopic,
+            st.integers(1, 2**63 - 1),
+            properties,
+            counts,
+            st.booleans(),
+        ),
+    ),
     "tenant": (
         codec.encode_tenant,
         codec.decode_tenant,
@@ -605,6 +616,7 @@ GOLDEN: dict[str, Any] = {
         properties={"z": "1", "y": "2"},
     ),
     "tombstone": model.TopicTombstone(HEX, 3, 77, {"b2": HEX, "b1": HEX}, frozenset({"d", "c"})),
+    "partitioned topic": model.PartitionedTopic(4, {"z": "1", "y": "2"}, 6, deleting=True),
     "tenant": policies.TenantRecord(frozenset({"west", "east"}), frozenset({"admin"})),
     "namespace": policies.NamespaceRecord(model.NamespaceBundles.divided(3), ALL_POLICIES),
     "topic policies": policies.TopicPolicies(policies.Policies(version=1, deduplication=True)),

@@ -38,6 +38,10 @@ def test_where_everything_lies() -> None:
         paths.topic("public", "default", "persistent", "a/b c")
         == "/topics/public/default/persistent/a%2Fb%20c"
     )
+    assert (
+        paths.partitioned_topic("public", "default", "persistent", "a b")
+        == "/partitioned-topics/public/default/persistent/a%20b"
+    )
 
 
 @given(names)

@@ -229,7 +229,9 @@ async def test_a_refused_client_on_a_slow_link_gets_the_error() -> None:
         client = await here.client(connected=False)
         connection = here.connections[0]
         for _ in range(4 * FRAMES_MAX):
-            connection._outbox.put(reply.topics_of_namespace(1, ["t" * (FRAME_BYTES_MAX // 2)]))
+            names = ["t" * (FRAME_BYTES_MAX // 2)]
+            answer = reply.topics_of_namespace(1, names, "", filtered=False, changed=True)
+            connection._outbox.put(answer)
         await settle()  # the link is full, and frames wait in the outbox
         connection._take(memoryview(framing.encode_command(connect(b"guess"))))
         await settle()

@@ -137,7 +137,7 @@ async def test_a_request_without_its_permission_is_refused_before_its_handler(ki
         text = getattr(refused, "error_message", None) or refused.message
         assert (refused.request_id, code) == (9, pb.AuthorizationError)
         assert f"role 'reader' may not {needs.permission.value} on" in text
-        listed = kind == Type.GET_TOPICS_OF_NAMESPACE
+        listed = kind in (Type.GET_TOPICS_OF_NAMESPACE, Type.WATCH_TOPIC_LIST)
         named = NamespaceName.parse("public/default") if listed else TopicName.parse(TOPIC)
         assert grants.asked == [(needs.permission, named)]
         assert here.broker.topics == [], "the handler ran"

@@ -276,14 +276,8 @@ def test_requests_under_way_are_bounded() -> None:
     [
         (pb.CommandNewTxn(request_id=3), pb.CommandError),
         (pb.CommandTcClientConnectRequest(request_id=3, tc_id=0), pb.CommandError),
-        (
-            pb.CommandWatchTopicList(
-                request_id=3, watcher_id=1, namespace="a/b", topics_pattern="x"
-            ),
-            pb.CommandError,
-        ),
     ],
-    ids=["new-txn", "tc-connect", "watch-topics"],
+    ids=["new-txn", "tc-connect"],
 )
 def test_what_is_not_served_is_refused_by_name(body: object, kind: type) -> None:
     [action] = connected().on_command(command(body), 1.0)

@@ -1,0 +1,307 @@
+"""Partitioned topics over HTTP, and requests that concern all partitions of one.
+
+`PartitionCalls` asks the owner of one partition: this broker directly, or another one over HTTP,
+whose address the redirect names.
+
+`fanned_out` passes a request about a subscription of a partitioned topic on to all its partitions.
+The routes of subscriptions know nothing of partitions.
+"""
+
+import asyncio
+import json
+import re
+from http.client import HTTPConnection, HTTPException
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from fastapi import APIRouter, Body, Query
+from fastapi.responses import JSONResponse, Response
+
+from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.operations import partitions
+from magnetar.broker.operations.arguments import INT64_MAX, namespace_name, topic_name
+from magnetar.broker.operations.errors import PartitionFailed, outcome_of
+from magnetar.broker.operations.model import PartitionedMetadata, PartitionedStats, Refusal
+from magnetar.broker.operations.partitions import ASKED_MAX
+from magnetar.broker.refusal import OPERATING_ERRORS
+from magnetar.protos.names import Domain, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.operations.partitions import Ask
+    from magnetar.runtime.http import App, Message
+
+CALL_TIMEOUT_S: Final = 20.0
+"""For one partition at another broker."""
+
+ANSWER_BYTES_MAX: Final = 16 << 20
+"""Statistics of one partition with thousands of consumers."""
+
+_Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX)]
+_Wanted = Annotated[int | PartitionedMetadata, Body(description="the number of partitions")]
+_EXISTS = {"model": Refusal, "description": "It exists already."}
+_COUNTS = {"model": Refusal, "description": "A topic cannot have so many partitions."}
+
+
+def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter:
+    """`/admin/v2/{domain}/{tenant}/{namespace}/partitioned`, and what is about all partitions."""
+    router = APIRouter(prefix=f"/admin/v2/{domain}", tags=["partitions"], responses=REFUSALS)
+    one = "/{tenant}/{namespace}/{topic}"
+
+    @router.get("/{tenant}/{namespace}/partitioned")
+    async def list_partitioned(tenant: str, namespace: str) -> list[str]:
+        """List the partitioned topics of a namespace."""
+        name = namespace_name(tenant, namespace)
+        return await partitions.list_partitioned_topics(broker, name, domain)
+
+    @router.put(one + "/partitions", status_code=204, responses={406: _COUNTS, 409: _EXISTS})
+    async def create(tenant: str, namespace: str, topic: str, wanted: _Wanted) -> None:
+        """Create a topic with this many partitions."""
+        name = topic_name(tenant, namespace, topic, domain)
+        if isinstance(wanted, int):
+            wanted = PartitionedMetadata.model_construct(partitions=wanted, properties={})
+        await partitions.create_partitioned_topic(
+            broker, name, wanted.partitions, wanted.properties
+        )
+
+    @router.post(one + "/partitions", status_code=204, responses={406: _COUNTS})
+    async def update(tenant: str, namespace: str, topic: str, count: _Count) -> None:
+        """Add partitions, up to this many. The number never shrinks."""
+        name = topic_name(tenant, namespace, topic, domain)
+        await partitions.update_partitioned_topic(broker, name, count)
+
+    @router.get(one + "/partitions")
+    async def metadata(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        create: Annotated[
+            bool, Query(alias="checkAllowAutoCreation", description="create it as a client would")
+        ] = False,
+    ) -> PartitionedMetadata:
+        """How many partitions a topic has; 0: it is not partitioned."""
+        name = topic_name(tenant, namespace, topic, domain)
+        return await partitions.partitioned_metadata(broker, name, create=create)
+
+    @router.delete(one + "/partitions", status_code=204)
+    async def delete(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        force: Annotated[bool, Query(description="disconnect producers and consumers")] = False,
+    ) -> None:
+        """Delete a partitioned topic with all its partitions."""
+        name = topic_name(tenant, namespace, topic, domain)
+        await partitions.delete_partitioned_topic(broker, name, ask, force=force)
+
+    @router.get(one + "/partitioned-stats")
+    async def stats(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        per_partition: Annotated[
+            bool, Query(alias="perPartition", description="show each partition, too")
+        ] = True,
+    ) -> PartitionedStats:
+        """Sums of the statistics of all partitions."""
+        name = topic_name(tenant, namespace, topic, domain)
+        return await partitions.partitioned_stats(broker, name, ask, per_partition=per_partition)
+
+    return router
+
+
+class PartitionCalls:
+    """Requests to the owners of single topics. `serve` is this broker's own API; it is set once the
+    API is complete."""
+
+    serve: "App"
+
+    async def __call__(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]:
+        path, _, query = f"{path_of(name)}{rest}".partition("?")
+        status, body = await self.send(method, name, path, query.encode(), b"")
+        return status, json.loads(body) if body else None
+
+    async def send(
+        self, method: str, name: TopicName, path: str, query: bytes, body: bytes
+    ) -> tuple[int, bytes]:
+        """Status and answer. `path` is quoted. Raises PartitionFailed."""
+        status, headers, answer = await self._here(method, path, query, body)
+        if status != 307:
+            return status, answer
+        location = headers.get(b"location", b"").decode()
+        try:
+            return await asyncio.to_thread(_send, method, location, body)
+        except (OSError, HTTPException, ValueError) as error:
+            raise PartitionFailed(str(name), f"{location} did not answer: {error}") from error
+
+    async def _here(
+        self, method: str, path: str, query: bytes, body: bytes
+    ) -> tuple[int, dict[bytes, bytes], bytes]:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query,
+            "root_path": "",
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+            ],
+            "client": None,
+            "server": None,
+        }
+        started: list[Any] = []
+        parts: list[bytes] = []
+
+        async def receive() -> "Message":
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: "Message") -> None:
+            if message["type"] == "http.response.start":
+                started.append(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        await self.serve(scope, receive, send)
+        return started[0]["status"], dict(started[0]["headers"]), b"".join(parts)
+
+
+def path_of(name: TopicName) -> str:
+    parts = (name.domain, name.tenant, name.namespace, name.topic)
+    return "/admin/v2/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _send(method: str, url: str, body: bytes) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=CALL_TIMEOUT_S)
+    try:
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        connection.request(method, target, body, {"content-type": "application/json"})
+        reply = connection.getresponse()
+        answer = reply.read(ANSWER_BYTES_MAX + 1)
+        if len(answer) > ANSWER_BYTES_MAX:
+            raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
+        if reply.status == 307:
+            raise ValueError("the topic is moving")
+        return reply.status, answer
+    finally:
+        connection.close()
+
+
+# ---- requests to all partitions ------------------------------------------------------------------
+
+_ABOUT_SUBSCRIPTIONS: Final = re.compile(
+    r"/admin/v2/(persistent|non-persistent)/([^/]+)/([^/]+)/([^/]+)(/subscriptions?(?:/.*)?)"
+)
+_ONE_PARTITION: Final = re.compile(r"/subscription/.+/(?:position|skip)/[^/]+|.*/resetcursor")
+"""Message ids and counts of messages mean something in one partition only."""
+
+_ENDS: Final = frozenset({-1, INT64_MAX})
+
+
+def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
+    async def serve(
+        scope: "Message",
+        receive: "Callable[[], Awaitable[Message]]",
+        send: "Callable[[Message], Awaitable[None]]",
+    ) -> None:
+        found = _ABOUT_SUBSCRIPTIONS.fullmatch(scope["raw_path"].decode("latin-1"))
+        name = None if found is None else _partitioned_name(found)
+        if found is None or name is None:
+            await app(scope, receive, send)
+            return
+        try:
+            record = await broker.catalog.partitioned.find(name)
+            if record is None or record.deleting:
+                await app(scope, receive, send)
+                return
+            body = await _body_of(receive)
+            method, rest = scope["method"], found[5]
+            if _ONE_PARTITION.fullmatch(rest) and not _is_end(body):
+                reason = f"{name} has {record.partitions} partitions: name one of them"
+                answer: Response = _refusal(405, reason)
+            else:
+                names = [name.with_partition(index) for index in range(record.partitions)]
+                query = scope["query_string"]
+                answers = await _send_all(calls, method, names, rest, query, body)
+                answer = _combined(answers)
+        except OPERATING_ERRORS as error:
+            answer = _refusal(outcome_of(error).status, str(error))
+        await answer(scope, receive, send)
+
+    return serve
+
+
+def _partitioned_name(found: "re.Match[str]") -> TopicName | None:
+    try:
+        tenant, namespace, topic = map(unquote, found.group(2, 3, 4))
+        name = topic_name(tenant, namespace, topic, Domain(found[1]))
+    except OPERATING_ERRORS:
+        return None  # the route says what is wrong
+    return name if name.partition is None else None
+
+
+async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes:
+    """It is bounded already (app.py)."""
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _is_end(body: bytes) -> bool:
+    """Whether it is the message id that stands for the beginning or the end of any topic."""
+    try:
+        found = json.loads(body)
+        return found["ledgerId"] in _ENDS and found["entryId"] in _ENDS
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+async def _send_all(
+    calls: PartitionCalls, method: str, names: list[TopicName], rest: str, query: bytes, body: bytes
+) -> list[tuple[int, bytes]]:
+    slots = asyncio.Semaphore(ASKED_MAX)
+
+    async def one(name: TopicName) -> tuple[int, bytes]:
+        async with slots:
+            try:
+                return await calls.send(method, name, path_of(name) + rest, query, body)
+            except PartitionFailed as error:
+                return 503, Refusal(
+                    reason=str(error), error="PartitionFailed"
+                ).model_dump_json().encode()
+
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(one(name)) for name in names]
+    return [task.result() for task in asked]
+
+
+def _combined(answers: list[tuple[int, bytes]]) -> Response:
+    """The first failure, if there is one. That a subscription exists already in some partitions, or
+    is gone from some, is no failure: the request makes all partitions equal."""
+    done = [answer for answer in answers if answer[0] < 300]
+    harmless = (404, 409) if done else ()
+    for status, body in answers:
+        if status >= 300 and status not in harmless:
+            return Response(body, status, media_type="application/json")
+    bodies = [json.loads(body) for _, body in done if body]
+    if not bodies:
+        return Response(status_code=204)
+    lists = [body for body in bodies if isinstance(body, list)]
+    if lists:
+        return JSONResponse(sorted({item for found in lists for item in found}))
+    return JSONResponse(partitions.merged([body for body in bodies if isinstance(body, dict)]))
+
+
+def _refusal(status: int, reason: str) -> Response:
+    refusal = Refusal(reason=reason, error="IsPartitioned" if status == 405 else "PartitionFailed")
+    return JSONResponse(refusal.model_dump(), status)

@@ -1,0 +1,108 @@
+"""Which topics exist, and which may be created.
+
+A topic exists if it has a record. A partition of a partitioned topic exists also without one: its
+first use creates the record. Non-persistent topics have no records; those exist that are open, and
+the partitions of the partitioned ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.catalog.partitioned import PartitionedTopics
+from magnetar.broker.catalog.reserved import is_heartbeat, is_system
+from magnetar.broker.errors import IsPartitioned, ReservedName, TopicExists, TopicNotFound
+from magnetar.metadata import paths
+from magnetar.metadata.codec import decode_topic
+from magnetar.protos.names import Domain, TopicName
+
+if TYPE_CHECKING:
+    from magnetar.broker.policies.cache import PolicyCache
+    from magnetar.metadata.policies import AutoTopicCreation
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.protos.names import NamespaceName
+    from magnetar.runtime.clock import Clock
+
+
+class Catalog:
+    """Reads the metadata store at each question: the answers decide what is created."""
+
+    def __init__(
+        self, store: MetadataStore, policies: PolicyCache, clock: Clock, *, partitions_max: int = 0
+    ) -> None:
+        self.partitioned = PartitionedTopics(store, clock, partitions_max=partitions_max)
+        self._store = store
+        self._policies = policies
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether the topic has a record, and is not being deleted."""
+        path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+        found = await self._store.get(path)
+        return found is not None and not decode_topic(found.value).deleted
+
+    async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
+        """The topics of a namespace that have a record, or would have one if the domain had
+        records: of non-persistent topics, the partitions."""
+        tenant, part = namespace.tenant, namespace.namespace
+        if domain is Domain.PERSISTENT:
+            found = await self._store.children(paths.topics(tenant, part, domain))
+            return [TopicName(domain, tenant, part, paths.unquoted(child)) for child in found]
+        names = []
+        for name in await self.partitioned.names(namespace, domain):
+            record = await self.partitioned.find(name)
+            if record is not None and not record.deleting:
+                names += [name.with_partition(index) for index in range(record.partitions)]
+        return names
+
+    async def require_creatable(self, name: TopicName, *, by_user: bool) -> None:
+        """A topic that does not exist may be created: by an administrator's request (`by_user`), or
+        by its first use. The namespace must be known.
+
+        Raises ReservedName, IsPartitioned, TopicNotFound, PoliciesUnavailable, MetadataError.
+        """
+        if name.partition is not None:
+            record = await self.partitioned.find(name.base)
+            if record is not None and record.deleting:
+                raise TopicNotFound(str(name))
+            if record is None or name.partition >= record.partitions:
+                count = 0 if record is None else record.partitions
+                raise ReservedName(str(name), f"{name.base} has {count} partitions")
+            return
+        if is_system(name) and (by_user or not is_heartbeat(name)):
+            raise ReservedName(str(name), "the name is reserved for the system")
+        record = await self.partitioned.find(name)
+        if record is not None:
+            raise IsPartitioned(str(name), record.partitions)
+        if not (by_user or is_heartbeat(name) or self._creation_of(name).enabled):
+            raise TopicNotFound(str(name))
+
+    async def partitions_of(self, name: TopicName, *, create: bool) -> int:
+        """How many partitions the topic has; 0: it is not partitioned. With `create`, a topic that
+        does not exist is created by the first use if the policies allow it: a partitioned one here.
+
+        Raises TopicNotFound, and what `require_creatable` raises.
+        """
+        record = await self.partitioned.find(name)
+        if record is not None:
+            if record.deleting:
+                raise TopicNotFound(str(name))
+            return record.partitions
+        if name.partition is not None or await self.exists(name):
+            if name.partition is not None and not await self.exists(name):
+                await self.require_creatable(name, by_user=False)
+            return 0
+        await self.require_creatable(name, by_user=False)
+        if not create:
+            raise TopicNotFound(str(name))
+        count = 0 if is_system(name) else self._creation_of(name).partitions
+        if count:
+            count = min(count, self.partitioned.partitions_max)
+            try:
+                await self.partitioned.create(name, count)
+            except TopicExists:  # another request created it, or a topic without partitions
+                found = await self.partitioned.find(name)
+                return 0 if found is None else found.partitions
+        return count
+
+    def _creation_of(self, name: TopicName) -> AutoTopicCreation:
+        return self._policies.policies_of_namespace(name.namespace_name).auto_topic_creation

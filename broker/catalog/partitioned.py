@@ -1,0 +1,234 @@
+"""Partitioned topics: their records, and the records of their partitions.
+
+A partitioned topic is a record with the number of its partitions. Each partition is a topic of its
+own, `<topic>-partition-<n>`, with an owner of its own. Its record is written here, without an
+owner: a topic without entries needs none.
+
+Order of the writes, so that a crash between any two of them leaves something that can be used or
+finished:
+
+- Creation: the record of the partitioned topic first, then those of its partitions. A partition
+  that was not written is created by its first use.
+- Growth: the new partitions first, with all durable subscriptions of the others at their beginning.
+  Then the number. So a consumer that learns of a partition finds its subscription there, and no
+  message is missed. Partitions that a crash left beyond the number are completed by the next
+  growth, and deleted with the topic.
+- Deletion: the mark `deleting` first; the topic cannot be used any more. Then the partitions, then
+  the record. The same request again finishes what a crash left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.cursor import format as stored
+from magnetar.broker.cursor.acks import AckState
+from magnetar.broker.errors import (
+    InvalidPartitionCount,
+    ReservedName,
+    TopicExists,
+    TopicNotFound,
+)
+from magnetar.broker.log.chain import Chain
+from magnetar.broker.log.position import EARLIEST
+from magnetar.metadata import codec, paths
+from magnetar.metadata.model import PartitionedTopic, SubscriptionRecord, TopicRecord
+from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+from magnetar.protos.names import Domain, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.metadata.store import Change, MetadataStore, Versioned
+    from magnetar.protos.names import NamespaceName
+    from magnetar.runtime.clock import Clock
+
+PARTITIONS_MAX: Final = 10_000
+"""Where the configuration sets no limit. A client opens a producer for each; the records of so many
+partitions take 10 s with ZooKeeper."""
+
+METADATA_TIMEOUT_S: Final = 10.0
+"""For one record, while the metadata store does not answer."""
+
+WRITES_MAX: Final = 32
+"""Records of partitions that are written at the same time."""
+
+
+class PartitionedTopics:
+    """`partitions_max`: of one topic; 0: PARTITIONS_MAX."""
+
+    def __init__(self, store: MetadataStore, clock: Clock, *, partitions_max: int = 0) -> None:
+        self._store = store
+        self._clock = clock
+        self.partitions_max = min(partitions_max or PARTITIONS_MAX, PARTITIONS_MAX)
+
+    async def find(self, name: TopicName) -> PartitionedTopic | None:
+        """The record, also of a topic that is being deleted. None: the topic is not partitioned.
+
+        Raises MetadataError."""
+        found = await self._store.get(_path(name))
+        return None if found is None else codec.decode_partitioned_topic(found.value)
+
+    async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
+        """The partitioned topics of a namespace, sorted."""
+        folder = paths.partitioned_topics(namespace.tenant, namespace.namespace, domain)
+        return sorted(_name_in(namespace, domain, it) for it in await self._store.children(folder))
+
+    async def create(
+        self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises InvalidPartitionCount, ReservedName, TopicExists, MetadataError."""
+        if name.partition is not None:
+            raise ReservedName(str(name), "names that end with -partition-<n> are for partitions")
+        self._require_count(name, partitions)
+        if await self._is_plain(name):
+            raise TopicExists(str(name))
+        record = PartitionedTopic(partitions, properties or {}, self._clock.now_ms())
+        value = codec.encode_partitioned_topic(record)
+
+        def add(stored: bytes | None) -> bytes:
+            if stored is not None and stored != value:  # equal: a write of ours with a lost reply
+                raise TopicExists(str(name))
+            return value
+
+        await self._update(_path(name), add)
+        if await self._is_plain(name):  # it was created at the same time: it stays
+            await self._update(_path(name), lambda _: DELETE)
+            raise TopicExists(str(name))
+        await self._write_partitions(name, range(partitions), {})
+
+    async def grow(self, name: TopicName, partitions: int) -> None:
+        """Raises InvalidPartitionCount, TopicNotFound, MetadataError."""
+        record = await self.require(name)
+        self._require_count(name, partitions, more_than=record.partitions)
+        subscriptions = await self._subscriptions(name, record.partitions)
+        await self._write_partitions(name, range(record.partitions, partitions), subscriptions)
+
+        def raise_count(stored: bytes | None) -> bytes:
+            found = None if stored is None else codec.decode_partitioned_topic(stored)
+            if found is None or found.deleting:
+                raise TopicNotFound(str(name))
+            if found.partitions > partitions:
+                raise InvalidPartitionCount(str(name), partitions, f"more than {found.partitions}")
+            return codec.encode_partitioned_topic(replace(found, partitions=partitions))
+
+        await self._update(_path(name), raise_count)
+        # A subscription that was made meanwhile is known to no new partition yet.
+        newer = await self._subscriptions(name, record.partitions)
+        if missing := {it: newer[it] for it in newer.keys() - subscriptions.keys()}:
+            await self._write_partitions(name, range(record.partitions, partitions), missing)
+
+    async def begin_deletion(self, name: TopicName) -> list[TopicName]:
+        """Mark the topic. Returns the partitions that are to be deleted, those included that a
+        growth left unfinished. Raises TopicNotFound, MetadataError."""
+
+        def mark(stored: bytes | None) -> bytes:
+            if stored is None:
+                raise TopicNotFound(str(name))
+            record = codec.decode_partitioned_topic(stored)
+            return codec.encode_partitioned_topic(replace(record, deleting=True))
+
+        await self._update(_path(name), mark)
+        folder = paths.topics(name.tenant, name.namespace, name.domain)
+        await self._store.sync(folder)
+        found = [
+            _name_in(name.namespace_name, name.domain, child)
+            for child in await self._store.children(folder)
+        ]
+        return sorted(
+            (it for it in found if it.partition is not None and it.base == name),
+            key=lambda it: it.partition or 0,
+        )
+
+    async def end_deletion(self, name: TopicName) -> None:
+        """The partitions are deleted."""
+        await self._update(_path(name), lambda _: DELETE)
+
+    async def require(self, name: TopicName) -> PartitionedTopic:
+        """Raises TopicNotFound: it is not partitioned, or is being deleted."""
+        record = await self.find(name)
+        if record is None or record.deleting:
+            raise TopicNotFound(str(name))
+        return record
+
+    # ---- mechanics -------------------------------------------------------------------------------
+
+    def _require_count(self, name: TopicName, partitions: int, *, more_than: int = 0) -> None:
+        if not more_than < partitions <= self.partitions_max:
+            expected = f"{more_than + 1} to {self.partitions_max}"
+            raise InvalidPartitionCount(str(name), partitions, expected)
+
+    async def _is_plain(self, name: TopicName) -> bool:
+        return await self._store.get(_topic_path(name)) is not None
+
+    async def _subscriptions(self, name: TopicName, partitions: int) -> dict[str, dict[str, str]]:
+        """The durable subscriptions of all partitions, and their properties."""
+        found: dict[str, dict[str, str]] = {}
+        for index in range(partitions):
+            stored_record = await self._store.get(_topic_path(name.with_partition(index)))
+            if stored_record is not None:
+                record = codec.decode_topic(stored_record.value)
+                for subscription, part in record.subscriptions.items():
+                    found.setdefault(subscription, dict(part.properties))
+        return found
+
+    async def _write_partitions(
+        self, name: TopicName, indexes: range, subscriptions: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        if name.domain is not Domain.PERSISTENT:
+            return  # nothing is stored for it
+        slots = asyncio.Semaphore(WRITES_MAX)
+
+        async def write(index: int) -> None:
+            async with slots:
+                await self._write_partition(name.with_partition(index), subscriptions)
+
+        async with asyncio.TaskGroup() as group:
+            for index in indexes:
+                group.create_task(write(index))
+
+    async def _write_partition(
+        self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Create its record, or add what it lacks of the subscriptions. An owner that has opened it
+        keeps its own subscriptions: it makes those that its consumers ask for."""
+
+        def write(value: bytes | None) -> bytes | Verdict:
+            record = TopicRecord(epoch=0) if value is None else codec.decode_topic(value)
+            missing = [it for it in subscriptions if it not in record.subscriptions]
+            if value is not None and (record.epoch > 0 or not missing):
+                return KEEP
+            number = len(record.subscriptions)
+            added = {
+                it: _at_the_beginning(number + place, subscriptions[it])
+                for place, it in enumerate(missing, 1)
+            }
+            return codec.encode_topic(
+                replace(record, subscriptions={**record.subscriptions, **added})
+            )
+
+        await self._update(_topic_path(name), write)
+
+    async def _update(self, path: str, change: Change) -> Versioned | None:
+        deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
+        return await update(self._store, path, change, deadline=deadline)
+
+
+def _at_the_beginning(number: int, properties: Mapping[str, str]) -> SubscriptionRecord:
+    """A subscription of a topic without entries."""
+    state = AckState(Chain(), EARLIEST)
+    return SubscriptionRecord(dict(properties), stored.inline(stored.snapshot(number, state)))
+
+
+def _name_in(namespace: NamespaceName, domain: Domain, child: str) -> TopicName:
+    return TopicName(domain, namespace.tenant, namespace.namespace, paths.unquoted(child))
+
+
+def _path(name: TopicName) -> str:
+    return paths.partitioned_topic(name.tenant, name.namespace, name.domain, name.topic)
+
+
+def _topic_path(name: TopicName) -> str:
+    return paths.topic(name.tenant, name.namespace, name.domain, name.topic)

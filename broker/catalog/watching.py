@@ -1,0 +1,135 @@
+"""Watched lists of topics: one list for each namespace that a client watches.
+
+One task reads. A report of the metadata store queues the namespace; the task waits GATHER_S, so
+that a thousand topics that are created together are a few reads and a few updates, then reads the
+list and tells each watcher what is new and what is gone. A namespace without watchers is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import ListUnavailable
+from magnetar.metadata import paths
+from magnetar.metadata.errors import MetadataError
+from magnetar.protos.names import Domain
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from magnetar.broker.catalog.catalog import Catalog
+    from magnetar.metadata.store import MetadataStore
+    from magnetar.protos.names import NamespaceName, TopicName
+
+    Names = Mapping[str, TopicName]  # by full name
+    Listener = Callable[[Names, Names], None]  # what is new, what is gone
+
+GATHER_S: Final = 0.1
+RETRY_S: Final = 1.0
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    unwatch: Callable[[], None]
+    names: Names = field(default_factory=dict)
+    listeners: dict[Listener, None] = field(default_factory=dict)
+    joining: dict[Listener, asyncio.Future[Names]] = field(default_factory=dict)
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.listeners or self.joining)
+
+
+class WatchedLists:
+    """`run` reads; it is supervised. The lists have persistent topics, as in Pulsar."""
+
+    def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._watched: dict[NamespaceName, _Watched] = {}
+        self._changed: dict[NamespaceName, None] = {}
+        self._wake = asyncio.Event()
+
+    async def watch(self, namespace: NamespaceName, listener: Listener) -> Names:
+        """The present list. `listener` is called with each change from then on, until `end`.
+        Raises ListUnavailable; then `end` is not needed."""
+        watched = self._watched.get(namespace)
+        if watched is None:
+            folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
+            unwatch = self._store.watch(folder, partial(self._on_changed, namespace))
+            watched = self._watched[namespace] = _Watched(unwatch)
+        joined: asyncio.Future[Names] = asyncio.get_running_loop().create_future()
+        watched.joining[listener] = joined
+        self._on_changed(namespace)
+        try:
+            return await joined
+        except BaseException:
+            self.end(namespace, listener)
+            raise
+
+    def end(self, namespace: NamespaceName, listener: Listener) -> None:
+        """Nothing is called any more. Idempotent."""
+        watched = self._watched.get(namespace)
+        if watched is not None:
+            watched.listeners.pop(listener, None)
+            watched.joining.pop(listener, None)
+            if not watched.is_needed:
+                watched.unwatch()
+                del self._watched[namespace]
+
+    async def run(self) -> None:
+        """Read what has changed until cancelled."""
+        self._changed |= dict.fromkeys(self._watched)  # what an earlier run left
+        while True:
+            while not self._changed:
+                self._wake.clear()
+                await self._wake.wait()
+            if not any(self._joins(namespace) for namespace in self._changed):
+                await asyncio.sleep(GATHER_S)
+            namespace = next(iter(self._changed))
+            del self._changed[namespace]
+            await self._read(namespace)
+
+    def _joins(self, namespace: NamespaceName) -> bool:
+        watched = self._watched.get(namespace)
+        return watched is not None and bool(watched.joining)
+
+    async def _read(self, namespace: NamespaceName) -> None:
+        watched = self._watched.get(namespace)
+        if watched is None:
+            return
+        joining = dict(watched.joining)  # later ones want a later list
+        try:
+            found = await self._catalog.names(namespace, Domain.PERSISTENT)
+        except MetadataError as error:
+            log.warning("listing topics failed", namespace=str(namespace), error=str(error))
+            for listener, joined in joining.items():
+                watched.joining.pop(listener, None)
+                if not joined.done():
+                    joined.set_exception(ListUnavailable(str(namespace), str(error)))
+            if watched.listeners:
+                await asyncio.sleep(RETRY_S)
+                self._on_changed(namespace)
+            return
+        before, names = watched.names, {str(name): name for name in found}
+        watched.names = names
+        new = {text: names[text] for text in names.keys() - before.keys()}
+        gone = {text: before[text] for text in before.keys() - names.keys()}
+        if new or gone:
+            for listener in tuple(watched.listeners):
+                listener(new, gone)
+                await asyncio.sleep(0)
+        for listener, joined in joining.items():
+            if watched.joining.pop(listener, None) is not None and not joined.done():
+                watched.listeners[listener] = None
+                joined.set_result(names)
+
+    def _on_changed(self, namespace: NamespaceName) -> None:
+        self._changed[namespace] = None
+        self._wake.set()

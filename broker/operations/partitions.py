@@ -1,0 +1,206 @@
+"""What an administrator can ask of partitioned topics.
+
+The partitions of a topic have different owners. What each of them must do is asked of it through
+`Ask`, which the caller passes in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
+from magnetar.broker.operations.model import PartitionedMetadata, PartitionedStats, TopicStats
+from magnetar.protos.names import Domain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from magnetar.broker.broker import Broker
+    from magnetar.protos.names import NamespaceName, TopicName
+
+ASKED_MAX: Final = 16
+"""Partitions that are asked at the same time."""
+
+
+class Ask(Protocol):
+    """Ask the owner of a topic, for example ("GET", name, "/stats"). Returns the HTTP status and
+    the answer. Raises operating errors."""
+
+    async def __call__(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]: ...
+
+
+async def create_partitioned_topic(
+    broker: Broker, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+) -> None:
+    """Raises InvalidPartitionCount, ReservedName, TopicExists."""
+    await broker.create_partitioned_topic(name, partitions, properties or {})
+
+
+async def update_partitioned_topic(broker: Broker, name: TopicName, partitions: int) -> None:
+    """Add partitions. Raises InvalidPartitionCount (the number never shrinks), TopicNotFound."""
+    await broker.catalog.partitioned.grow(name, partitions)
+
+
+async def partitioned_metadata(
+    broker: Broker, name: TopicName, *, create: bool = False
+) -> PartitionedMetadata:
+    """With `create`, a topic that does not exist is created as its first use would. Raises
+    TopicNotFound."""
+    count = await broker.partitions_of(name, create=create)
+    record = await broker.catalog.partitioned.find(name) if count else None
+    return PartitionedMetadata(
+        partitions=count, properties={} if record is None else dict(record.properties)
+    )
+
+
+async def list_partitioned_topics(
+    broker: Broker, namespace: NamespaceName, domain: Domain
+) -> list[str]:
+    """Full names, sorted, without -partition-<n>."""
+    names = await broker.catalog.partitioned.names(namespace, domain)
+    return [str(name) for name in names]
+
+
+async def delete_partitioned_topic(
+    broker: Broker, name: TopicName, ask: Ask, *, force: bool
+) -> None:
+    """Delete all partitions, then the topic. After a failure the topic cannot be used, and the same
+    request again goes on. Without `force`, a partition that is in use refuses, and nothing is
+    deleted if that is known before.
+
+    Raises TopicNotFound, PartitionBusy, PartitionFailed.
+    """
+    partitioned = broker.catalog.partitioned
+    record = await partitioned.find(name)
+    if record is not None and not record.deleting and not force:
+        await _require_unused(name, record.partitions, ask)
+    left = await partitioned.begin_deletion(name)
+    if record is not None and name.domain is Domain.NON_PERSISTENT:  # open ones are closed
+        left = [name.with_partition(index) for index in range(record.partitions)]
+    query = "?force=true" if force else ""
+    for answer in await _ask_all(left, "DELETE", query, ask):
+        _require(*answer, allowed=(200, 204, 404))
+    await partitioned.end_deletion(name)
+
+
+async def partitioned_stats(
+    broker: Broker, name: TopicName, ask: Ask, *, per_partition: bool
+) -> PartitionedStats:
+    """Raises TopicNotFound, PartitionFailed."""
+    record = await broker.catalog.partitioned.require(name)
+    names = [name.with_partition(index) for index in range(record.partitions)]
+    parts: dict[str, dict[str, Any]] = {}
+    for partition, status, found in await _ask_all(names, "GET", "/stats", ask):
+        _require(partition, status, found, allowed=(200, 404))
+        if status == 200:
+            parts[str(partition)] = found
+    total = merged(list(parts.values())) if parts else _NOTHING
+    return PartitionedStats.model_validate(
+        {
+            **total,
+            "metadata": PartitionedMetadata(
+                partitions=record.partitions, properties=dict(record.properties)
+            ),
+            "partitions": {
+                partition: TopicStats.model_validate(found) for partition, found in parts.items()
+            }
+            if per_partition
+            else {},
+        }
+    )
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One description for several of the same form: numbers are added, maps and named lists are
+    merged by name, of other values the first stays that says something."""
+    total: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = _sum(key, total[key], value) if key in total else value
+    if "averageMsgSize" in total:
+        messages = total.get("msgInCounter", 0)
+        total["averageMsgSize"] = total["bytesInCounter"] / messages if messages else 0.0
+    return total
+
+
+def _sum(key: str, one: Any, other: Any) -> Any:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one or other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one + other if key not in _EQUAL else one
+    if isinstance(one, dict) and isinstance(other, dict):
+        return merged([one, other])
+    if isinstance(one, list) and isinstance(other, list):
+        return _merged_list(key, [*one, *other])
+    return other if one in (None, "None", "") else one
+
+
+_EQUAL: Final = frozenset({"producerId", "priorityLevel", "avgMessagesPerEntry", "epoch"})
+_NAMED: Final = {"publishers": "producerName", "consumers": "consumerName"}
+
+
+def _merged_list(key: str, items: list[Any]) -> list[Any]:
+    by = _NAMED.get(key)
+    if by is None:
+        return sorted(set(map(str, items)))
+    named: dict[str, Any] = {}
+    for item in items:
+        name = item[by]
+        named[name] = merged([named[name], item]) if name in named else item
+    return list(named.values())
+
+
+_NOTHING: Final[Mapping[str, Any]] = {
+    "msgRateIn": 0.0,
+    "msgThroughputIn": 0.0,
+    "msgInCounter": 0,
+    "bytesInCounter": 0,
+    "msgRateOut": 0.0,
+    "msgThroughputOut": 0.0,
+    "msgOutCounter": 0,
+    "bytesOutCounter": 0,
+    "averageMsgSize": 0.0,
+    "storageSize": 0,
+    "msgCount": 0,
+    "topicEpoch": None,
+    "publishers": [],
+    "subscriptions": {},
+    "managedLedger": {},
+}
+
+
+async def _require_unused(name: TopicName, partitions: int, ask: Ask) -> None:
+    names = [name.with_partition(index) for index in range(partitions)]
+    for partition, status, found in await _ask_all(names, "GET", "/stats", ask):
+        _require(partition, status, found, allowed=(200, 404))
+        if status == 200:
+            users = len(found["publishers"])
+            users += sum(len(each["consumers"]) for each in found["subscriptions"].values())
+            if users:
+                raise PartitionBusy(str(partition), f"{users} producers and consumers use it")
+
+
+async def _ask_all(
+    names: Iterable[TopicName], method: str, rest: str, ask: Ask
+) -> list[tuple[TopicName, int, Any]]:
+    """In the order of the names; at most ASKED_MAX at a time."""
+    slots = asyncio.Semaphore(ASKED_MAX)
+
+    async def one(name: TopicName) -> tuple[TopicName, int, Any]:
+        async with slots:
+            return name, *(await ask(method, name, rest))
+
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(one(name)) for name in names]
+    return [task.result() for task in asked]
+
+
+def _require(name: TopicName, status: int, found: Any, *, allowed: tuple[int, ...]) -> None:
+    if status in allowed:
+        return
+    reason = found.get("reason", "") if isinstance(found, dict) else ""
+    text = reason or f"HTTP status {status}"
+    raise (
+        PartitionBusy(str(name), text) if status in (409, 412) else PartitionFailed(str(name), text)
+    )

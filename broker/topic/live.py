@@ -1,0 +1,275 @@
+"""A non-persistent topic: what a producer sends goes to the connected consumers, and is not kept.
+
+A publish passes the stages and is delivered in the step in which it is read; the producer gets its
+receipt whether any consumer got the message or not. A message that a subscription cannot deliver
+(no consumer, no permits, a connection that takes nothing more) is dropped there and counted.
+
+The topic has no record and no task. When nobody has used it for IDLE_S it calls `on_idle`, and the
+broker closes it; its durable subscriptions, which hold nothing, end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.broker.dispatch.dispatcher import ConsumerRefused
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.errors import (
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+    TopicClosing,
+)
+from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
+from magnetar.broker.topic.live_producer import LiveProducer
+from magnetar.broker.topic.live_subscription import LiveSubscription
+from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.pipeline import (
+    ChecksumStage,
+    DelayStage,
+    FormatStage,
+    Pipeline,
+    SizeStage,
+)
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.contract import (
+        ConsumerEvents,
+        ProducerEvents,
+        ProducerRequest,
+        SubscribeRequest,
+    )
+    from magnetar.broker.topic.live_producer import Cap
+    from magnetar.protos.names import TopicName
+    from magnetar.runtime.clock import Clock
+
+IDLE_S: Final = 60.0
+"""Enough for a client to reconnect and find its subscription's counters."""
+
+TYPES: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED)
+
+
+class NonPersistentTopic:
+    """A `ServedTopic`. `next_name` names producers that bring no name."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        *,
+        clock: Clock,
+        next_name: Callable[[], str],
+        cap: Cap,
+        on_idle: Callable[[TopicName], None],
+        limits: Limits | None = None,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.name = name
+        self.producers: dict[str, LiveProducer] = {}
+        self.subscriptions: dict[str, LiveSubscription] = {}
+        self.published = Meter(self._loop.time())
+        self.closed = False
+        self._clock = clock
+        self._next_name = next_name
+        self._cap = cap
+        self._on_idle = on_idle
+        self._limits = limits or Limits()
+        self._pipeline = Pipeline(
+            [SizeStage(message_bytes_max), ChecksumStage(), FormatStage(), DelayStage()]
+        )
+        self._removed = (0, 0)  # delivered by subscriptions that are gone
+        self._dropped = 0  # by producers and subscriptions that are gone
+        self._idle_timer: asyncio.TimerHandle | None = None  # None: it is in use
+        self._maybe_idle()
+
+    # ---- producers -------------------------------------------------------------------------------
+
+    async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> LiveProducer:
+        """Let a producer in. Raises ProducerBusy, NotAllowed, TopicClosing."""
+        if request.access_mode is not AccessMode.SHARED:
+            what = f"access mode {request.access_mode.title}"
+            raise NotAllowed(what, "a non-persistent topic keeps no epoch of a producer")
+        while True:
+            self._require_open()
+            namesake = self.producers.get(request.name)
+            if namesake is None:
+                break
+            if await namesake.events.probe():
+                raise ProducerBusy(str(self.name), request.name, "the name is in use")
+            namesake.evict(CloseReason.REPLACED)
+        handle = LiveProducer(
+            request,
+            request.name or self._next_name(),
+            events,
+            self._pipeline,
+            self._cap,
+            connected_since=self._time_stamp(),
+            deliver=self._deliver,
+            leave=self._on_left,
+            now_ms=self._clock.now_ms,
+            now=self._loop.time(),
+        )
+        self.producers[handle.name] = handle
+        self._maybe_idle()
+        return handle
+
+    def _deliver(self, entries: Sequence[StoredEntry], now: float) -> None:
+        size = sum([len(entry.view.data) for entry in entries])
+        self.published.count(sum([entry.messages for entry in entries]), size, now)
+        for subscription in list(self.subscriptions.values()):
+            subscription.on_published(entries, now)
+
+    def _on_left(self, producer: LiveProducer) -> None:
+        del self.producers[producer.name]
+        self._dropped += producer.dropped.messages
+        self._maybe_idle()
+
+    # ---- subscriptions ---------------------------------------------------------------------------
+
+    async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
+        """Let a consumer in. Makes the subscription if there is none of that name. Raises
+        ConsumerBusy, NotAllowed, TopicClosing."""
+        what = f"subscription type {request.type.title}"
+        if request.type not in TYPES:
+            raise NotAllowed(what, "it is not supported yet")
+        if not request.subscription:
+            raise NotAllowed("a subscription", "it needs a name")
+        while True:
+            self._require_open()
+            name = request.subscription
+            if name not in self.subscriptions:
+                self._add(name, durable=request.durable, properties=request.subscription_properties)
+            subscription = self.subscriptions[name]
+            try:
+                handle = subscription.attach(request, events, connected_since=self._time_stamp())
+            except ConsumerRefused as refused:
+                await subscription.evict_dead(refused)
+            else:
+                self._maybe_idle()
+                return handle
+
+    async def ensure_subscription(
+        self, name: str, start: Position, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """A subscription of this name. It begins with the next message, whatever `start` says.
+        Raises TopicClosing."""
+        self._require_open()
+        if name not in self.subscriptions:
+            self._add(name, durable=True, properties=properties or {})
+
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
+        """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
+        TopicClosing."""
+        self._require_open()
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionNotFound(name)
+        await subscription.unsubscribe(None, force=force)
+
+    def _add(self, name: str, *, durable: bool, properties: Mapping[str, str]) -> None:
+        self.subscriptions[name] = LiveSubscription(
+            name,
+            durable=durable,
+            properties=properties,
+            limits=self._limits,
+            left=self._maybe_idle,
+            abandoned=self._forget,
+        )
+
+    def _forget(self, subscription: LiveSubscription) -> None:
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+            messages, size = self._removed
+            delivered = subscription.delivered
+            self._removed = messages + delivered.messages, size + delivered.bytes
+            self._dropped += subscription.dropped.messages
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    @property
+    def subscription_names(self) -> Collection[str]:
+        return self.subscriptions.keys()
+
+    @property
+    def delivered_total(self) -> tuple[int, int]:
+        """Messages and bytes that were delivered since the topic was opened."""
+        meters = [subscription.delivered for subscription in self.subscriptions.values()]
+        messages, size = self._removed
+        return (
+            messages + sum(meter.messages for meter in meters),
+            size + sum(meter.bytes for meter in meters),
+        )
+
+    @property
+    def users(self) -> int:
+        """Connected producers and consumers."""
+        consumers = sum(len(it.consumers) for it in self.subscriptions.values())
+        return len(self.producers) + consumers
+
+    @property
+    def dropped_total(self) -> int:
+        """Messages that were dropped since the topic was opened."""
+        return self._dropped + sum(meter.messages for meter in self._drops())
+
+    def _drops(self) -> list[Meter]:
+        producers = [producer.dropped for producer in self.producers.values()]
+        return producers + [subscription.dropped for subscription in self.subscriptions.values()]
+
+    async def stats(self) -> dict[str, Any]:
+        """Pulsar's NonPersistentTopicStats."""
+        now, meter = self._loop.time(), self.published
+        subscriptions = {name: each.describe() for name, each in self.subscriptions.items()}
+        messages_out, bytes_out = self.delivered_total
+        return {
+            **meter.describe("In", now),
+            "msgRateOut": sum(each["msgRateOut"] for each in subscriptions.values()),
+            "msgThroughputOut": sum(each["msgThroughputOut"] for each in subscriptions.values()),
+            "msgOutCounter": messages_out,
+            "bytesOutCounter": bytes_out,
+            "msgDropRate": sum(drops.rates(now).messages for drops in self._drops()),
+            "msgDropCount": self.dropped_total,
+            "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
+            "publishers": [producer.describe(now) for producer in self.producers.values()],
+            "subscriptions": subscriptions,
+        }
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
+        """Serve no more. May be called more than once."""
+        self.closed = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        for producer in list(self.producers.values()):
+            producer.evict(reason)
+        for subscription in list(self.subscriptions.values()):
+            subscription.close(reason)
+
+    def _maybe_idle(self) -> None:
+        """Keep a timer while there is neither a producer nor a consumer."""
+        used = self.users > 0
+        if (used or self.closed) and self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        elif not (used or self.closed) and self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(IDLE_S, self._end_idle)
+
+    def _end_idle(self) -> None:
+        self._idle_timer = None
+        self._on_idle(self.name)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise TopicClosing(str(self.name))
+
+    def _time_stamp(self) -> str:
+        return datetime.fromtimestamp(self._clock.now_ms() / 1_000, UTC).isoformat()

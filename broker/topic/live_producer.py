@@ -1,0 +1,165 @@
+"""A producer of a non-persistent topic: each publish is answered in the step in which it is read.
+
+The stages of the topic check an entry as those of a persistent topic do. An entry that passes gets
+a receipt at once, with the ids of Pulsar: 0:0, or -1:-1 if it was dropped because the connection
+has too many messages under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.broker.log.entry import StoredEntry
+from magnetar.broker.log.position import Position
+from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.pipeline import Decided, Publish, Refuse
+from magnetar.protos.entry import parse_stored_entry
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.broker.log.outstanding import Appended
+    from magnetar.broker.topic.contract import CloseReason, ProducerEvents, ProducerRequest
+    from magnetar.broker.topic.pipeline import Pipeline
+    from magnetar.protos.sends import SendRun
+
+    CallSoon = Callable[[Callable[[], None]], object]
+
+POSITION: Final = Position(0, 0)
+"""Of every message, as in Pulsar: it cannot be read again."""
+
+log = get_logger(__name__)
+
+
+class Cap:
+    """How many non-persistent messages each connection has under way. Messages are under way from
+    the step in which they are read until the next step of the loop."""
+
+    def __init__(self, per_connection: int, call_soon: CallSoon) -> None:
+        self._per_connection = per_connection
+        self._call_soon = call_soon
+        self._under_way: dict[str, int] = {}
+
+    def admit(self, connection: str, entries: int) -> int:
+        """How many of these entries may be delivered; the rest is dropped."""
+        if not self._under_way:
+            self._call_soon(self._under_way.clear)
+        before = self._under_way.get(connection, 0)
+        admitted = min(entries, max(0, self._per_connection - before))
+        self._under_way[connection] = before + admitted
+        return admitted
+
+
+class LiveProducer:
+    """What a session holds of a producer."""
+
+    def __init__(
+        self,
+        request: ProducerRequest,
+        name: str,
+        events: ProducerEvents,
+        pipeline: Pipeline,
+        cap: Cap,
+        *,
+        connected_since: str,
+        deliver: Callable[[Sequence[StoredEntry], float], None],
+        leave: Callable[[LiveProducer], None],
+        now_ms: Callable[[], int],
+        now: float,
+    ) -> None:
+        self.request = request
+        self.name = name
+        self.events = events
+        self.topic_epoch: int | None = None  # None: not exclusive
+        self.last_sequence_id = -1
+        self.meter = Meter(now)
+        self.dropped = Meter(now)
+        self._pipeline = pipeline
+        self._cap = cap
+        self._connected_since = connected_since
+        self._deliver = deliver
+        self._leave = leave
+        self._now_ms = now_ms
+        self._open = True
+
+    def publish(self, sends: SendRun, now: float) -> None:
+        """Take what the client sent. The outcome comes by the events."""
+        if not self._open:
+            return
+        publish = Publish(self, sends, len(sends.entries))
+        decided = self._pipeline.decide(publish, now)
+        if not decided:
+            self._take(sends, now)
+        for each in decided:
+            assert isinstance(each, Decided), "no stage of a non-persistent topic waits"
+            part = each.publish.sends
+            if isinstance(each.answer, Refuse):
+                log.warning("entry refused", producer=self.name, error=str(each.answer.error))
+                for sequence_id in part.sequence_ids:
+                    self.events.send_error(sequence_id, each.answer.error)
+            else:
+                self._take(part, now)
+
+    def _take(self, sends: SendRun, now: float) -> None:
+        count = self._cap.admit(self.request.client.address, len(sends))
+        now_ms = self._now_ms()
+        views = [
+            sends.views.get(place) or parse_stored_entry(sends.entries[place])
+            for place in range(len(sends))
+        ]
+        if count:
+            entries = [StoredEntry(POSITION, 0, now_ms, view) for view in views[:count]]
+            messages = sum([view.num_messages for view in views[:count]])
+            self.meter.count(messages, sum(map(len, sends.entries[:count])), now)
+            self._deliver(entries, now)
+            self._receipts(sends, 0, count, 0)
+        if count < len(sends):
+            self.dropped.count(sum([view.num_messages for view in views[count:]]), 0, now)
+            self._receipts(sends, count, len(sends), -1)
+
+    def _receipts(self, sends: SendRun, start: int, stop: int, number: int) -> None:
+        numbers = sends.sequence_ids[start:stop], sends.highest_sequence_ids[start:stop]
+        self.events.receipts(number, [(*ids, number) for ids in zip(*numbers, strict=True)])
+
+    async def wait_room(self) -> None:
+        """Nothing is held."""
+
+    async def close(self) -> None:
+        """The client closes. Everything is answered already."""
+        self.close_nowait()
+
+    def close_nowait(self) -> None:
+        """The connection is gone, or the client closes."""
+        if self._open:
+            self._open = False
+            self._leave(self)
+
+    def evict(self, reason: CloseReason) -> None:
+        """Close the producer and tell its client the reason."""
+        if self._open:
+            self._open = False
+            self._leave(self)
+            self.events.closed(reason)
+
+    def on_appended(self, parts: Sequence[Appended]) -> None:
+        raise AssertionError("a non-persistent topic has no log")
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """Pulsar's NonPersistentPublisherStats."""
+        rates, meter = self.meter.rates(now), self.meter
+        return {
+            "producerName": self.name,
+            "producerId": self.request.producer_id,
+            "accessMode": self.request.access_mode.title,
+            "msgRateIn": rates.messages,
+            "msgThroughputIn": rates.bytes,
+            "msgDropRate": self.dropped.rates(now).messages,
+            "msgDropCount": self.dropped.messages,
+            "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
+            "pendingPublishes": 0,
+            "address": self.request.client.address,
+            "clientVersion": self.request.client.version,
+            "connectedSince": self._connected_since,
+            "metadata": dict(self.request.metadata),
+        }

@@ -1,0 +1,199 @@
+"""A subscription of a non-persistent topic: consumers, and what could not be delivered to them.
+
+It lives in memory only. A durable one stays until it is deleted or its topic is closed, and counts
+what is dropped meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from magnetar.broker.dispatch.live import Live
+from magnetar.broker.errors import ConsumerBusy, ConsumersConnected, NotAllowed
+from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.topic.consumer import ConsumerHandle
+from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
+from magnetar.broker.topic.meter import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from magnetar.broker.dispatch.dispatcher import ConsumerRefused
+    from magnetar.broker.dispatch.permits import Consumer, Limits
+    from magnetar.broker.errors import BrokerError
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
+
+    Done = Callable[[BrokerError | None], None]
+
+
+class LiveSubscription:
+    """Made by its topic. It calls `left` when a consumer has left, and `abandoned` when it is
+    deleted or, if it is not durable, has lost its last consumer."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        durable: bool,
+        properties: Mapping[str, str],
+        limits: Limits,
+        left: Callable[[], None],
+        abandoned: Callable[[LiveSubscription], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.name = name
+        self.durable = durable
+        self.properties = dict(properties)
+        self.consumers: dict[Consumer, ConsumerHandle] = {}  # in the order of joining
+        self.delivered = Meter(now)
+        self.dropped = Meter(now)
+        self._limits = limits
+        self._left = left
+        self._abandoned = abandoned
+        self._joined = 0
+        self._type = SubscriptionType.EXCLUSIVE
+        self._machine = Live(name, exclusive=True)
+
+    def attach(
+        self, request: SubscribeRequest, events: ConsumerEvents, *, connected_since: str
+    ) -> ConsumerHandle:
+        """A consumer joins. Raises ConsumerBusy, ConsumerRefused, before any change."""
+        if self.consumers and request.type is not self._type:
+            raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
+        if not self.consumers:
+            self._type = request.type
+            exclusive = request.type is SubscriptionType.EXCLUSIVE
+            self._machine = Live(self.name, exclusive=exclusive)
+        handle = ConsumerHandle(
+            self,
+            request,
+            events,
+            self._limits,
+            join_number=self._joined,
+            connected_since=connected_since,
+            now=self._loop.time(),
+        )
+        self._machine.add_consumer(handle.machine)
+        self._joined += 1
+        self.consumers[handle.machine] = handle
+        if request.type is SubscriptionType.EXCLUSIVE:
+            events.active_changed(True)
+        return handle
+
+    async def evict_dead(self, refused: ConsumerRefused) -> None:
+        """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
+        of the refusal if one answers."""
+        for machine in refused.incumbents:
+            handle = self.consumers.get(machine)
+            if handle is None:
+                continue
+            if await handle.events.probe():
+                raise refused.error
+            handle.evict(CloseReason.REPLACED)
+
+    def detach(self, handle: ConsumerHandle) -> None:
+        """A consumer leaves."""
+        del self.consumers[handle.machine]
+        handle.attached = False
+        self._machine.remove_consumer(handle.machine)
+        if not self.consumers and not self.durable:
+            self._abandoned(self)
+        self._left()
+
+    def on_published(self, entries: Sequence[StoredEntry], now: float) -> None:
+        """Deliver the entries, or drop them."""
+        deliveries, dropped = self._machine.on_entries(entries)
+        for delivery in deliveries:
+            size = sum([len(entry.view.data) for entry in delivery.entries])
+            handle = self.consumers[delivery.consumer]
+            handle.deliver(delivery, size=size, redelivered=0, now=now)
+            self.delivered.count(delivery.messages, size, now)
+        if dropped:
+            self.dropped.count(dropped, 0, now)
+
+    def close(self, reason: CloseReason) -> None:
+        """Close every consumer and tell its client the reason."""
+        for handle in list(self.consumers.values()):
+            handle.evict(reason)
+
+    def describe(self) -> dict[str, Any]:
+        """Pulsar's NonPersistentSubscriptionStats."""
+        now = self._loop.time()
+        return {
+            **self.delivered.describe("Out", now),
+            "msgRateRedeliver": 0.0,
+            "msgDropRate": self.dropped.rates(now).messages,
+            "msgDropCount": self.dropped.messages,
+            "type": self._type.title if self.consumers else "None",
+            "isDurable": self.durable,
+            "msgBacklog": 0,
+            "msgBacklogMessages": 0,
+            "unackedMessages": 0,
+            "subscriptionProperties": dict(self.properties),
+            "consumers": [handle.stats() for handle in self.consumers.values()],
+        }
+
+    # ---- what its consumers ask (OwningSubscription) ---------------------------------------------
+
+    def on_flow(self, handle: ConsumerHandle, permits: int) -> None:
+        self._machine.on_flow(handle.machine, permits)
+
+    def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
+        """Nothing is kept."""
+
+    def acknowledge(
+        self,
+        handle: ConsumerHandle,
+        positions: Sequence[Position],
+        partial: Sequence[tuple[Position, Sequence[int]]],
+        done: Done | None,
+    ) -> None:
+        """Nothing is kept, so nothing has to be remembered."""
+        if done is not None:
+            done(None)
+
+    def acknowledge_cumulative(
+        self, position: Position, ack_set: Sequence[int], done: Done | None
+    ) -> None:
+        """As `acknowledge`."""
+        if done is not None:
+            done(None)
+
+    def advance(self) -> None:
+        """There is room again: the next message is delivered."""
+
+    async def flush(self) -> None:
+        """Nothing is kept."""
+
+    async def seek(
+        self, target: Position, *, batch_index: int = 0, ack_set: Sequence[int] = ()
+    ) -> None:
+        """Raises NotAllowed."""
+        raise NotAllowed("seek", "a non-persistent topic keeps no messages")
+
+    async def seek_to_time(self, publish_time_ms: int) -> None:
+        """Raises NotAllowed."""
+        raise NotAllowed("seek", "a non-persistent topic keeps no messages")
+
+    async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
+        """Delete it. Raises ConsumersConnected if there are other consumers, unless `force`."""
+        others = [it for it in self.consumers.values() if it is not handle]
+        if others and not force:
+            raise ConsumersConnected(self.name, len(self.consumers))
+        for other in others:
+            other.evict(CloseReason.UNSUBSCRIBED)
+        if handle is not None and handle.attached:
+            self.detach(handle)  # its client gets the answer to the request
+        self._abandoned(self)
+
+    async def last_message(self) -> LastMessage:
+        """There is none."""
+        return LastMessage(EARLIEST, -1, EARLIEST)
+
+    async def backlog_entries(self) -> int:
+        """None."""
+        return 0

@@ -1,0 +1,44 @@
+"""Lists of topics: Pulsar's hash, what is hidden, what a pattern sees of a partition."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.broker.catalog.listing import hash_of, matching, visible
+from magnetar.broker.catalog.pattern import TopicPattern
+from magnetar.broker.catalog.reserved import is_heartbeat, is_system
+from magnetar.protos.names import TopicName
+
+name = TopicName.parse
+
+
+def test_the_hash_is_that_of_pulsar() -> None:
+    """Guava's `Hashing.crc32c()`: CRC32C("123456789") is e3069283, printed lowest byte first."""
+    assert hash_of(["123456789"]) == "839206e3"
+    assert hash_of(["b", "a"]) == hash_of(["a", "b"]) == hash_of(["a,b"])
+    assert hash_of([]) == "00000000"
+
+
+SYSTEM = [
+    "persistent://pulsar/system/transaction_coordinator_assign",
+    "persistent://pulsar/system/transaction_coordinator_assign-partition-3",
+    "non-persistent://pulsar/system/resource-usage",
+    "persistent://public/default/__change_events",
+    "persistent://public/default/__change_events-partition-1",
+    "persistent://public/default/__transaction_buffer_snapshot",
+    "persistent://public/default/__transaction_log_3",
+    "persistent://public/default/orders-s__transaction_pending_ack",
+    "non-persistent://pulsar/localhost:8080/heartbeat",
+]
+
+
+@pytest.mark.parametrize("topic", SYSTEM)
+def test_system_topics(topic: str) -> None:
+    assert is_system(name(topic))
+    assert is_heartbeat(name(topic)) == topic.endswith("/heartbeat")
+
+
+async def test_lists_hide_them_and_a_pattern_sees_the_topic_of_a_partition() -> None:
+    mine = [name(topic) for topic in ("a-partition-0", "a-partition-1", "ab")]
+    assert visible([*mine, *map(name, SYSTEM)]) == mine
+    assert await matching(TopicPattern("public/default/a"), mine) == mine[:2]

@@ -1,0 +1,150 @@
+"""Partitioned topics in the metadata: creation, growth, deletion, and what a crash leaves."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.cluster_state import ClusterState
+
+from magnetar.broker.catalog.partitioned import PARTITIONS_MAX, PartitionedTopics
+from magnetar.broker.cursor.replay import CursorReplay, number_of
+from magnetar.broker.errors import (
+    InvalidPartitionCount,
+    ReservedName,
+    TopicExists,
+    TopicNotFound,
+)
+from magnetar.broker.log.chain import Chain
+from magnetar.broker.log.position import EARLIEST
+from magnetar.metadata import codec, paths
+from magnetar.metadata.model import SubscriptionRecord, TopicRecord
+from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, TopicName
+from magnetar.runtime.clock import SystemClock
+
+NAME = TopicName.parse("persistent://public/default/t")
+
+
+def path_of(name: TopicName) -> str:
+    return paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+
+
+class World:
+    def __init__(self) -> None:
+        self.store = ClusterState().store()
+        self.topics = PartitionedTopics(self.store, SystemClock())
+
+    async def record(self, index: int) -> TopicRecord | None:
+        found = await self.store.get(path_of(NAME.with_partition(index)))
+        return None if found is None else codec.decode_topic(found.value)
+
+    async def put(self, name: TopicName, record: TopicRecord) -> None:
+        path = path_of(name)
+        found = await self.store.get(path)
+        expected = -1 if found is None else found.version
+        await self.store.put(path, codec.encode_topic(record), expected=expected)
+
+
+async def test_create_writes_all_partitions() -> None:
+    world = World()
+    await world.topics.create(NAME, 3, {"owner": "me"})
+    record = await world.topics.require(NAME)
+    assert (record.partitions, dict(record.properties)) == (3, {"owner": "me"})
+    assert [await world.record(index) for index in range(4)] == [TopicRecord(0)] * 3 + [None]
+    assert await world.topics.names(DEFAULT_NAMESPACE, Domain.PERSISTENT) == [NAME]
+    with pytest.raises(TopicExists):
+        await world.topics.create(NAME, 3)
+
+
+async def test_create_beside_a_plain_topic_is_refused() -> None:
+    world = World()
+    await world.put(NAME, TopicRecord(1))
+    with pytest.raises(TopicExists):
+        await world.topics.create(NAME, 3)
+    assert await world.topics.find(NAME) is None
+
+
+@pytest.mark.parametrize("count", [0, -1, PARTITIONS_MAX + 1])
+async def test_create_with_an_impossible_number_is_refused(count: int) -> None:
+    world = World()
+    with pytest.raises(InvalidPartitionCount, match="expected 1 to 10000"):
+        await world.topics.create(NAME, count)
+
+
+async def test_the_configured_limit_counts() -> None:
+    world = World()
+    topics = PartitionedTopics(world.store, SystemClock(), partitions_max=2)
+    with pytest.raises(InvalidPartitionCount, match="expected 1 to 2"):
+        await topics.create(NAME, 3)
+
+
+async def test_a_partition_cannot_be_partitioned() -> None:
+    with pytest.raises(ReservedName):
+        await World().topics.create(NAME.with_partition(1), 2)
+
+
+async def test_growth_gives_new_partitions_all_subscriptions_at_their_beginning() -> None:
+    world = World()
+    await world.topics.create(NAME, 2)
+    for index, name in enumerate(("a", "b")):
+        subscription = SubscriptionRecord({"k": name}, b"state")
+        await world.put(
+            NAME.with_partition(index), TopicRecord(5, subscriptions={name: subscription})
+        )
+    await world.topics.grow(NAME, 3)
+    assert (await world.topics.require(NAME)).partitions == 3
+    grown = await world.record(2)
+    assert grown is not None
+    assert grown.subscriptions.keys() == {"a", "b"}
+    assert grown.subscriptions["b"].properties == {"k": "b"}
+    replay = CursorReplay(Chain())
+    for subscription in grown.subscriptions.values():
+        replay.on_entry(subscription.inline)
+        assert replay.state(number_of(subscription.inline)).mark_delete == EARLIEST
+    assert len({number_of(it.inline) for it in grown.subscriptions.values()}) == 2
+
+
+async def test_growth_completes_what_a_crash_left() -> None:
+    world = World()
+    await world.topics.create(NAME, 1)
+    subscription = SubscriptionRecord({}, b"state")
+    await world.put(NAME.with_partition(0), TopicRecord(1, subscriptions={"s": subscription}))
+    await world.put(NAME.with_partition(1), TopicRecord(0))
+    await world.topics.grow(NAME, 2)
+    record = await world.record(1)
+    assert record is not None
+    assert record.subscriptions.keys() == {"s"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+async def test_the_number_never_shrinks(count: int) -> None:
+    world = World()
+    await world.topics.create(NAME, 2)
+    with pytest.raises(InvalidPartitionCount, match="expected 3 to 10000"):
+        await world.topics.grow(NAME, count)
+
+
+async def test_deletion_is_marked_and_can_be_finished() -> None:
+    world = World()
+    await world.topics.create(NAME, 2)
+    await world.put(NAME.with_partition(7), TopicRecord(0))  # of a growth that crashed
+    await world.put(TopicName.parse("tt-partition-0"), TopicRecord(0))
+    left = await world.topics.begin_deletion(NAME)
+    assert left == [NAME.with_partition(index) for index in (0, 1, 7)]
+    with pytest.raises(TopicNotFound):
+        await world.topics.require(NAME)
+    with pytest.raises(TopicNotFound):
+        await world.topics.grow(NAME, 5)
+    with pytest.raises(TopicExists):
+        await world.topics.create(NAME, 2)
+    assert await world.topics.begin_deletion(NAME) == left
+    await world.topics.end_deletion(NAME)
+    assert await world.topics.find(NAME) is None
+    with pytest.raises(TopicNotFound):
+        await world.topics.begin_deletion(NAME)
+
+
+async def test_non_persistent_partitions_are_not_stored() -> None:
+    world = World()
+    name = TopicName.parse("non-persistent://public/default/t")
+    await world.topics.create(name, 2)
+    assert (await world.topics.require(name)).partitions == 2
+    assert await world.store.get(path_of(name.with_partition(0))) is None

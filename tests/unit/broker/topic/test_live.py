@@ -1,0 +1,229 @@
+"""Non-persistent topics: immediate receipts, delivery or drop, caps, idleness."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.entries import entry_of, sends_of
+from fakes.sessions import FakeConsumerSession, FakeProducerSession
+from support import settle
+
+from magnetar.broker.errors import (
+    ConsumerBusy,
+    ConsumersConnected,
+    NotAllowed,
+    ProducerBusy,
+    SubscriptionNotFound,
+    TopicClosing,
+)
+from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.topic.contract import (
+    AccessMode,
+    ClientInfo,
+    CloseReason,
+    ProducerRequest,
+    SubscribeRequest,
+    SubscriptionType,
+)
+from magnetar.broker.topic.live import IDLE_S, NonPersistentTopic
+from magnetar.broker.topic.live_producer import Cap, LiveProducer
+from magnetar.protos.names import TopicName
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from magnetar.broker.topic.consumer import ConsumerHandle
+
+NAME = TopicName.parse("non-persistent://public/default/t")
+CLIENT = ClientInfo("1.2.3.4:5", "test")
+EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
+
+
+class World:
+    def __init__(self, *, cap: int = 1_000) -> None:
+        self.idle: list[TopicName] = []
+        numbers = iter(range(100))
+        loop = asyncio.get_running_loop()
+        self.topic = NonPersistentTopic(
+            NAME,
+            clock=SystemClock(),
+            next_name=lambda: f"made-{next(numbers)}",
+            cap=Cap(cap, loop.call_soon),
+            on_idle=self.idle.append,
+        )
+
+    async def produce(self, name: str = "") -> tuple[LiveProducer, FakeProducerSession]:
+        session = FakeProducerSession()
+        request = ProducerRequest(1, name, CLIENT)
+        return await self.topic.add_producer(request, session), session
+
+    async def consume(
+        self,
+        subscription: str = "s",
+        kind: SubscriptionType = SHARED,
+        *,
+        permits: int = 10,
+        durable: bool = True,
+        room: bool = True,
+        alive: bool = True,
+    ) -> tuple[ConsumerHandle, FakeConsumerSession]:
+        session = FakeConsumerSession(room=room, alive=alive)
+        request = SubscribeRequest(1, subscription, kind, CLIENT, durable=durable)
+        handle = await self.topic.subscribe(request, session)
+        if permits:
+            handle.flow(permits)
+        return handle, session
+
+    def send(self, producer: LiveProducer, *texts: str, first: int = 0) -> None:
+        views = [entry_of(text) for text in texts]
+        producer.publish(sends_of(*views, first=first), 0.0)
+
+
+async def test_a_message_reaches_every_subscription_and_is_receipted_at_once() -> None:
+    world = World()
+    one, two = await world.consume("a"), await world.consume("b", EXCLUSIVE)
+    producer, session = await world.produce()
+    world.send(producer, "x", "y")
+    assert session.receipted == [0, 1]
+    assert one[1].texts == two[1].texts == ["x", "y"]
+    assert set(one[1].positions) == {Position(0, 0)}
+    assert world.topic.dropped_total == 0
+
+
+async def test_receipts_come_without_a_consumer() -> None:
+    world = World()
+    producer, session = await world.produce()
+    world.send(producer, "x")
+    assert session.receipted == [0]
+    assert world.topic.published.messages == 1
+
+
+async def test_a_shared_subscription_takes_turns() -> None:
+    world = World()
+    one, two = await world.consume(), await world.consume()
+    producer, _ = await world.produce()
+    world.send(producer, "a", "b", "c", "d")
+    assert one[1].texts == ["a", "c"]
+    assert two[1].texts == ["b", "d"]
+
+
+@pytest.mark.parametrize("why", ["no consumer", "no permits", "not writable"])
+async def test_what_cannot_be_delivered_is_dropped_and_counted(why: str) -> None:
+    world = World()
+    handle, session = await world.consume(
+        permits=1 if why == "no permits" else 10, room=why != "not writable"
+    )
+    if why == "no consumer":
+        handle.close_nowait()
+    producer, receipts = await world.produce()
+    world.send(producer, "a", "b", "c")
+    delivered = 1 if why == "no permits" else 0
+    assert len(session.texts) == delivered
+    assert receipts.receipted == [0, 1, 2]
+    stats = await world.topic.stats()
+    assert stats["subscriptions"]["s"]["msgDropCount"] == 3 - delivered
+    assert stats["msgDropCount"] == 3 - delivered
+    assert stats["msgDropRate"] > 0
+
+
+async def test_more_than_the_cap_of_a_connection_is_dropped_until_the_next_step() -> None:
+    world = World(cap=3)
+    _, consumer = await world.consume()
+    producer, session = await world.produce()
+    world.send(producer, "a", "b")
+    world.send(producer, "c", "d", first=2)
+    assert session.receipted == [0, 1, 2, 3]
+    assert consumer.texts == ["a", "b", "c"]
+    assert producer.dropped.messages == 1
+    await settle()
+    world.send(producer, "e", first=4)
+    assert consumer.texts == ["a", "b", "c", "e"]
+
+
+async def test_an_exclusive_subscription_has_one_consumer() -> None:
+    world = World()
+    await world.consume(kind=EXCLUSIVE)
+    with pytest.raises(ConsumerBusy):
+        await world.consume(kind=EXCLUSIVE)
+    with pytest.raises(ConsumerBusy):
+        await world.consume(kind=SHARED)
+
+
+async def test_a_dead_consumer_makes_way() -> None:
+    world = World()
+    await world.consume(kind=EXCLUSIVE, alive=False)
+    _, session = await world.consume(kind=EXCLUSIVE)
+    producer, _ = await world.produce()
+    world.send(producer, "x")
+    assert session.texts == ["x"]
+
+
+async def test_a_producer_name_is_taken_once() -> None:
+    world = World()
+    await world.produce("me")
+    with pytest.raises(ProducerBusy):
+        await world.produce("me")
+
+
+async def test_exclusive_producers_are_refused_by_name() -> None:
+    world = World()
+    request = ProducerRequest(1, "", CLIENT, access_mode=AccessMode.EXCLUSIVE)
+    with pytest.raises(NotAllowed, match="access mode Exclusive"):
+        await world.topic.add_producer(request, FakeProducerSession())
+
+
+async def test_nothing_can_be_sought_and_acknowledging_changes_nothing() -> None:
+    world = World()
+    handle, _ = await world.consume()
+    answers: list[object] = []
+    handle.acknowledge([Position(0, 0)], done=answers.append)
+    handle.acknowledge_cumulative(Position(0, 0), done=answers.append)
+    assert answers == [None, None]
+    with pytest.raises(NotAllowed, match="seek"):
+        await handle.seek(EARLIEST)
+    assert (await handle.last_message_id()).position == EARLIEST
+
+
+async def test_a_subscription_is_deleted_or_goes_with_its_reader() -> None:
+    world = World()
+    reader, _ = await world.consume("reader", durable=False)
+    handle, _ = await world.consume("s")
+    reader.close_nowait()
+    assert list(world.topic.subscriptions) == ["s"]
+    with pytest.raises(ConsumersConnected):
+        await world.topic.unsubscribe("s")
+    await world.topic.unsubscribe("s", force=True)
+    assert not handle.attached
+    with pytest.raises(SubscriptionNotFound):
+        await world.topic.unsubscribe("s")
+
+
+async def test_a_topic_that_nobody_uses_asks_to_be_closed() -> None:
+    world = World()
+    producer, _ = await world.produce()
+    await asyncio.sleep(2 * IDLE_S)
+    assert world.idle == []
+    producer.close_nowait()
+    await asyncio.sleep(IDLE_S - 1)
+    handle, _ = await world.consume()
+    await asyncio.sleep(2 * IDLE_S)
+    assert world.idle == []
+    handle.close_nowait()
+    await asyncio.sleep(IDLE_S + 1)
+    assert world.idle == [NAME]
+
+
+async def test_a_closed_topic_disconnects_its_clients_and_takes_no_more() -> None:
+    world = World()
+    _, producing = await world.produce()
+    _, consuming = await world.consume()
+    await world.topic.close()
+    assert producing.reason is CloseReason.UNLOADED
+    assert consuming.reason is CloseReason.UNLOADED
+    with pytest.raises(TopicClosing):
+        await world.produce()
+    with pytest.raises(TopicClosing):
+        await world.consume()
+    await asyncio.sleep(2 * IDLE_S)
+    assert world.idle == []

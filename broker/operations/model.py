@@ -92,6 +92,9 @@ class TopicStats(_Statistics):
         description="not durable, and named as a durable subscription"
     )
     managed_ledger: dict[str, Any]
+    recent_failures: list[str] = Field(
+        description="failures by unexpected exceptions within an hour: seconds ago, and why"
+    )
 
 
 class LedgerInfo(_Statistics):

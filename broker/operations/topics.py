@@ -6,6 +6,7 @@ it is between brokers, and what opening it raises.
 
 from __future__ import annotations
 
+import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +50,8 @@ async def delete_topic(broker: Broker, name: TopicName, *, force: bool) -> None:
 async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
     """Raises TopicNotFound, ReadFailed."""
     topic = await open_topic(broker, name)
-    return TopicStats.model_validate(await topic.stats())
+    failures = broker.quarantine.failures_of(name, asyncio.get_running_loop().time())
+    return TopicStats.model_validate({**await topic.stats(), "recentFailures": failures})
 
 
 async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:

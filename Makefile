@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test lint sim chaos powercuts explore mutants bench bench-versus docs constraints compose protos clean
+.PHONY: setup demo check test lint sim chaos siege powercuts explore mutants bench bench-versus docs constraints compose protos clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,12 @@ sim: setup
 # Real processes that are killed under a workload; SEED=N does again what was done with N.
 chaos: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed $(SEED))
+
+# Hostile programs against a server, beside honest clients whose service is measured; prints a report.
+# COMMANDS=100000; SEED=N does again what was done with N. `make test` has a short one.
+COMMANDS ?= 100000
+siege: setup
+	PYTHONPATH=tests $(BIN)/python -m siege.run --commands $(COMMANDS) $(if $(SEED),--seed $(SEED))
 
 # The power of a bookie's disk is cut, and the bookie killed, under load: 50 times each. Needs root.
 powercuts: setup

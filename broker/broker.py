@@ -28,11 +28,15 @@ from magnetar.broker.errors import (
     NotAllowed,
     NotOwner,
     ReservedName,
+    TaskFailed,
     TopicDeleted,
     TopicExists,
+    TopicFailed,
     TopicInUse,
     TopicNotFound,
+    TopicQuarantined,
 )
+from magnetar.broker.guard import Failures, Guard, Quarantine
 from magnetar.broker.idleness import may_delete, may_unload, tend_ledger
 from magnetar.broker.life import LIFE_DEFAULTS
 from magnetar.broker.loads import TopicLoads
@@ -49,16 +53,19 @@ from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.live import NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap
 from magnetar.broker.topic.topic import PersistentTopic
+from magnetar.metadata import paths
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.metadata.policies import BROKER_DEFAULTS
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.names import Domain, TopicName
+from magnetar.runtime.awake import Awake
 from magnetar.runtime.log import get_logger
-from magnetar.runtime.supervise import Backoff, supervise
+from magnetar.runtime.steps import StepMeter
+from magnetar.runtime.supervise import Backoff, is_operating_error, supervise
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.life import LifeConfig
@@ -144,8 +151,12 @@ class Broker:
         as sent. `cluster`: its name for administrators. `partitions_max`: see PartitionedTopics.
         `non_persistent`: whether there are non-persistent topics; each connection may have
         `non_persistent_per_connection` of their messages under way."""
+        self.failures = Failures()
         self.policies = PolicyCache(
-            store, namespace_bundles=namespace_bundles, defaults=default_policies
+            store,
+            namespace_bundles=namespace_bundles,
+            defaults=default_policies,
+            failures=self.failures,
         )
         self.default_policies = default_policies
         self.namespace_bundles = namespace_bundles
@@ -176,8 +187,13 @@ class Broker:
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
         self.publish_latency = LatencyHistogram()
+        self.steps = StepMeter()
+        self.awake = Awake()
         self.publish_budget = publish_budget or PublishBudget()  # of all topics together
-        self._chores = Chores((*chores, *self._chores_of_life(life)), lambda: self.topics)
+        self.opened_topics = 0  # so far; one of them may have been created
+        self.quarantine = Quarantine()
+        chores = (*chores, *self._chores_of_life(life))
+        self._chores = Chores(chores, lambda: self.topics, self.failures)
         self._tasks: asyncio.TaskGroup
 
     @property
@@ -209,31 +225,34 @@ class Broker:
         """Serve until `stop` is set, then hand every bundle over."""
         async with asyncio.TaskGroup() as self._tasks:
             lasting = [
-                self._tasks.create_task(
-                    supervise("policies", self.policies.run, backoff=self._backoff)
-                ),
-                self._tasks.create_task(
-                    supervise("brokers", self._brokers.run, backoff=self._backoff)
-                ),
-                self._tasks.create_task(
-                    supervise("owners", self._owners.run, backoff=self._backoff)
-                ),
-                self._tasks.create_task(
-                    supervise("chores", self._chores.run, backoff=self._backoff)
-                ),
-                self._tasks.create_task(
-                    supervise("deleted topics", self._sweep_deleted, backoff=self._backoff)
-                ),
-                self._tasks.create_task(
-                    supervise("topic lists", self.watched_lists.run, backoff=self._backoff)
-                ),
+                self._tasks.create_task(self._supervise("policies", self.policies.run)),
+                self._tasks.create_task(self._supervise("brokers", self._brokers.run)),
+                self._tasks.create_task(self._supervise("owners", self._owners.run)),
+                self._tasks.create_task(self._supervise("chores", self._chores.run)),
+                self._tasks.create_task(self._supervise("deleted topics", self._sweep_deleted)),
+                self._tasks.create_task(self._supervise("topic lists", self.watched_lists.run)),
                 self._tasks.create_task(self._close_failed()),
+                self._tasks.create_task(self.awake.run()),
             ]
             self.started.set()
             await stop.wait()
             await self._release_all()
             for task in lasting:
                 task.cancel()
+
+    async def _supervise(self, name: str, child: Callable[[], Awaitable[None]]) -> None:
+        """A bug in it is counted, and it is started again."""
+
+        async def guarded() -> None:
+            try:
+                await child()
+            except Exception as error:  # guard.py
+                if not is_operating_error(error):
+                    self.failures.note("task", name, error)
+                    raise TaskFailed(name, error) from None
+                raise
+
+        await supervise(name, guarded, backoff=self._backoff)
 
     def next_owner_of(self, name: TopicName) -> BrokerRegistration | None:
         """The next owner of a topic that is being handed over; None: it is not, or there is no
@@ -252,8 +271,8 @@ class Broker:
 
         `client` (see `client_key`) and `reconnects` tell who asks: a client of a deleted topic does
         not make it anew. Raises NotOwner, TopicNotFound, NamespaceNotFound, PoliciesUnavailable,
-        TooManyRequests, TimeoutError, what PersistentTopic.open and Catalog.require_creatable
-        raise.
+        TooManyRequests, TopicQuarantined, TimeoutError, what PersistentTopic.open and
+        Catalog.require_creatable raise.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):
@@ -375,6 +394,9 @@ class Broker:
                     log.warning("sweeping deleted topics failed", error=repr(error))
 
     def _begin(self, name: TopicName, bundle: Bundle, asking: Asking | None) -> _Served:
+        refusal = self.quarantine.refusal(name, asyncio.get_running_loop().time())
+        if refusal is not None:
+            raise TopicQuarantined(str(name), *refusal)
         served = _Served(bundle, asyncio.get_running_loop().create_future())
         self._topics[name] = served
         self._tasks.create_task(self._open(name, served, asking))
@@ -436,6 +458,13 @@ class Broker:
         """A non-persistent topic has been without clients for a while."""
         self._tasks.create_task(self._close(name, CloseReason.UNLOADED))
 
+    def watch_topics(
+        self, namespace: NamespaceName, on_change: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call back when `topics_of` may answer otherwise. Returns the function that ends it."""
+        folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
+        return self._store.watch(folder, on_change)
+
     async def _open(self, name: TopicName, served: _Served, asking: Asking | None) -> None:
         try:
             async with self._loads.slot(str(name)):
@@ -447,7 +476,16 @@ class Broker:
             served.opened.set_exception(error)
             served.opened.exception()  # all requests for it may have ended: that is no error
             return
+        except Exception as error:  # guard.py
+            self.failures.note("open", str(name), error)
+            del self._topics[name]
+            failed = TopicFailed(str(name), error)
+            self.quarantine.on_failure(name, str(failed), asyncio.get_running_loop().time())
+            served.opened.set_exception(failed)
+            served.opened.exception()
+            return
         log.info("topic opened", topic=str(name))
+        self.opened_topics += 1
         served.opened.set_result(topic)
         if not self._owners.holds(served.bundle):  # lost while the topic was opening
             await self._close(name, CloseReason.UNLOADED)
@@ -521,14 +559,21 @@ class Broker:
             latency=self.publish_latency,
             budget=self.publish_budget,
             incarnation=f"{self._random.getrandbits(128):032x}",
+            guard=partial(self._guard, name),
             create=create,
             epoch_min=epoch_min,
         )
 
+    def _guard(self, name: TopicName, on_failure: Callable[[Exception], None]) -> Guard:
+        return Guard(str(name), failures=self.failures, steps=self.steps, on_failure=on_failure)
+
     def _on_failed(self, topic: Topic, error: BrokerError) -> None:
         log.warning("topic failed", topic=str(topic.name), error=str(error))
         served = self._topics.get(topic.name)
-        if served is not None:
+        if isinstance(error, TopicFailed):
+            now = asyncio.get_running_loop().time()
+            self.quarantine.on_failure(topic.name, str(error), now)
+        elif served is not None:
             self._owners.doubt(served.bundle)
         self._failed.add(topic.name)
         self._failing.set()
@@ -551,7 +596,10 @@ class Broker:
             topic = await asyncio.shield(served.opened)
         except OPERATING_ERRORS:
             return  # it did not open: there is nothing to close
-        await topic.close(reason)
+        try:
+            await topic.close(reason)
+        except Exception as error:  # guard.py; the next owner recovers what was not closed
+            self.failures.note("close", str(name), error)
         log.info("topic closed", topic=str(name), reason=reason.value)
         self._forget(name, served)
 

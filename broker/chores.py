@@ -17,6 +17,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from magnetar.broker.guard import Failures
     from magnetar.broker.topic.protocol import Topic
 
 VISITS_PER_TURN: Final = 100
@@ -35,10 +36,17 @@ class Chore:
 
 
 class Chores:
-    def __init__(self, chores: Sequence[Chore], topics: Callable[[], Sequence[Topic]]) -> None:
-        """`topics` gives the open topics of this moment."""
+    def __init__(
+        self,
+        chores: Sequence[Chore],
+        topics: Callable[[], Sequence[Topic]],
+        failures: Failures | None = None,
+    ) -> None:
+        """`topics` gives the open topics of this moment; `failures` counts unexpected exceptions,
+        which end a visit and nothing else. None: they are raised."""
         self._chores = chores
         self._topics = topics
+        self._failures = failures
 
     async def run(self) -> None:
         """Do the chores until cancelled. Supervised."""
@@ -57,5 +65,9 @@ class Chores:
                     log.warning(
                         "chore failed", chore=chore.name, topic=str(topic.name), error=repr(error)
                     )
+                except Exception as error:  # guard.py
+                    if self._failures is None:
+                        raise
+                    self._failures.note(f"chore {chore.name}", str(topic.name), error)
                 if number % VISITS_PER_TURN == 0:
                     await asyncio.sleep(0)

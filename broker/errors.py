@@ -330,6 +330,51 @@ class TopicClosing(BrokerError):
         self.topic = topic
 
 
+class TopicFailed(BrokerError):
+    """An unexpected exception failed the topic. Its clients open it again."""
+
+    definite = False
+
+    def __init__(self, topic: str, error: BaseException) -> None:
+        super().__init__(f"{topic} failed: internal error {type(error).__name__}")
+        self.topic = topic
+        self.error = error
+
+
+class TaskFailed(BrokerError):
+    """An unexpected exception ended a task of the broker, which starts it again."""
+
+    def __init__(self, task: str, error: BaseException) -> None:
+        super().__init__(f"task {task!r} failed: internal error {type(error).__name__}")
+        self.task = task
+        self.error = error
+
+
+class TopicQuarantined(BrokerError):
+    """The topic failed several times within a minute, and is refused for a while."""
+
+    def __init__(self, topic: str, reason: str, ends_in_s: float) -> None:
+        super().__init__(
+            f"{topic} is quarantined for {ends_in_s:.0f} s more, because it failed repeatedly: "
+            f"{reason}"
+        )
+        self.topic = topic
+        self.reason = reason
+        self.ends_in_s = ends_in_s
+
+
+class TooManyAnswers(BrokerError):
+    """The answers that wait for slow clients use all memory that is meant for them."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"an answer of {size} bytes does not fit beside the answers that other clients have "
+            f"not taken yet; the limit is {limit}"
+        )
+        self.size = size
+        self.limit = limit
+
+
 class ProducerBusy(BrokerError):
     """A connected producer has the name, or an exclusive producer has the topic."""
 

@@ -19,11 +19,13 @@ from magnetar.broker.chores import Chore
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
+from magnetar.broker.operations.failures import FailureMetrics
 from magnetar.broker.operations.metrics import BrokerMetrics
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
-from magnetar.broker.session.pulsar_tcp import PulsarServer
+from magnetar.broker.session.limits import ConnectionLimits
+from magnetar.broker.session.pulsar_tcp import PulsarServer, PulsarTcpStream
 from magnetar.broker.topic.expiry import (
     BACKLOG_AGE_CHECK_INTERVAL_S,
     SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S,
@@ -41,12 +43,14 @@ from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.metadata.store import SessionState
 from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
 from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, measure_process
 from magnetar.runtime.process import settle_gc
+from magnetar.runtime.steps import StepMetrics
 from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
@@ -59,7 +63,6 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
-    from magnetar.runtime.frames import FrameStream
     from magnetar.runtime.http import App
 
 log = get_logger(__name__)
@@ -152,7 +155,12 @@ class BrokerProcess:
             http_socket = bind_port(config.host, config.http_port)
             stack.callback(http_socket.close)
             grpc_port = await stack.enter_async_context(
-                grpc_server({SERVICE: service.handlers}, host=config.host, port=config.grpc_port)
+                grpc_server(
+                    {SERVICE: service.handlers},
+                    host=config.host,
+                    port=config.grpc_port,
+                    frame_bytes_max=frame_bytes_max(config.max_message_size) + FRAME_BYTES_MAX,
+                )
             )
             self.registration = self._describe(
                 grpc_port, port_of(pulsar_socket), port_of(http_socket)
@@ -188,7 +196,20 @@ class BrokerProcess:
         stop: asyncio.Event,
     ) -> None:
         """Serve clients; returns when the topics are handed over and the clients are gone."""
-        endpoint = Endpoint(broker)
+        endpoint = Endpoint(
+            broker,
+            limits=ConnectionLimits(
+                self._config.broker_max_connections, self._config.broker_max_connections_per_ip
+            ),
+        )
+        self._registry.register(StepMetrics(broker.steps))
+        self._registry.register(FailureMetrics(broker))
+        counter(
+            self._registry,
+            "magnetar_connections_refused_total",
+            "Client connections that the broker refused because of a limit.",
+            lambda: endpoint.limits.refused,
+        )
         counter(
             self._registry,
             "magnetar_connection_failures_total",
@@ -196,8 +217,10 @@ class BrokerProcess:
             lambda: endpoint.failures,
         )
 
-        async def serve_pulsar(stream: FrameStream) -> None:
-            await Connection(stream, endpoint, Transport.PULSAR).run()
+        async def serve_pulsar(stream: PulsarTcpStream) -> None:
+            await Connection(
+                stream, endpoint, Transport.PULSAR, on_connected=stream.on_connected
+            ).run()
 
         pulsar = PulsarServer(
             serve_pulsar, frame_bytes_max=frame_bytes_max(self._config.max_message_size)
@@ -387,9 +410,9 @@ class BrokerProcess:
 
             return admin_app(broker, self._config.shown)
 
-        return BaseApp(self._health, self._registry, make_rest)
+        return BaseApp(lambda: self._health(broker), self._registry, make_rest)
 
-    def _health(self) -> Health:
+    def _health(self, broker: Broker) -> Health:
         """Clients and brokers find this broker only while its lease is held. Without a connection
         to the metadata store the broker does not know whether the lease is still held."""
         connected = self._store.session_state is SessionState.CONNECTED
@@ -401,4 +424,6 @@ class BrokerProcess:
             state = "unregistered"
         else:
             state = "serving"
-        return Health(self._role, self._config.id, state, ready=state == "serving")
+        quarantined = broker.quarantine.describe(asyncio.get_running_loop().time())
+        details = {"quarantined_topics": quarantined} if quarantined else {}
+        return Health(self._role, self._config.id, state, state == "serving", details)

@@ -40,6 +40,14 @@ class BrokerSettings(PolicySettings):
         description="bytes held for producers of all topics; connections stop reading at this",
     )
 
+    # ---- connections ----
+    broker_max_connections: int = Field(
+        default=0, ge=0, description="connections of clients in all; 0: no limit"
+    )
+    broker_max_connections_per_ip: int = Field(
+        default=0, ge=0, description="connections of clients from one address; 0: no limit"
+    )
+
     # ---- messages ----
     max_message_size: int = Field(
         default=MESSAGE_BYTES_MAX,

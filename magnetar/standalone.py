@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
@@ -47,6 +48,10 @@ NAME: Final = "standalone"  # of the broker, the bookie and the claim file
 # The process ends this soon after the metadata store failed. A probe costs one hop to a thread.
 PROBE_S: Final = 1.0
 
+# In the file names of a traceback: the bookie's code, and the part of it that the broker runs.
+BOOKIE: Final = "/magnetar/bookie/"
+LEDGER: Final = "/magnetar/bookie/ledger/"
+
 
 class StandaloneConfig(BrokerSettings):
     """Read from a TOML file, MAGNETAR_STANDALONE_<KEY> and flags. Ports may be 0: any free one."""
@@ -57,6 +62,13 @@ class StandaloneConfig(BrokerSettings):
     cache_bytes: int = Field(
         default=64 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
     )
+
+    def survives(self, error: BaseException) -> bool:
+        """As a broker, but a bug of the bookie ends the process before it damages data."""
+        frames = traceback.extract_tb(error.__traceback__)
+        return not any(
+            BOOKIE in frame.filename and LEDGER not in frame.filename for frame in frames
+        )
 
 
 async def run_standalone(

@@ -47,11 +47,18 @@ class Watches:
 
     def fire(self, paths: Iterable[str]) -> None:
         """Call what is registered now, in order of path and registration; a callback may add and
-        remove, and one that was removed is not called any more."""
+        remove, and one that was removed is not called any more. Raises the first error of a
+        callback, after all were called: no other watch is lost by it."""
+        failure: Exception | None = None
         for path in sorted(paths):
             for number, callback in list(self._by_path.get(path, {}).items()):
                 if number in self._by_path.get(path, {}):
-                    callback()
+                    try:
+                        callback()
+                    except Exception as error:  # raised below
+                        failure = failure or error
+        if failure is not None:
+            raise failure
 
     def fire_session(self, state: SessionState) -> None:
         for number, callback in list(self._session.items()):

@@ -7,7 +7,8 @@ the partitions of the partitioned ones.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.catalog.reserved import is_heartbeat, is_system
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName
     from magnetar.runtime.clock import Clock
+
+NAMES_PER_TURN: Final = 1_000
+"""Of topics, that one step of the loop makes: 3 ms."""
 
 
 class Catalog:
@@ -44,10 +48,14 @@ class Catalog:
         """The topics of a namespace that have a record, or would have one if the domain had
         records: of non-persistent topics, the partitions."""
         tenant, part = namespace.tenant, namespace.namespace
+        names: list[TopicName] = []
         if domain is Domain.PERSISTENT:
             found = await self._store.children(paths.topics(tenant, part, domain))
-            return [TopicName(domain, tenant, part, paths.unquoted(child)) for child in found]
-        names = []
+            for number, child in enumerate(found, 1):
+                names.append(TopicName(domain, tenant, part, paths.unquoted(child)))
+                if number % NAMES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            return names
         for name in await self.partitioned.names(namespace, domain):
             record = await self.partitioned.find(name)
             if record is not None and not record.deleting:

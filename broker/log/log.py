@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
@@ -171,6 +172,7 @@ class Log:
         self.on_head_dropped: Callable[[], None] = _ignore
         self.losses = Losses()
         self.quorum = quorum  # of new ledgers; None: that of this process
+        self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs a step of callbacks
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.budget = PublishBudget()  # a broker's logs share one
         self._held_bytes = 0  # as `budget` was told
@@ -491,7 +493,8 @@ class Log:
         self._ledger_bytes = 0
         self._opened_s = asyncio.get_running_loop().time()
         self._size_factor = ledger_size_factor(len(self.chain.records))
-        appender.progress = lambda: self._on_progress(appender)
+        progress = partial(self._on_progress, appender)
+        appender.progress = lambda: self.protect(progress)
         self._send(appender, self._opened_s)
 
     async def _record(self, *added: TopicLedger) -> None:
@@ -747,3 +750,7 @@ class Log:
             assert in_flight == 0, "2: in flight without a ledger"
         if self._ended is None:
             self._outstanding.check(confirmed_index=self.chain.next_index)
+
+
+def _plainly(step: Callable[[], None]) -> None:
+    step()

@@ -108,6 +108,10 @@ class TopicStats(_Statistics):
     managed_ledger: dict[str, Any] | None = Field(
         default=None, description="null: the topic is not stored"
     )
+    recent_failures: list[str] = Field(
+        default_factory=list,
+        description="failures by unexpected exceptions within an hour: seconds ago, and why",
+    )
 
 
 class PartitionedMetadata(BaseModel):

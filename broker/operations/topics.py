@@ -6,6 +6,7 @@ it is between brokers, and what opening it raises.
 
 from __future__ import annotations
 
+import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -60,7 +61,8 @@ async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
     """Raises TopicNotFound, ReadFailed."""
     await require_owner(broker, name)
     topic = await broker.topic(name, create=False)
-    return TopicStats.model_validate(await topic.stats())
+    failures = broker.quarantine.failures_of(name, asyncio.get_running_loop().time())
+    return TopicStats.model_validate({**await topic.stats(), "recentFailures": failures})
 
 
 async def delete_non_persistent(broker: Broker, name: TopicName, *, force: bool) -> None:

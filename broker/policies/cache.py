@@ -33,6 +33,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from magnetar.broker.guard import Failures
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.policies.part import Part
     from magnetar.broker.policies.view import Effects
@@ -93,12 +94,15 @@ class PolicyCache:
         namespace_bundles: int = BUNDLES_DEFAULT,
         defaults: EffectivePolicies = BROKER_DEFAULTS,
         namespaces_max: int = NAMESPACES_MAX,
+        failures: Failures | None = None,
     ) -> None:
-        """`namespace_bundles`: of a namespace whose record this broker creates."""
+        """`namespace_bundles`: of a namespace whose record this broker creates. `failures` counts
+        unexpected exceptions of callbacks; None: they are raised."""
         self._store = store
         self._new_bundles = NamespaceBundles.divided(namespace_bundles)
         self._defaults = defaults
         self._namespaces_max = namespaces_max
+        self._failures = failures
         self._entries: dict[NamespaceName, _Entry] = {}  # least recently used first
         self._queue: dict[_Node, _Entry] = {}  # to be read, in FIFO order
         self._wake = asyncio.Event()
@@ -276,7 +280,12 @@ class PolicyCache:
             if start:
                 await asyncio.sleep(0)
             for subscription in effects.notify[start : start + NOTIFY_BATCH]:
-                subscription.notify()
+                try:
+                    subscription.notify()
+                except Exception as error:  # guard.py
+                    if self._failures is None:
+                        raise
+                    self._failures.note("policy callback", str(subscription.topic), error)
 
     async def _wait_read(self, entry: _Entry, parts: Iterable[Part[Any]]) -> None:
         """Wait for one read of each part. Raises PoliciesUnavailable if one fails."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.session import (
+    answers,
     consumers,
     deliveries,
     lookup,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from magnetar.broker.session.access import Resource
+    from magnetar.broker.session.answers import Answer
     from magnetar.broker.session.context import Context
     from magnetar.protos.sends import SendRun
 
@@ -47,7 +49,7 @@ class Request:
     """A command with exactly one answer. Its handler returns the answer, and runs beside others."""
 
     admission: Admission
-    handler: Callable[[Context, Any], Awaitable[bytes]]
+    handler: Callable[[Context, Any], Awaitable[bytes | Answer]]
     needs: Needs | None = None  # None: the resource was granted when it was opened
 
 
@@ -98,7 +100,9 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
     # Lookup.
     Type.PARTITIONED_METADATA: Request(Admission.CONNECTED, lookup.partitions, _LOOKUP),
     Type.LOOKUP: Request(Admission.CONNECTED, lookup.lookup, _LOOKUP),
-    Type.GET_TOPICS_OF_NAMESPACE: Request(Admission.CONNECTED, lookup.topics_of_namespace, _LIST),
+    Type.GET_TOPICS_OF_NAMESPACE: Request(
+        Admission.CONNECTED, answers.shared_list(lookup.topics_of_namespace), _LIST
+    ),
     # Schemas.
     Type.GET_SCHEMA: Request(Admission.CONNECTED, schemas.get_schema, _LOOKUP),
     Type.GET_OR_CREATE_SCHEMA: Request(Admission.CONNECTED, schemas.get_or_create_schema, _PRODUCE),

@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.refusal import OPERATING_ERRORS, code_of
 from magnetar.broker.session import reply
+from magnetar.broker.session.answers import Answer
 from magnetar.broker.session.commands import NOTICES, REQUESTS, RULES, SEND
 from magnetar.broker.session.context import DELIVERY_BYTES_MAX, Context, Transport
+from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX, HANDSHAKE_FAIR_S
+from magnetar.broker.session.long_lists import in_pieces, is_too_large
 from magnetar.broker.session.producers import confirm_producer
 from magnetar.broker.session.publishing import publish_parsed, read_run
 from magnetar.broker.session.refusals import Refusals
@@ -29,6 +32,9 @@ from magnetar.broker.session.session import Carry, Close, Confirm, Decline, Send
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.errors import CommandError, FrameError, MalformedCommand
+from magnetar.protos.framing import COMMAND_BYTES_MAX
+from magnetar.protos.pieces import long_list
+from magnetar.runtime.awake import sleep_until
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from magnetar.broker.session.endpoint import Endpoint
     from magnetar.broker.session.session import Action
     from magnetar.protos.framing import Command
+    from magnetar.protos.pieces import LongList
     from magnetar.runtime.frames import Buffer, FrameStream
 
 __all__ = ["Connection", "Transport"]
@@ -50,6 +57,12 @@ REQUESTS_READ_MAX: Final = (
     1_000  # requests under way at which reading pauses; a program that opens all its producers at
     # once sends thousands, and an error would cost Apache's C++ client its whole connection
 )
+SLICE_COMMANDS: Final = 100
+"""Carried out in one step of the loop: 10 us each, up to 60 us for one that starts a task."""
+
+COMMAND_UNIT_BYTES: Final = 1 << 10
+"""A command counts once more for each of these bytes, which are parsed."""
+
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 LAST_COMMAND_TIMEOUT_S: Final = 1.0  # for the client to take the command that says why it must go
 SERVER_VERSION: Final = "Magnetar 0.1.0"
@@ -68,7 +81,15 @@ log = get_logger(__name__)
 class Connection:
     """One client's connection. `run` serves it until either side ends it."""
 
-    def __init__(self, stream: FrameStream, endpoint: Endpoint, transport: Transport) -> None:
+    def __init__(
+        self,
+        stream: FrameStream,
+        endpoint: Endpoint,
+        transport: Transport,
+        *,
+        on_connected: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_connected`: the client is known, and larger frames are admitted."""
         self._stream = stream
         self._endpoint = endpoint
         self._session = Session(
@@ -88,19 +109,45 @@ class Connection:
             peer=stream.peer,
             end=self._end,
             probe=self._probe,
+            answers=endpoint.answers,
         )
         self._refusals = Refusals()
         self._declined = 0  # refused by the machine, and not answered yet
+        self._transport = transport
+        self._on_connected = on_connected
+        self._release: Callable[[], None] | None = None  # its place in the handshake; None: none
+        self._admitted = False  # the transport knows that the client is connected
+        self._steps = endpoint.broker.steps
         self._heard = asyncio.Event()
         self._answered = asyncio.Event()  # a request has ended
         self._paused = False  # not reading: a topic of this client has too many bytes under way
         self._draining = False  # not reading: too many bytes wait for this client
+        self._long: LongList | None = None  # what the next turns carry out; None: nothing
         self._turn: Turn | None = None  # None: it does not wait for the broker's publish budget
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
         """Serve until the client leaves or the broker ends the connection. Raises nothing but what
         cancels it."""
+        limits, peer = self._endpoint.limits, self._stream.peer
+        refusal = limits.enter(peer)
+        if refusal is not None:
+            await self._turn_away(refusal)
+            return
+        try:
+            await self._serve()
+        finally:
+            limits.leave(peer)
+
+    async def _turn_away(self, refusal: str) -> None:
+        log.warning("connection refused", peer=self._stream.peer, reason=refusal)
+        with suppress(TimeoutError, StreamClosed):
+            async with asyncio.timeout(LAST_COMMAND_TIMEOUT_S):
+                error = reply.error(reply.NO_REQUEST, pb.NotAllowedError, refusal)
+                await self._stream.send([error])
+        await self._stream.close()
+
+    async def _serve(self) -> None:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 lasting = [
@@ -141,29 +188,72 @@ class Connection:
         """Ends when the stream has. Once the connection is over, frames are read and dropped."""
         context = self._context
         try:
+            if self._transport is Transport.GRPC:
+                await self._shake_hands()
             while True:
                 frame = await self._stream.receive()
                 if not context.over:
-                    self._take(frame)
-                    await self._wait_room()
+                    await self._take(frame)
         except StreamClosed as end:
             if not (end.clean or context.over):
                 log.info("connection lost", peer=self._stream.peer, reason=end.reason)
 
-    def _take(self, frame: memoryview) -> None:
-        """One transport frame: whole Pulsar frames, one after the other."""
+    async def _shake_hands(self) -> None:
+        """Read until the client is connected, beside a bounded number of others."""
+        context, session = self._context, self._session
+        reason = f"the handshake took longer than {HANDSHAKE_FAIR_S:g} s while others waited"
+        async with self._endpoint.handshakes.place(lambda: self._end(reason)):
+            while not session.connected:
+                frame = await self._stream.receive()
+                if not context.over:
+                    await self._take(frame)
+
+    async def _take(self, frame: memoryview) -> None:
+        """One transport frame: whole Pulsar frames, one after the other. It is carried out in
+        slices, and the loop has a turn between two of them."""
+        self._heard.set()
+        context, session, steps = self._context, self._session, self._steps
+        if not session.connected and len(frame) > HANDSHAKE_BYTES_MAX:
+            self._end(f"{len(frame)} bytes before the client is connected")
+            return
+        at, size = 0, len(frame)
+        while at < size and not context.over:
+            began = steps.begin()
+            at = self._take_slice(frame, at)
+            steps.end("commands", began)
+            if self._long is not None:
+                await self._take_long(self._long)
+            await self._wait_room()
+            if at < size:
+                await asyncio.sleep(0)
+        if not self._admitted and session.connected:
+            self._admitted = True
+            if self._on_connected is not None:
+                self._on_connected()
+
+    def _take_slice(self, frame: memoryview, at: int) -> int:
+        """The commands from `at` on: up to a run of SENDs, a long list, or SLICE_COMMANDS. Returns
+        where the next one begins."""
         now = asyncio.get_running_loop().time()
         context = self._context
-        self._heard.set()
-        at = 0
+        left = SLICE_COMMANDS
         try:
-            while at < len(frame) and not context.over:
+            while at < len(frame) and left > 0 and not context.over:
                 run = read_run(frame, at)
                 if run is not None:
                     _publish_run(context, run, now)
                     at = run.end
+                    left -= len(run.entries)
                     continue
+                begin = at
                 part, at = framing.first_frame(frame, at, bytes_max=self._frame_bytes_max)
+                left -= 1 + (at - begin) // COMMAND_UNIT_BYTES
+                self._long = long_list(part)
+                if self._long is not None:
+                    return at
+                if is_too_large(part):
+                    self._end(f"a command of {len(part)} bytes, the limit is {COMMAND_BYTES_MAX}")
+                    return at
                 try:
                     command = framing.parse_command(part)
                 except CommandError as error:
@@ -176,6 +266,26 @@ class Connection:
                         self._carry_out(action)
         except FrameError as error:
             self._end(str(error))
+        return at
+
+    async def _take_long(self, command: LongList) -> None:
+        """A list with very many message ids, a piece a turn."""
+        self._long = None
+        loop, steps = asyncio.get_running_loop(), self._steps
+        parts = in_pieces(self._context, command)
+        while not self._context.over:
+            began = steps.begin()
+            try:
+                more = next(parts, None)
+            except CommandError as error:
+                self._end(str(error))
+                return
+            finally:
+                steps.end("long list", began)
+            if more is None:
+                return
+            self._session.on_paused(loop.time())  # the client has been heard
+            await asyncio.sleep(0)
 
     async def _wait_room(self) -> None:
         """Return when there is room to read on. Raises StreamClosed."""
@@ -266,6 +376,7 @@ class Connection:
         task = asyncio.current_task()
         assert task is not None
         failure: Exception | None = None
+        answer: bytes | Answer
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 answer = await self._handle(command)
@@ -284,9 +395,21 @@ class Connection:
             await asyncio.sleep(self._note_refusal(command, code, text))
         self._session.on_request_ended(command, failed=failure is not None)
         self._answered.set()
-        self._outbox.put_control(answer)
+        if isinstance(answer, Answer):
+            await self._put_shared(answer)
+        else:
+            self._outbox.put_control(answer)
 
-    async def _handle(self, command: Command) -> bytes:
+    async def _put_shared(self, answer: Answer) -> None:
+        """Its bytes count until the client has taken it, or almost."""
+        try:
+            self._outbox.put_control(*answer.parts)
+            with suppress(StreamClosed):
+                await self._outbox.wait_room()
+        finally:
+            self._endpoint.answers.release(answer)
+
+    async def _handle(self, command: Command) -> bytes | Answer:
         request, body = REQUESTS[command.type], command.body
         if request.needs is not None:
             self._context.require(request.needs.permission, request.needs.resource(body))
@@ -352,9 +475,13 @@ class Connection:
             self._session.on_paused(asyncio.get_running_loop().time())
 
     async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, awake = asyncio.get_running_loop(), self._endpoint.broker.awake
+        stalled_s = awake.stalled_s
         while not self._context.over:
-            await asyncio.sleep(max(0.0, self._session.timer_at() - loop.time()))
+            await sleep_until(self._session.timer_at())
+            if awake.stalled_s > stalled_s:
+                self._session.on_stalled(awake.stalled_s - stalled_s, loop.time())
+                stalled_s = awake.stalled_s
             if self._paused:
                 self._session.on_paused(loop.time())
             for action in self._session.on_timer(loop.time()):

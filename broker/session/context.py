@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.broker import Broker
     from magnetar.broker.session.access import Permission, Resource
+    from magnetar.broker.session.answers import Answers
     from magnetar.broker.session.session import Session
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.protocol import Producer
@@ -53,8 +54,10 @@ class Context:
         peer: str,
         end: Callable[[str], None],
         probe: Callable[[], Awaitable[bool]],
+        answers: Answers,
     ) -> None:
         self.broker = broker
+        self.answers = answers  # those that equal requests share
         self.session = session
         self.producers: dict[int, Producer] = {}  # those that are open
         self.consumers: dict[int, ConsumerHandle] = {}
@@ -138,15 +141,17 @@ class Context:
     def leave(self) -> None:
         """The connection is gone: close its producers and consumers. Idempotent."""
         self.over = True
-        for producer in self.producers.values():
-            producer.close_nowait()
-        for consumer in self.consumers.values():
-            consumer.close_nowait()
-        for end_watcher in self.watchers.values():
-            end_watcher()
+        closes = [producer.close_nowait for producer in self.producers.values()]
+        closes += [consumer.close_nowait for consumer in self.consumers.values()]
+        closes += self.watchers.values()
         self.producers.clear()
         self.consumers.clear()
         self.watchers.clear()
+        for close in closes:
+            try:
+                close()
+            except Exception as error:  # broker/guard.py: the others are closed all the same
+                self.broker.failures.note("leave", self._peer, error)
 
     # ---- room for messages -----------------------------------------------------------------------
 

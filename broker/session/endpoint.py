@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from magnetar.broker.session.access import AllowAll
+from magnetar.broker.session.answers import Answers
+from magnetar.broker.session.limits import ConnectionLimits, Handshakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Endpoint:
-    """The broker that the connections serve, how their clients are authenticated, and a counter."""
+    """The broker that the connections serve, how their clients are authenticated, what limits
+    them, and a counter."""
 
     broker: Broker
     make_authenticator: Callable[[], Authenticator] = AllowAll  # called once per connection
+    answers: Answers = field(default_factory=Answers)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    handshakes: Handshakes = field(default_factory=Handshakes)
     failures: int = 0  # connections that the broker closed after an unexpected exception

@@ -11,16 +11,18 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX
 from magnetar.protos.errors import FrameTooLarge
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.tcp_frames import HANDLE_ERRORS
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
 
-    from magnetar.runtime.frames import Buffer, FrameStream
+    from magnetar.runtime.frames import Buffer
 
 READ_BYTES: Final = 256 << 10  # asked of the socket at once: what a coalesced frame holds
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -44,6 +46,7 @@ class PulsarTcpStream:
         self._frame_bytes_max = frame_bytes_max
         self._reader = reader
         self._writer = writer
+        self._limit = HANDSHAKE_BYTES_MAX  # until the client is connected
         self._rest = bytearray()  # the beginning of an incomplete frame
         self._closed: StreamClosed | None = None  # None: open
         self._gone: asyncio.Event | None = None  # set once closed; None: not closing
@@ -54,25 +57,29 @@ class PulsarTcpStream:
         try:
             self._writer.writelines(parts)
             await self._writer.drain()
-        except OSError as error:
+        except HANDLE_ERRORS as error:
             raise self._end(f"connection lost: {error}", clean=False) from error
 
     async def receive(self) -> memoryview:
         while self._closed is None:
-            try:
-                data = await self._reader.read(READ_BYTES)
-            except OSError as error:
-                raise self._end(f"connection lost: {error}", clean=False) from error
-            if not data:
-                reason = "inside a frame" if self._rest else "between frames"
-                raise self._end(f"the peer closed {reason}", clean=not self._rest)
-            self._rest += data
             whole = self._whole_bytes()
             if whole:
                 frame = bytes(memoryview(self._rest)[:whole])
                 del self._rest[:whole]
                 return memoryview(frame)
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except HANDLE_ERRORS as error:
+                raise self._end(f"connection lost: {error}", clean=False) from error
+            if not data:
+                reason = "inside a frame" if self._rest else "between frames"
+                raise self._end(f"the peer closed {reason}", clean=not self._rest)
+            self._rest += data
         raise self._closed
+
+    def on_connected(self) -> None:
+        """The client is known: take frames of any size that the protocol has."""
+        self._limit = self._frame_bytes_max
 
     async def close(self) -> None:
         self._end("closed here", clean=True)
@@ -84,11 +91,12 @@ class PulsarTcpStream:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(CLOSE_TIMEOUT_S, abort)  # a peer that does not read
         try:
-            with suppress(OSError):  # lost before it was closed
+            with suppress(*HANDLE_ERRORS):  # lost before it was closed
                 await self._writer.wait_closed()
         finally:
             timer.cancel()
-            abort()
+            with suppress(RuntimeError):  # uvloop's, on a closed handle
+                abort()
             self._gone.set()
 
     def _whole_bytes(self) -> int:
@@ -96,8 +104,10 @@ class PulsarTcpStream:
         at, gathered = 0, len(self._rest)
         while gathered - at >= _TOTAL.size:
             size = _TOTAL.size + int(_TOTAL.unpack_from(self._rest, at)[0])
-            if size > self._frame_bytes_max:
-                reason = str(FrameTooLarge(size, self._frame_bytes_max))
+            if size > self._limit:
+                if at:  # the frames before it may be the CONNECT
+                    break
+                reason = str(FrameTooLarge(size, self._limit))
                 log.warning("closing a connection", peer=self.peer, reason=reason)
                 raise self._end(reason, clean=False)
             if at + size > gathered:
@@ -108,7 +118,8 @@ class PulsarTcpStream:
     def _end(self, reason: str, *, clean: bool) -> StreamClosed:
         if self._closed is None:  # the first end counts
             self._closed = StreamClosed(reason, clean=clean)
-            self._writer.close()
+            with suppress(*HANDLE_ERRORS):
+                self._writer.close()
         return self._closed
 
 
@@ -117,7 +128,7 @@ class PulsarServer:
 
     def __init__(
         self,
-        handle: Callable[[FrameStream], Awaitable[None]],
+        handle: Callable[[PulsarTcpStream], Awaitable[None]],
         *,
         frame_bytes_max: int = COMMAND_FRAME_BYTES_MAX,
     ) -> None:

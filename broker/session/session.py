@@ -262,6 +262,11 @@ class Session:
         self.pinged = True
         return [Send(reply.PING)]
 
+    def on_stalled(self, lost_s: float, now: float) -> None:
+        """The broker itself did not run for `lost_s`: what the client said waits to be read."""
+        self.heard_at = min(now, self.heard_at + lost_s)
+        self.began_at = min(now, self.began_at + lost_s)
+
     def on_paused(self, now: float) -> None:
         """The shell does not read: the client's silence means nothing."""
         self.heard_at, self.pinged = now, False

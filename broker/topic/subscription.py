@@ -30,6 +30,7 @@ from magnetar.broker.errors import (
     NotAllowed,
     SubscriptionFenced,
 )
+from magnetar.broker.guard import Guard
 from magnetar.broker.log.position import EARLIEST, Position, run_of_positions
 from magnetar.broker.topic.ack_sets import AckSets
 from magnetar.broker.topic.consumer import ConsumerHandle
@@ -113,7 +114,9 @@ class Subscription:
         spawn: Spawn,
         abandoned: Callable[[Subscription], None],
         dispatchers: Mapping[SubscriptionType, MakeDispatcher] = DISPATCHERS,
+        guard: Guard | None = None,
     ) -> None:
+        """`guard`: the topic's; None: exceptions of timers are not caught."""
         self._loop = asyncio.get_running_loop()
         self.cursor = cursor
         self.state = SubscriptionState.OPEN
@@ -124,6 +127,7 @@ class Subscription:
         self._ack_sets = AckSets(cursor.name, cursor)
         self._log = topic_log
         self._limits = limits
+        self._guard = guard or Guard(topic)
         self._abandoned = abandoned
         self._dispatchers = dispatchers
         self._joined = 0  # consumers so far; the join number of the next one
@@ -599,7 +603,10 @@ class Subscription:
             return
         else:
             self._timer.cancel()
-        self._timer = None if due_s is None else self._loop.call_at(due_s, self._on_timer)
+        self._timer = None if due_s is None else self._call_at(due_s)
+
+    def _call_at(self, due_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_at(due_s, self._guard.call, "timer", self._on_timer)
 
     def _on_timer(self) -> None:
         timer, self._timer = self._timer, None
@@ -678,7 +685,9 @@ class Subscription:
         if not self.cursor.durable and not self.consumers:
             if self._return_timer is not None:
                 self._return_timer.cancel()
-            self._return_timer = self._loop.call_later(RETURN_S, self._give_up)
+            self._return_timer = self._loop.call_later(
+                RETURN_S, self._guard.call, "timer", self._give_up
+            )
 
     def _rejoin(self) -> None:
         """A new dispatcher for the consumers that a seek did not close."""

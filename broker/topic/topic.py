@@ -17,6 +17,7 @@ import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
@@ -31,9 +32,11 @@ from magnetar.broker.errors import (
     ProducerFenced,
     SubscriptionNotFound,
     TopicClosing,
+    TopicFailed,
     TopicInUse,
     TopicTerminated,
 )
+from magnetar.broker.guard import Guard
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.log.topic_deletion import client_key
@@ -149,10 +152,13 @@ class PersistentTopic:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         latency: LatencyHistogram | None = None,
         budget: PublishBudget | None = None,
+        guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
         OwnedRecord.take for `incarnation`, `create` and `epoch_min`. `latency` counts how long
-        publishes wait, `budget` the bytes that are held for producers; None: of its own.
+        publishes wait, `budget` the bytes that are held for producers; None: of its own. `guard`
+        makes the guard around the topic's callbacks and tasks, from the function that fails the
+        topic; None: exceptions are not caught.
 
         Raises LogFenced, LogUnavailable, LogDamaged, TopicDeleted, TopicNotFound.
         """
@@ -184,6 +190,7 @@ class PersistentTopic:
             policies=policies,
             limits=limits,
             message_bytes_max=message_bytes_max,
+            guard=guard,
         )
 
     def __init__(
@@ -199,6 +206,7 @@ class PersistentTopic:
         policies: PolicySource,
         limits: Limits | None,
         message_bytes_max: int,
+        guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time()
         self.name = name
@@ -216,6 +224,7 @@ class PersistentTopic:
         self._rate = DispatchRate("topic")
         self._admission = Admission(str(name))
         self._creating: set[_Key] = set()  # subscriptions that are being created
+        self.guard = Guard(str(name)) if guard is None else guard(self._on_bug)
         self._in = Meter(now)
         self.pipeline = Pipeline(
             [
@@ -235,6 +244,7 @@ class PersistentTopic:
         self._idle_since: float | None = now
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
+        log.protect = partial(self.guard.call, "log")
         log.start(self._spawn)
         cursors.start(self._spawn)
         for subscription in cursors.names:
@@ -388,7 +398,8 @@ class PersistentTopic:
     def _spawn(
         self, run: Callable[[], Coroutine[Any, Any, None]], name: str
     ) -> asyncio.Task[None] | None:
-        return spawn_in(self._tasks, self._keep(run), name)
+        work = self.guard.run("task", partial(self._keep, run))
+        return spawn_in(self._tasks, work, name)
 
     async def _keep(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """The log's or the cursors' work. The topic fails when they have ended."""
@@ -403,6 +414,15 @@ class PersistentTopic:
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
         if self.log.has_ended:
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
+
+    def _spawn_read(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._tasks.create_task(self.guard.run("task", lambda: work))
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step
+        return task
+
+    def _on_bug(self, error: Exception) -> None:
+        """The state in memory may be wrong from here on."""
+        self._fail(TopicFailed(str(self.name), error))
 
     def _fail(self, error: BrokerError) -> None:
         """The outcome of what is outstanding is unknown: all clients must reconnect."""
@@ -581,7 +601,8 @@ class PersistentTopic:
             self.log,
             limits=self._limits,
             rate=self._rate,
-            spawn=self._tasks.create_task,
+            spawn=self._spawn_read,
+            guard=self.guard,
             abandoned=self._forget_subscription,
         )
         self._subscriptions[cursor.name, cursor.durable] = subscription

@@ -25,6 +25,7 @@ from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.errors import ProtocolError, UnknownCommand
 from magnetar.protos.framing import encode_command, first_frame, parse_command
 from magnetar.protos.receipts import is_receipt, read_receipts
+from magnetar.runtime.awake import STALL_S
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
@@ -354,13 +355,17 @@ class Connection:
         except PulsarException as error:
             await self._abort(error.reason)
             return
+        loop = asyncio.get_running_loop()
         while self._silent_intervals < SILENT_INTERVALS_MAX:
             self._silent_intervals += 1
             self.send_control(pb.CommandPing())
+            due_s = loop.time() + self._keepalive_s
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._keepalive_s):
                     await self._given_up.wait()
                 break
+            if loop.time() - due_s > STALL_S:  # this process was stopped: its own silence
+                self._silent_intervals = 0
         silent_s = self._silent_intervals * self._keepalive_s
         await self._abort(f"the broker sent nothing for {silent_s:g} s")
 

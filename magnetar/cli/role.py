@@ -96,7 +96,9 @@ def _run(
         config = load_config(config_class, file=given.pop("config"), flags=given)
     except ConfigError as error:
         raise typer.Exit(report_failure(error)) from None
-    raise typer.Exit(run_process(lambda stop: _serve(serve, config, stop)))
+    raise typer.Exit(
+        run_process(lambda stop: _serve(serve, config, stop), survives=config.survives)
+    )
 
 
 def _take_flags(

@@ -52,6 +52,12 @@ class RoleConfig(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     role: ClassVar[str]
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether the process goes on after this bug, which reached no task."""
+        del error
+        return False
+
     """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""
 
     @classmethod

@@ -40,6 +40,9 @@ cost of copying its bytes, and a small item waits behind one for a millisecond o
 HOLD_S_MAX = 0.005
 """How long an outbox holds items for an answer of the peer. An answer takes about a millisecond, so
 the limit is for a peer that answers late, or never."""
+CONTROL_BYTES = 100
+"""What a control item takes in Python. Pending bytes include it: a million answers of 13 bytes take
+more than 13 MB."""
 
 
 class FrameStream(Protocol):
@@ -129,7 +132,7 @@ class Outbox:
         """Add one item that goes before all bulk items."""
         if self._ended:
             return
-        size = size_of(parts)
+        size = size_of(parts) + CONTROL_BYTES
         self.pending_bytes += size
         self._control.append((parts, size))
         if self._sleeper is not None:

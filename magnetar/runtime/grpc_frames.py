@@ -66,6 +66,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
     ("grpc.so_reuseport", 0),  # otherwise a second server can listen on the same port
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keep-alive
 ]
@@ -168,14 +169,18 @@ async def grpc_server(
     host: str,
     port: int,
     grace_s: float = CLOSE_S,
+    frame_bytes_max: int = FRAME_LIMIT_BYTES,
 ) -> AsyncIterator[int]:
     """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
 
-    Port 0 asks for any free one. Raises PortInUse, AddressUnusable. On leaving, the server takes no
-    new call and cancels calls under way after `grace_s`: close long-lived streams first.
+    A client's frame has at most `frame_bytes_max`. Port 0 asks for any free one. Raises PortInUse,
+    AddressUnusable. On leaving, the server takes no new call and cancels calls under way after
+    `grace_s`: close long-lived streams first.
     """
     bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it too
-    server = aio.server(options=SERVER_OPTIONS)
+    limit = ("grpc.max_receive_message_length", frame_bytes_max + 16)
+    options = [option for option in SERVER_OPTIONS if option[0] != limit[0]]
+    server = aio.server(options=[*options, limit])
     for name, methods in services.items():
         handler = grpc.method_handlers_generic_handler(name, dict(methods))
         server.add_generic_rpc_handlers((handler,))

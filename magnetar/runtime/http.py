@@ -8,10 +8,14 @@ import html
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import is_bug
 
 if TYPE_CHECKING:
@@ -19,9 +23,15 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry, Metric
 
+log = get_logger(__name__)
+
 STOP_S = 1
 """A stopping server waits this long for open requests, then cancels them. uvicorn takes whole
 seconds only."""
+
+REQUEST_S = 10.0
+"""For a whole request, from its first byte, or from the beginning of the connection, to its last. A
+client that sends half a request is disconnected."""
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -132,8 +142,9 @@ class _Collected:
         return self._metrics
 
 
-async def serve_http(app: App, listener: socket.socket) -> None:
+async def serve_http(app: App, listener: socket.socket, *, request_s: float = REQUEST_S) -> None:
     """Serve `app` on a socket of `bind_port` until cancelled, then stop within about two seconds.
+    A request may take `request_s` to arrive.
 
     Run it in the TaskGroup of the process. It closes the socket.
     """
@@ -141,6 +152,7 @@ async def serve_http(app: App, listener: socket.socket) -> None:
         uvicorn.Config(
             app,
             loop="none",
+            http=cast("Any", partial(_Protocol, request_s)),
             lifespan="off",
             ws="none",
             interface="asgi3",
@@ -157,6 +169,39 @@ async def serve_http(app: App, listener: socket.socket) -> None:
         if server.started:
             await server.shutdown(sockets=[listener])
         listener.close()
+
+
+class _Protocol(H11Protocol):
+    """uvicorn bounds the time between two requests, and not that of a request."""
+
+    def __init__(self, request_s: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._request_s = request_s
+        self._deadline: asyncio.TimerHandle | None = None  # None: no request is incomplete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self._request_s, self._on_deadline)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        waits = self.conn.their_state is h11.SEND_BODY or (
+            self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        )
+        if not waits and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        elif waits and self._deadline is None:
+            self._deadline = self.loop.call_later(self._request_s, self._on_deadline)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _on_deadline(self) -> None:
+        log.warning("incomplete HTTP request", client=self.client, after_s=self._request_s)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -22,7 +22,7 @@ end of the connection without goodbye is unclean.
 Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`, and ends the
 stream when it has received nothing for `silent_beats` times that. A beat needs no answer, so a peer
 that reads slowly is not taken for a dead one. An end that has paused its own reading does not judge
-the peer.
+the peer, nor does one whose own process was stopped.
 
 Back-pressure. `send` waits while more than WRITE_HIGH_BYTES wait in this process to be sent. The
 transport stops reading while more than READ_HIGH_BYTES wait to be received.
@@ -34,6 +34,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, cast
@@ -65,6 +66,10 @@ to 256 KB) and one incomplete frame come on top."""
 JOIN_BYTES: Final = 64 << 10
 """A frame is joined into one buffer up to this size, or if its parts are small: 4 KiB on average.
 One copy is cheaper than a system call with many small buffers."""
+
+HANDLE_ERRORS: Final = (OSError, RuntimeError)
+"""What a write, a read or a close of a connection raises when the connection is gone: uvloop raises
+RuntimeError on a handle that is closed, where asyncio raises an OSError."""
 
 _JOIN_PART_BYTES: Final = 4 << 10
 
@@ -156,10 +161,14 @@ class TcpFrameStream(asyncio.Protocol):
         assert transport is not None
         self._sent = True
         prefix = _PREFIX.pack(size)
-        if size <= JOIN_BYTES or size <= _JOIN_PART_BYTES * len(parts):
-            transport.write(b"".join((prefix, *parts)))
-        else:
-            transport.writelines([prefix, *map(_unchanging, parts)])
+        try:
+            if size <= JOIN_BYTES or size <= _JOIN_PART_BYTES * len(parts):
+                transport.write(b"".join((prefix, *parts)))
+            else:
+                transport.writelines([prefix, *map(_unchanging, parts)])
+        except HANDLE_ERRORS as error:
+            self._stop(f"connection lost: {error}", clean=False)
+            raise self._closed() from error
         if self._writing_paused:
             await self._wait_writable()
 
@@ -244,7 +253,8 @@ class TcpFrameStream(asyncio.Protocol):
             self._wake(self._receiver)
             if self._frames_bytes >= READ_HIGH_BYTES and self._transport is not None:
                 self._reading_paused = True
-                self._transport.pause_reading()
+                with suppress(*HANDLE_ERRORS):  # `connection_lost` follows
+                    self._transport.pause_reading()
 
     def eof_received(self) -> None:
         """The transport closes itself after this."""
@@ -318,9 +328,10 @@ class TcpFrameStream(asyncio.Protocol):
     # -- beats and deadlines -----------------------------------------------------------------------
 
     def _beat(self) -> None:
-        times = self._times
+        times, now = self._times, self._loop.time()
+        stalled = self._beat_timer is not None and now - self._beat_timer.when() > times.beat_s / 2
         self._beat_timer = self._loop.call_later(times.beat_s, self._beat)
-        if self._heard or self._reading_paused:
+        if self._heard or self._reading_paused or stalled:
             self._silent_beats = 0
         else:
             self._silent_beats += 1
@@ -333,7 +344,8 @@ class TcpFrameStream(asyncio.Protocol):
                 self._transport.abort()  # the frames that have arrived are still given
             return
         if not self._sent and not self._writing_paused and self._transport is not None:
-            self._transport.write(_PREFIX.pack(_Kind.BEAT << 24))
+            with suppress(*HANDLE_ERRORS):
+                self._transport.write(_PREFIX.pack(_Kind.BEAT << 24))
         self._sent = False
 
     def _on_no_first_frame(self) -> None:
@@ -354,10 +366,12 @@ class TcpFrameStream(asyncio.Protocol):
         if self._end_timer is not None:
             self._end_timer.cancel()
         self._end_timer = self._loop.call_later(self._times.close_s, transport.abort)
-        transport.write(_PREFIX.pack(kind << 24 | len(content)) + content)
         try:
+            transport.write(_PREFIX.pack(kind << 24 | len(content)) + content)
             transport.write_eof()
-        except OSError:  # the peer has reset the connection, and the transport does not know yet
+        except (
+            HANDLE_ERRORS
+        ):  # the peer has reset the connection, and the transport does not know yet
             transport.abort()
         self._resume_reading()
 
@@ -387,7 +401,8 @@ class TcpFrameStream(asyncio.Protocol):
             self._reading_paused = False
             self._heard = True  # nothing could be heard meanwhile
             if not self._lost.is_set():
-                self._transport.resume_reading()
+                with suppress(*HANDLE_ERRORS):
+                    self._transport.resume_reading()
 
     async def _wait_writable(self) -> None:
         while self._writing_paused and self._end is None:

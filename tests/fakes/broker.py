@@ -19,7 +19,7 @@ from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
-from magnetar.broker.session.pulsar_tcp import PulsarServer
+from magnetar.broker.session.pulsar_tcp import PulsarServer, PulsarTcpStream
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, BrokerRegistration
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fakes.cluster_state import ClusterState
 
     from magnetar.metadata.memory import MemoryStore
-    from magnetar.runtime.frames import FrameStream
 
 GRPC_GRACE_S = 0.1  # sessions are closed before; what is left belongs to clients that died
 
@@ -101,8 +100,10 @@ async def running_broker(
         )
         endpoint = Endpoint(broker)
 
-        async def serve_pulsar(stream: FrameStream) -> None:
-            await Connection(stream, endpoint, Transport.PULSAR).run()
+        async def serve_pulsar(stream: PulsarTcpStream) -> None:
+            await Connection(
+                stream, endpoint, Transport.PULSAR, on_connected=stream.on_connected
+            ).run()
 
         pulsar = PulsarServer(serve_pulsar, frame_bytes_max=frame_bytes_max(message_bytes_max))
         path = paths.broker_available(me.broker)

@@ -25,8 +25,9 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.memory_stream import memory_stream_pair
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
+    from magnetar.broker.chores import Chore
     from magnetar.broker.log.budget import PublishBudget
 
 PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
@@ -74,6 +75,7 @@ async def place(
     *,
     life: LifeConfig = LIFE_DEFAULTS,
     publish_budget: PublishBudget | None = None,
+    chores: Sequence[Chore] = (),
 ) -> AsyncIterator[Place]:
     cluster = cluster or ClusterState()
     store, stop = GatedStore(cluster.tree), asyncio.Event()
@@ -89,6 +91,7 @@ async def place(
         random=random.Random(0),
         publish_budget=publish_budget,
         life=life,
+        chores=chores,
     )
     path = paths.broker_available(me.broker)
     await store.create_ephemeral(path, codec.encode_broker_registration(me))

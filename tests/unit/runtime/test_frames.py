@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support import settle
 
 from magnetar.runtime.frames import (
+    CONTROL_BYTES,
     FRAME_BYTES_MAX,
     HOLD_S_MAX,
     Buffer,
@@ -87,7 +88,8 @@ async def test_items_stay_whole_in_order_control_first_and_frames_are_full(
             for item, (control, _) in zip(items, burst, strict=True):
                 put = outbox.put_control if control else outbox.put
                 put(item[:1], memoryview(item)[1:])
-            assert outbox.pending_bytes == size_of(items)
+            controls = sum(control for control, _ in burst)
+            assert outbox.pending_bytes == size_of(items) + controls * CONTROL_BYTES
             await outbox.wait_sent()
             assert outbox.pending_bytes == 0
             first = [item for item, (control, _) in zip(items, burst, strict=True) if control]

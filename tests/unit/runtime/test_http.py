@@ -173,6 +173,44 @@ async def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs
     await wait_until(lambda: len(asyncio.all_tasks()) == 1)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /hea",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n",
+        b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",
+    ],
+    ids=["nothing", "half a line", "half the headers", "half the body"],
+)
+async def test_half_a_request_ends_the_connection(sent: bytes) -> None:
+    listener = bind_port("127.0.0.1", 0)
+    port = port_of(listener)
+    app = BaseApp(healthy, CollectorRegistry())
+    async with asyncio.TaskGroup() as group:
+        server = group.create_task(serve_http(app, listener, request_s=0.2))
+        await settle()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            await reader.read()
+        writer.close()
+        server.cancel()
+
+
+async def test_a_connection_may_rest_between_whole_requests() -> None:
+    listener = bind_port("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{port_of(listener)}"
+    app = BaseApp(healthy, CollectorRegistry())
+    async with asyncio.TaskGroup() as group:
+        server = group.create_task(serve_http(app, listener, request_s=0.1))
+        async with httpx.AsyncClient(base_url=url) as client:
+            for _ in range(3):
+                assert (await client.get("/health")).status_code == 200
+                await asyncio.sleep(0.15)
+        server.cancel()
+
+
 @pytest.mark.parametrize("turns", range(1, 8))  # before its first turn the socket is the caller's
 async def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
     port = free_port()

@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import struct
+import time
 import tracemalloc
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, cast
@@ -378,6 +379,41 @@ async def test_a_silent_server_ends_the_stream() -> None:
         stream = await connect_frames(address, times=QUICK)
         assert (await end_of(stream)).reason == "the peer was silent for 0.15 s"
         await stream.close()
+
+
+async def test_a_stall_of_the_own_process_is_not_the_silence_of_the_peer() -> None:
+    async with serving(echo, times=QUICK) as (_, port):
+        stream = await connect_frames(f"127.0.0.1:{port}", times=QUICK)
+        for _ in range(5):
+            await asyncio.sleep(0.06)
+            time.sleep(0.3)  # noqa: ASYNC251 - both ends stand still, for six beats
+        await stream.send([b"still there"])
+        assert await stream.receive() == b"still there"
+        await stream.close()
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("the handler is closed")])
+async def test_a_handle_that_is_closed_ends_the_goodbye(error: Exception) -> None:
+    """uvloop raises RuntimeError where asyncio raises an OSError."""
+    aborted: list[bool] = []
+
+    class Gone(asyncio.Transport):
+        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+            pass
+
+        def write(self, data: object) -> None:
+            pass
+
+        def write_eof(self) -> None:
+            raise error
+
+        def abort(self) -> None:
+            aborted.append(True)
+
+    stream = TcpFrameStream(QUICK)
+    stream.connection_made(Gone())
+    stream.say_goodbye()
+    assert aborted == [True]
 
 
 async def test_an_idle_stream_beats_and_lives() -> None:

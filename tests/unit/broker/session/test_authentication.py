@@ -233,7 +233,7 @@ async def test_a_refused_client_on_a_slow_link_gets_the_error() -> None:
             answer = reply.topics_of_namespace(1, names, "", filtered=False, changed=True)
             connection._outbox.put(answer)
         await settle()  # the link is full, and frames wait in the outbox
-        connection._take(memoryview(framing.encode_command(connect(b"guess"))))
+        await connection._take(memoryview(framing.encode_command(connect(b"guess"))))
         await settle()
         assert pb.BaseCommand.ERROR in {received.type for received in await client.ended()}
 
@@ -248,7 +248,7 @@ async def test_a_refused_client_that_does_not_read_is_closed_soon() -> None:
         for _ in range(3):
             connection._outbox.put(bytes(1 << 20))
         began = asyncio.get_running_loop().time()
-        connection._take(memoryview(framing.encode_command(connect(b"guess"))))
+        await connection._take(memoryview(framing.encode_command(connect(b"guess"))))
         await here.serving[0]
         assert asyncio.get_running_loop().time() - began <= LAST_COMMAND_TIMEOUT_S + 1
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support import wait_until
 
-from magnetar.broker.session.pulsar_tcp import CLOSE_TIMEOUT_S, PulsarServer
+from magnetar.broker.session.pulsar_tcp import CLOSE_TIMEOUT_S, PulsarServer, PulsarTcpStream
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.listener import bind_port, port_of
@@ -43,7 +43,8 @@ async def test_frames_are_whole_whatever_the_pieces() -> None:
     frames = [frame(size) for size in (0, 1, 10, 300_000, 4, COMMAND_FRAME_BYTES_MAX - 4)]
     got = bytearray()
 
-    async def collect(stream: FrameStream) -> None:
+    async def collect(stream: PulsarTcpStream) -> None:
+        stream.on_connected()  # otherwise frames are small
         while len(got) < len(sent):
             received = await stream.receive()
             at = 0

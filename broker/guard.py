@@ -1,0 +1,153 @@
+"""Guard: the edge at which an unexpected exception becomes the failure of one topic.
+
+A bug that is met while a topic's callback, timer or task runs must not end the broker, which serves
+thousands of other topics: bookies and metadata call these functions in their own steps, and an
+exception would go up into those. The topic's state in memory may be wrong after it, so the topic
+fails: its clients are disconnected, it is closed, and the next request opens it again from what is
+stored. That is what happens when a broker dies, for one topic. A step that the guard runs is also
+measured (runtime/steps.py).
+
+A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: requests are refused for
+PAUSE_S_FIRST, and twice as long each further time, up to PAUSE_S_MAX.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
+
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.steps import StepMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.protos.names import TopicName
+
+P = ParamSpec("P")
+
+FAILURES_MAX: Final = 3
+WINDOW_S: Final = 60.0
+PAUSE_S_FIRST: Final = 30.0
+"""Clients look a topic up again after at most a minute."""
+PAUSE_S_MAX: Final = 600.0
+FORGET_S: Final = 3600.0
+"""After an hour without a failure a topic begins anew."""
+TOPICS_MAX: Final = 10_000
+"""Remembered with their failures, the latest ones."""
+
+log = get_logger(__name__)
+
+
+class Failures:
+    """Unexpected exceptions that the broker survived, counted by where they were met."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def note(self, where: str, name: str, error: BaseException) -> None:
+        self.counts[where] += 1
+        log.error("unexpected exception", where=where, name=name, exc_info=error)
+
+
+class Guard:
+    """`on_failure` fails the topic; it is called after the exception was counted and logged, and
+    may be called more than once. Without `failures` the guard catches nothing, as for tests that
+    look for bugs."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        failures: Failures | None = None,
+        steps: StepMeter | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._failures = failures
+        self._steps = steps or StepMeter()
+        self._on_failure = on_failure
+
+    def call(
+        self, step: str, work: Callable[P, object], *arguments: P.args, **options: P.kwargs
+    ) -> None:
+        """One step, measured."""
+        began = self._steps.begin()
+        try:
+            work(*arguments, **options)
+        except Exception as error:
+            self._on_error(step, error)
+        finally:
+            self._steps.end(step, began)
+
+    async def run(self, task: str, work: Callable[[], Awaitable[Any]]) -> None:
+        """The work of a task."""
+        try:
+            await work()
+        except Exception as error:
+            self._on_error(task, error)
+
+    def _on_error(self, where: str, error: Exception) -> None:
+        if self._failures is None:
+            raise error
+        self._failures.note(where, self._name, error)
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of one topic."""
+
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
+    reason: str = ""
+    pauses: int = 0  # so far
+    until: float = float("-inf")  # the end of the last pause
+
+
+class Quarantine:
+    """Which topics are refused for a while. `now` is the loop's time."""
+
+    def __init__(self) -> None:
+        self._records: dict[TopicName, _Record] = {}  # the one that failed last comes last
+
+    def on_failure(self, topic: TopicName, reason: str, now: float) -> None:
+        record = self._records.pop(topic, None)
+        if record is None or now - record.times[-1] > FORGET_S:
+            record = _Record()
+        self._records[topic] = record
+        record.times.append(now)
+        record.reason = reason
+        if len(record.times) == FAILURES_MAX and now - record.times[0] <= WINDOW_S:
+            record.until = now + min(PAUSE_S_FIRST * 2**record.pauses, PAUSE_S_MAX)
+            record.pauses += 1
+            record.times = deque([now], maxlen=FAILURES_MAX)
+        if len(self._records) > TOPICS_MAX:
+            del self._records[next(iter(self._records))]
+
+    def refusal(self, topic: TopicName, now: float) -> tuple[str, float] | None:
+        """Why it is refused, and for how many seconds more. None: it is not."""
+        record = self._records.get(topic)
+        if record is None or record.until <= now:
+            return None
+        return record.reason, record.until - now
+
+    def failures_of(self, topic: TopicName, now: float) -> list[str]:
+        """The latest ones within FORGET_S."""
+        record = self._records.get(topic)
+        if record is None or now - record.times[-1] > FORGET_S:
+            return []
+        return [f"{now - time:.0f} s ago: {record.reason}" for time in record.times]
+
+    def describe(self, now: float) -> dict[str, dict[str, object]]:
+        """The topics that are refused at present, by name."""
+        return {
+            str(topic): {"reason": record.reason, "ends_in_s": round(record.until - now)}
+            for topic, record in self._records.items()
+            if record.until > now
+        }
+
+    def check(self) -> None:
+        assert len(self._records) <= TOPICS_MAX
+        assert all(record.times for record in self._records.values()), "a topic without a failure"

@@ -1,0 +1,225 @@
+"""Answers that are large and often asked for: a list of 10,000 topics has half a megabyte.
+
+Equal requests share one answer. A request that comes while an answer is being made waits for the
+next one, since the present one may have been read before a change that its client knows of; so at
+most two are made for any number of requests. An answer is kept for KEEP_S, unless the broker opens
+a topic or the metadata store reports a change before.
+
+The bytes of an answer are shared, too, by all connections that have not taken them yet: only its
+request id is the connection's own. All answers that wait for their clients have ANSWER_BYTES_MAX
+together; beyond it the broker answers TooManyRequests. An answer is never truncated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from magnetar.broker.errors import TooManyAnswers
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import varint
+from magnetar.protos.errors import FrameTooLarge
+from magnetar.protos.names import NamespaceName
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.broker.broker import Broker
+
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""Distinct ones. A hundred namespaces with 10,000 topics each."""
+
+REQUEST_BYTES: Final = 512
+"""What a waiting answer takes beside its shared bytes."""
+
+KEEP_S: Final = 1.0
+KEPT_MAX: Final = 16
+"""Answers that no client waits for."""
+
+_SIZES: Final = struct.Struct(">II")
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """The body of an answer, without a request id."""
+
+    kind: int
+    body: bytes
+    holders: int = 0  # answers with these bytes that were not sent yet
+
+
+@dataclass(slots=True)
+class Answer:
+    """One client's answer. Give it back with `Answers.release` when it was sent or dropped."""
+
+    shared: Shared
+    parts: tuple[bytes, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    shared: Shared
+    until: float
+    opened: int  # topics that the broker had opened when it was begun
+    unwatch: Callable[[], None]
+
+
+class Asking(Protocol):
+    """The connection of a client (context.py)."""
+
+    broker: Broker
+    answers: Answers
+
+
+class Answers:
+    """Of one broker."""
+
+    def __init__(self, bytes_max: int = ANSWER_BYTES_MAX) -> None:
+        self.held_bytes = 0
+        self.refused = 0
+        self._bytes_max = bytes_max
+        self._making: dict[bytes, asyncio.Future[Shared | Exception | None]] = {}
+        self._kept: dict[bytes, _Kept] = {}
+
+    async def get(
+        self,
+        context: Asking,
+        body: Any,
+        handler: Callable[[Any, Any], Awaitable[bytes]],
+        watch: Callable[[Asking, Any, Callable[[], None]], Callable[[], None]],
+    ) -> Answer:
+        """Raises TooManyAnswers, and what `handler` raises."""
+        asked = type(body)()
+        asked.CopyFrom(body)
+        asked.request_id = 0
+        key: bytes = type(body).__name__.encode() + asked.SerializeToString()
+        shared = await self._shared(key, context, asked, handler, watch)
+        return self._answer(shared, body.request_id)
+
+    def release(self, answer: Answer) -> None:
+        shared = answer.shared
+        shared.holders -= 1
+        self.held_bytes -= REQUEST_BYTES + (len(shared.body) if shared.holders == 0 else 0)
+
+    async def _shared(
+        self, key: bytes, context: Asking, body: Any, handler: Any, watch: Any
+    ) -> Shared:
+        loop = asyncio.get_running_loop()
+        before = self._making.get(key)
+        while True:
+            kept = self._kept.get(key)
+            if (
+                kept is not None
+                and kept.opened == context.broker.opened_topics
+                and loop.time() < kept.until
+            ):
+                return kept.shared
+            making = self._making.get(key)
+            if making is None:
+                break
+            await asyncio.wait({making})
+            outcome = making.result()
+            if making is before or outcome is None:  # begun before this request came, or cancelled
+                continue
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        self._forget(key)
+        self._making[key] = made = loop.create_future()
+        changed = False
+        outcome = None
+
+        def on_change() -> None:
+            nonlocal changed
+            changed = True
+            self._forget(key)
+
+        unwatch = watch(context, body, on_change)
+        try:
+            opened = context.broker.opened_topics
+            outcome = shared = _divided(await handler(context, body))
+            if changed:
+                unwatch()
+            else:
+                until = loop.time() + KEEP_S
+                self._kept[key] = _Kept(shared, until, opened, unwatch)
+                if len(self._kept) > KEPT_MAX:
+                    self._forget(next(iter(self._kept)))
+        except BaseException as error:
+            unwatch()
+            outcome = error if isinstance(error, Exception) else None
+            raise
+        finally:
+            del self._making[key]
+            made.set_result(outcome)
+        return shared
+
+    def _forget(self, key: bytes) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            kept.unwatch()
+
+    def _answer(self, shared: Shared, request_id: int) -> Answer:
+        size = REQUEST_BYTES + (len(shared.body) if shared.holders == 0 else 0)
+        if self.held_bytes + size > self._bytes_max:
+            self.refused += 1
+            raise TooManyAnswers(len(shared.body), self._bytes_max)
+        self.held_bytes += size
+        shared.holders += 1
+        return Answer(shared, _parts(shared, request_id))
+
+    def check(self) -> None:
+        assert 0 <= self.held_bytes <= self._bytes_max
+        assert len(self._kept) <= KEPT_MAX
+
+
+def shared_list(
+    handler: Callable[[Any, Any], Awaitable[bytes]],
+) -> Callable[[Asking, Any], Awaitable[Answer]]:
+    """A handler for the topics of the body's namespace whose answers are shared."""
+
+    def watch(context: Asking, body: Any, on_change: Callable[[], None]) -> Callable[[], None]:
+        return context.broker.watch_topics(NamespaceName.parse(body.namespace), on_change)
+
+    async def answer(context: Asking, body: Any) -> Answer:
+        return await context.answers.get(context, body, handler, watch)
+
+    return answer
+
+
+def _divided(frame: bytes) -> Shared:
+    """The body in the whole frame of a command, which `framing.encode_command` made."""
+    at = _SIZES.size
+    kind, at = _varint(frame, at + 1)  # behind the tag of the type
+    _, at = _varint(frame, at)  # the tag of the body
+    size, at = _varint(frame, at)
+    assert at + size == len(frame), "not a frame of one command"
+    return Shared(kind, frame[at:])
+
+
+def _parts(shared: Shared, request_id: int) -> tuple[bytes, ...]:
+    """The frame with this request id. Of a field that comes twice, the last value counts."""
+    field = pb.BaseCommand.DESCRIPTOR.fields_by_number[shared.kind].message_type
+    assert field is not None, "an answer has fields"
+    number = field.fields_by_name["request_id"].number
+    tail = varint(number << 3) + varint(request_id)
+    size = len(shared.body) + len(tail)
+    head = b"\x08" + varint(shared.kind) + varint(shared.kind << 3 | 2) + varint(size)
+    command = len(head) + size
+    if command + _SIZES.size > framing.COMMAND_FRAME_BYTES_MAX:
+        raise FrameTooLarge(command + _SIZES.size, framing.COMMAND_FRAME_BYTES_MAX)
+    return _SIZES.pack(4 + command, command) + head, shared.body, tail
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -1,0 +1,123 @@
+"""How many connections a broker takes: in all, from one address, and in the handshake.
+
+A refused connection gets an ERROR that says which limit it met, and is closed.
+
+Before CONNECT a client is unknown, so what it sends is bounded: HANDSHAKE_BYTES_MAX for a frame.
+gRPC gives a message only when it is whole, so there the size is known too late: at most
+HANDSHAKES_MAX streams are read before CONNECT. The others wait in FIFO order. While some wait, a
+stream that takes longer than HANDSHAKE_FAIR_S is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+HANDSHAKE_BYTES_MAX: Final = 64 << 10
+"""A CONNECT has some hundred bytes, and with a large token some kilobytes."""
+
+HANDSHAKES_MAX: Final = 32
+"""6 MB each over gRPC: 192 MB. An honest client needs a few milliseconds."""
+
+HANDSHAKE_FAIR_S: Final = 1.0
+"""A client on the other side of the world needs a third of it."""
+
+
+class ConnectionLimits:
+    """Pulsar's brokerMaxConnections and brokerMaxConnectionsPerIp. 0: no limit."""
+
+    def __init__(self, connections_max: int = 0, per_address_max: int = 0) -> None:
+        self.connections = 0
+        self.refused = 0
+        self._connections_max = connections_max
+        self._per_address_max = per_address_max
+        self._by_address: Counter[str] = Counter()
+
+    def enter(self, peer: str) -> str | None:
+        """Count a connection, until `leave`. Returns why it is refused; None: it is not."""
+        address = address_of(peer)
+        refusal = None
+        if 0 < self._connections_max <= self.connections:
+            refusal = f"the broker has {self._connections_max} connections, as many as it may have"
+        elif 0 < self._per_address_max <= self._by_address[address]:
+            refusal = (
+                f"there are {self._per_address_max} connections from {address}, as many as there "
+                "may be from one address"
+            )
+        if refusal is not None:
+            self.refused += 1
+            return refusal
+        self.connections += 1
+        self._by_address[address] += 1
+        return None
+
+    def leave(self, peer: str) -> None:
+        address = address_of(peer)
+        self.connections -= 1
+        self._by_address[address] -= 1
+        if self._by_address[address] == 0:
+            del self._by_address[address]
+
+
+class Handshakes:
+    """The gRPC streams that are read before CONNECT."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(HANDSHAKES_MAX)
+        self._running: dict[object, tuple[float, Callable[[], None]]] = {}  # since, how to end it
+        self._waiting = 0
+        self._timer: asyncio.TimerHandle | None = None  # None: no stream waits
+
+    @asynccontextmanager
+    async def place(self, give_up: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a place. It is free again when the yielded function is called, or on leaving.
+        `give_up` is called when others wait and this one takes long."""
+        await self._acquire()
+        key = object()
+        self._running[key] = asyncio.get_running_loop().time(), give_up
+
+        def release() -> None:
+            if self._running.pop(key, None) is not None:
+                self._places.release()
+
+        try:
+            yield release
+        finally:
+            release()
+
+    async def _acquire(self) -> None:
+        self._waiting += 1
+        try:
+            if self._places.locked() and self._timer is None:
+                self._end_slow()
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+
+    def _end_slow(self) -> None:
+        """End the streams that have been in the handshake for too long, while others wait."""
+        self._timer = None
+        if self._waiting == 0:
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for since, give_up in list(self._running.values()):
+            if now - since >= HANDSHAKE_FAIR_S:
+                give_up()
+        self._timer = loop.call_later(HANDSHAKE_FAIR_S / 2, self._end_slow)
+
+
+def address_of(peer: str) -> str:
+    """The address in "127.0.0.1:5", "::1:5" or, as gRPC writes them, "ipv4:127.0.0.1:5" and
+    "ipv6:%5B::1%5D:5"."""
+    text = unquote(peer)
+    for scheme in ("ipv4:", "ipv6:"):
+        text = text.removeprefix(scheme)
+    host, _, _ = text.rpartition(":")
+    return host.strip("[]") or text

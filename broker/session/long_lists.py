@@ -1,0 +1,76 @@
+"""ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES with very many message ids, in pieces.
+
+An ACK in pieces is not atomic: when a piece is refused, the pieces before it count. The receipt
+says so, with the error of that piece. Otherwise it comes when all pieces are durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from magnetar.broker.refusal import OPERATING_ERRORS, code_of
+from magnetar.broker.session import deliveries, reply
+from magnetar.broker.session.session import Carry
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.errors import MalformedCommand
+from magnetar.protos.framing import COMMAND_BYTES_MAX
+from magnetar.protos.pieces import pieces
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magnetar.broker.session.context import Context
+    from magnetar.protos.framing import Command
+    from magnetar.protos.pieces import LongList
+
+log = get_logger(__name__)
+
+
+def is_too_large(frame: memoryview) -> bool:
+    """Whether the command in a frame is larger than any but a long list. Its entry does not
+    count."""
+    return len(frame) > COMMAND_BYTES_MAX and int.from_bytes(frame[:4], "big") > COMMAND_BYTES_MAX
+
+
+def in_pieces(context: Context, command: LongList) -> Iterator[bool]:
+    """Carry the list out, a piece for each `next`. Raises MalformedCommand."""
+    before: Command | None = None
+    for piece in pieces(command):
+        if piece is not None:
+            if before is not None and not _carry_out(context, before, last=False):
+                return
+            before = piece
+        yield True
+    if before is not None:
+        _carry_out(context, before, last=True)
+
+
+def _carry_out(context: Context, command: Command, *, last: bool) -> bool:
+    """Returns whether the next piece may follow."""
+    actions = context.session.on_command(command, asyncio.get_running_loop().time())
+    if not (len(actions) == 1 and isinstance(actions[0], Carry)):
+        if actions:  # only a client that is connected may send it
+            context.end("a list of message ids that is not admitted")
+        return False
+    body = command.body
+    if isinstance(body, pb.CommandRedeliverUnacknowledgedMessages):
+        deliveries.redeliver(context, body)
+        return True
+    if not isinstance(body, pb.CommandAck):
+        raise MalformedCommand("unknown", "a list of another command")
+    if body.ack_type == pb.CommandAck.Cumulative and not last:
+        body.message_id.extend(body.message_id[:1])  # one piece of many: more than one id
+    request_id = body.request_id if body.HasField("request_id") else None
+    if not last:
+        body.ClearField("request_id")
+    try:
+        deliveries.acknowledge(context, body)
+    except OPERATING_ERRORS as error:
+        log.warning("notice refused", command="ACK", consumer=body.consumer_id, error=error)
+        if request_id is not None:
+            failure = code_of(error), str(error)
+            context.put_control(reply.ack_response(body.consumer_id, request_id, failure))
+        return False
+    return True

@@ -1,0 +1,41 @@
+"""Awake: how long the event loop did not run.
+
+A process that was stopped (a signal, a suspended machine, a full host) wakes up with old deadlines.
+What its peers said meanwhile waits in the sockets, so their silence is the process's own. Code that
+judges a peer by its silence subtracts `stalled_s`. It costs the process one timer a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+TICK_S: Final = 1.0
+STALL_S: Final = 1.0
+"""A later tick is a stall. A loop that is only busy is late by a tenth of it."""
+
+
+class Awake:
+    """`run` must be running."""
+
+    def __init__(self) -> None:
+        self.stalled_s = 0.0  # in all
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            late_s = loop.time() - due_s
+            if late_s > STALL_S:
+                self.stalled_s += late_s
+
+
+async def sleep_until(due_s: float) -> None:
+    """Sleep until the loop's time is `due_s`. After a stall it returns later by 2 * TICK_S, so that
+    `Awake` has counted the stall, and what peers have said meanwhile was read."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(max(0.0, due_s - loop.time()))
+    if loop.time() - due_s > STALL_S:
+        await asyncio.sleep(2 * TICK_S)

@@ -1,0 +1,134 @@
+"""StepMeter: how much CPU and time the steps of an event loop take.
+
+One step that computes for long stops all connections, timers and leases. uvloop has no
+`slow_callback_duration`, and asyncio's needs the debug mode. So the steps that handle what others
+send (a slice of a frame, a callback of a topic, a visit of a chore) are measured where they begin.
+A step costs two pairs of clock reads and one addition: 1.0 us (measured), against 100 us for a
+frame. CPU time is that of the loop's thread: a step that another process interrupts is not at
+fault, and the wall time beside it shows the interruption.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+STEP_CPU_S_MAX: Final = 0.05
+"""The bound for each step. Beyond it a step is logged, and counted as slow."""
+
+LOG_PAUSE_S: Final = 10.0
+"""Between two log lines on slow steps of one kind."""
+
+BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, STEP_CPU_S_MAX, 0.1, 0.25, 1.0)
+
+Began = tuple[float, float]
+"""CPU and wall time."""
+
+log = get_logger(__name__)
+
+
+class StepMeter:
+    """For the loop's thread: `began = meter.begin()`, the step, `meter.end(kind, began)`."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, _Kind] = {}
+
+    @staticmethod
+    def begin() -> Began:
+        return time.thread_time(), time.perf_counter()
+
+    def end(self, kind: str, began: Began) -> None:
+        cpu_s, wall_s = time.thread_time() - began[0], time.perf_counter() - began[1]
+        figures = self.kinds.get(kind)
+        if figures is None:
+            figures = self.kinds[kind] = _Kind()
+        figures.cpu.add(cpu_s)
+        figures.wall.add(wall_s)
+        if cpu_s > STEP_CPU_S_MAX:
+            self._note_slow(kind, figures, cpu_s, wall_s)
+
+    @property
+    def cpu_s_max(self) -> float:
+        """Of the longest step of all kinds."""
+        return max([figures.cpu.most for figures in self.kinds.values()], default=0.0)
+
+    @staticmethod
+    def _note_slow(kind: str, figures: _Kind, cpu_s: float, wall_s: float) -> None:
+        now = time.perf_counter()
+        if now >= figures.quiet_until:
+            figures.quiet_until = now + LOG_PAUSE_S
+            log.warning(
+                "slow step of the loop",
+                kind=kind,
+                cpu_ms=round(cpu_s * 1_000),
+                wall_ms=round(wall_s * 1_000),
+            )
+
+
+class StepMetrics(Collector):
+    """Register it with the registry of the process."""
+
+    def __init__(self, meter: StepMeter) -> None:
+        self._meter = meter
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the kinds come with the steps."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        cpu = HistogramMetricFamily(
+            "magnetar_loop_step_cpu_seconds", "CPU time of a step of the loop.", labels=["step"]
+        )
+        wall = HistogramMetricFamily(
+            "magnetar_loop_step_seconds", "Wall time of a step of the loop.", labels=["step"]
+        )
+        most = GaugeMetricFamily(
+            "magnetar_loop_step_cpu_max_seconds",
+            "CPU time of the longest step of the loop since the start.",
+            labels=["step"],
+        )
+        for kind, figures in list(self._meter.kinds.items()):
+            cpu.add_metric([kind], figures.cpu.buckets(), figures.cpu.total)
+            wall.add_metric([kind], figures.wall.buckets(), figures.wall.total)
+            most.add_metric([kind], figures.cpu.most)
+        yield from (cpu, wall, most)
+
+
+class _Figures:
+    __slots__ = ("counts", "most", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)  # by bucket; the last one is unbounded
+        self.total = 0.0
+        self.most = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, value)] += 1
+        self.total += value
+        if value > self.most:
+            self.most = value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        found, count = [], 0
+        for bound, number in zip((*map(str, BOUNDS_S), "+Inf"), self.counts, strict=True):
+            count += number
+            found.append((bound, float(count)))
+        return found
+
+
+class _Kind:
+    __slots__ = ("cpu", "quiet_until", "wall")
+
+    def __init__(self) -> None:
+        self.cpu = _Figures()
+        self.wall = _Figures()
+        self.quiet_until = float("-inf")  # no log line before

@@ -1,0 +1,156 @@
+"""A server besieged by hostile programs, and what its honest clients notice.
+
+    python -m siege.run --commands 100000 --seed 1
+
+One standalone server, hostile programs over both transports, and an honest producer with a consumer
+on each transport: three processes. Oracles:
+
+    1. The server goes on to the end, and stops cleanly.
+    2. No callback of its loop takes more than CPU_S_MAX of CPU.
+    3. Each honest message is delivered once and in order, within LATENCY_S_MAX.
+    4. The server's memory stays below MEMORY_MB_MAX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from siege.honest import TRANSPORTS, Service
+from siege.programs import PROGRAMS, Target
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+AT_ONCE = 8  # hostile programs
+PROGRAM_S = 10.0  # a program that the broker does not read any more is ended
+CPU_S_MAX = 0.05
+LATENCY_S_MAX = 5.0
+MEMORY_MB_MAX = 700
+
+
+@dataclass
+class Report:
+    seed: int
+    sent: dict[str, int]
+    late: dict[str, int]
+    services: list[Service]
+    server: dict[str, Any]
+    exit_code: int | None
+
+    @property
+    def problems(self) -> list[str]:
+        found = [] if len(self.services) == len(TRANSPORTS) else ["an honest client died"]
+        if self.exit_code != 0:
+            found.append(f"the server ended with {self.exit_code}")
+        for cpu_s, name in self.server.get("slowest", []):
+            if cpu_s > CPU_S_MAX:
+                found.append(f"a callback took {cpu_s * 1_000:.0f} ms of CPU: {name}")
+        if self.server.get("peak_mb", 0) > MEMORY_MB_MAX:
+            found.append(f"the server took {self.server['peak_mb']} MB")
+        found += [f"stray error: {error}" for error in self.server.get("stray", [])]
+        for service in self.services:
+            if service.trouble or len(service.latencies) != service.sent or not service.sent:
+                found.append(f"not served: {service.describe()}")
+            elif max(service.latencies) > LATENCY_S_MAX:
+                found.append(f"served late: {service.describe()}")
+        return found
+
+    def text(self) -> str:
+        lines = [
+            f"siege with seed {self.seed}: {sum(self.sent.values())} commands",
+            *(f"    {name}: {count}" for name, count in sorted({**self.sent, **self.late}.items())),
+            *(service.describe() for service in self.services),
+            f"server: {self.server.get('callbacks')} callbacks,"
+            f" peak {self.server.get('peak_mb')} MB, exit {self.exit_code}; slowest:",
+            *(f"    {cpu * 1_000:.1f} ms {name}" for cpu, name in self.server.get("slowest", [])),
+            *(f"PROBLEM: {problem}" for problem in self.problems),
+        ]
+        return "\n".join(lines)
+
+
+async def besiege(seed: int, commands: int) -> Report:
+    with tempfile.TemporaryDirectory() as directory:
+        async with _process("siege.server", directory) as server:
+            target = Target(json.loads(await _line(server)))
+            async with _process("siege.honest", json.dumps(target.urls)) as honest:
+                for _ in TRANSPORTS:
+                    await _line(honest)
+                await _attack(target, random.Random(seed), commands)
+                honest.send_signal(signal.SIGTERM)
+                services = [Service(**each) for each in json.loads(await _line(honest) or b"[]")]
+                await honest.wait()
+            server.send_signal(signal.SIGTERM)
+            result = json.loads(await _line(server) or b"{}")
+            exit_code = await server.wait()
+    return Report(seed, target.sent, target.late, services, result, exit_code)
+
+
+@asynccontextmanager
+async def _process(module: str, argument: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        argument,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        limit=64 << 20,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _line(process: asyncio.subprocess.Process) -> bytes:
+    """What it prints next; b"": it has ended."""
+    assert process.stdout is not None
+    return await process.stdout.readline()
+
+
+async def _attack(target: Target, rng: random.Random, commands: int) -> None:
+    async def attack() -> None:
+        while target.commands < commands:
+            program, transport = rng.choice(PROGRAMS), rng.choice(TRANSPORTS)
+            try:
+                async with asyncio.timeout(PROGRAM_S):
+                    await program(target, transport, random.Random(rng.random()))
+            except TimeoutError:
+                name = f"(ended after {PROGRAM_S:g} s) {program.__name__} over {transport}"
+                target.late[name] = target.late.get(name, 0) + 1
+            except OSError:
+                if target.commands == 0:
+                    raise
+                return  # the server is gone: its exit code says why
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(attack())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="siege")
+    parser.add_argument("--commands", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
+    given = parser.parse_args()
+    report = asyncio.run(besiege(given.seed, given.commands))
+    print(report.text())
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

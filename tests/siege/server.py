@@ -1,0 +1,112 @@
+"""A standalone server whose every callback of the loop is measured: `python -m siege.server DIR`.
+
+It prints one line of JSON with its addresses when it serves, and one with what was measured when it
+has stopped. The loop is asyncio's own: uvloop's callbacks cannot be measured one by one. The CPU
+time is that of the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import signal
+import sys
+import time
+from asyncio import events
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magnetar.runtime.log import configure_logging
+from magnetar.standalone import StandaloneConfig, run_standalone
+
+if TYPE_CHECKING:
+    from magnetar.metadata.model import BrokerRegistration
+
+SLOWEST = 5  # callbacks in the report
+
+
+class Measured:
+    """The callbacks since `reset`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.slowest: list[tuple[float, str]] = []
+
+    def reset(self) -> None:
+        self.count = 0
+        self.slowest = []
+
+    def add(self, cpu_s: float, handle: Any) -> None:
+        self.count += 1
+        if len(self.slowest) < SLOWEST or cpu_s > self.slowest[-1][0]:
+            self.slowest = sorted([*self.slowest, (cpu_s, name_of(handle))], reverse=True)[:SLOWEST]
+
+
+def name_of(handle: Any) -> str:
+    callback = handle._callback
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        coroutine: Any = owner.get_coro()
+        while (inner := getattr(coroutine, "cr_await", None)) is not None:
+            if not hasattr(inner, "cr_await"):
+                break
+            coroutine = inner
+        return f"task {owner.get_coro().__qualname__} in {coroutine.__qualname__}"
+    return getattr(callback, "__qualname__", repr(callback))[:120]
+
+
+def measure(measured: Measured) -> None:
+    """From now on, for all loops of this process."""
+    run: Any = events.Handle._run
+
+    def _run(self: Any) -> None:
+        began = time.thread_time()
+        run(self)
+        measured.add(time.thread_time() - began, self)
+
+    events.Handle._run = _run  # type: ignore[attr-defined]
+
+
+async def serve(directory: Path, measured: Measured) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    stray: list[str] = []
+    loop.set_exception_handler(
+        lambda _, context: stray.append(repr(context.get("exception") or context["message"]))
+    )
+
+    def on_ready(registration: BrokerRegistration) -> None:
+        measured.reset()
+        urls = {
+            "pulsar": registration.pulsar_url,
+            "grpc": registration.grpc_url,
+            "http": registration.http_url,
+        }
+        print(json.dumps(urls), flush=True)
+
+    config = StandaloneConfig(
+        data_dir=directory, grpc_port=0, pulsar_port=0, http_port=0, cache_bytes=16 << 20
+    )
+    try:
+        await run_standalone(config, stop, on_ready)
+    finally:
+        result = {
+            "callbacks": measured.count,
+            "slowest": measured.slowest,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "stray": stray,
+        }
+        print(json.dumps(result), flush=True)
+
+
+def main() -> None:
+    configure_logging(level="WARNING")
+    measured = Measured()
+    measure(measured)
+    asyncio.run(serve(Path(sys.argv[1]), measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Whatever a frame holds, it is carried out in short steps: no step takes 50 ms of CPU."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.entries import entry_of
+from fakes.place import place
+from support import wait_until
+
+from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.runtime.steps import STEP_CPU_S_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fakes.place import Place
+    from fakes.wire import WireClient
+
+TOPIC = "persistent://public/default/t"
+PING = framing.encode_command(pb.CommandPing())
+
+
+@pytest.fixture(autouse=True)
+def _no_collection() -> Iterator[None]:
+    """A collection of the test process takes longer than the steps that are measured."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def check_steps(here: Place) -> None:
+    kinds = here.broker.steps.kinds
+    assert kinds["commands"].cpu.counts, "no step was measured"
+    for kind, figures in kinds.items():
+        assert figures.cpu.most < STEP_CPU_S_MAX, (kind, figures.cpu.most)
+
+
+async def drain(client: WireClient, until: type) -> pb.CommandAckResponse:
+    """Read on until this comes, and return it."""
+    while True:
+        command = await client.receive()
+        if isinstance(command.body, until):
+            return command.body
+
+
+async def test_a_frame_of_a_hundred_thousand_pings_stops_nobody() -> None:
+    async with place() as here:
+        client, other = await here.client(), await here.client()
+        number = 100_000
+        await client.wire.send(PING * number)
+        served = 0
+        for _ in range(10):
+            await other.send(pb.CommandPing())
+            await other.expect(pb.CommandPong)
+            served += 1
+        answered = 0
+        assert served == 10
+        while answered < number:
+            await client.expect(pb.CommandPong)
+            answered += 1
+        check_steps(here)
+
+
+async def test_a_frame_of_small_sends_is_published_in_runs() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        number = 20_000
+        entry = bytes(entry_of("").data)
+        frame = b"".join(
+            b"".join(
+                framing.encode_payload_command(
+                    pb.CommandSend(producer_id=1, sequence_id=place), [entry]
+                )
+            )
+            for place in range(number)
+        )
+        await client.wire.send(frame)
+        for place_ in range(number):
+            assert (await client.expect(pb.CommandSendReceipt)).sequence_id == place_
+        check_steps(here)
+
+
+def ids(number: int) -> list[pb.MessageIdData]:
+    return [pb.MessageIdData(ledgerId=1, entryId=entry) for entry in range(number)]
+
+
+async def test_an_ack_of_half_a_million_ids_is_carried_out_in_pieces() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.subscribe(TOPIC)
+        await client.publish()
+        await client.expect(pb.CommandSendReceipt)
+        await client.flow(1)
+        message, _ = await client.message()
+        ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, request_id=9)
+        ledger = message.message_id.ledgerId
+        ack.message_id.extend(
+            [pb.MessageIdData(ledgerId=ledger, entryId=entry) for entry in range(500_000)]
+        )
+        await client.wire.send(framing.encode_command(ack))
+        response = await drain(client, pb.CommandAckResponse)
+        assert response.request_id == 9
+        assert not response.HasField("error")
+        assert here.topic.subscriptions["s"].cursor.mark_delete == (ledger, 0)
+        assert here.broker.steps.kinds["long list"].cpu.counts
+        check_steps(here)
+
+
+async def test_a_long_ack_with_an_impossible_id_is_answered_with_its_error() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.subscribe(TOPIC)
+        ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, request_id=9)
+        ack.message_id.extend(
+            [pb.MessageIdData(ledgerId=(1 << 64) - 5, entryId=entry) for entry in range(5_000)]
+        )
+        await client.wire.send(framing.encode_command(ack))
+        response = await client.expect(pb.CommandAckResponse)
+        assert (response.request_id, response.error) == (9, pb.NotAllowedError)
+
+
+async def test_a_long_request_for_redelivery_is_carried_out_in_pieces() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        await client.subscribe(TOPIC, subType=pb.CommandSubscribe.Shared)
+        await client.publish()
+        await client.expect(pb.CommandSendReceipt)
+        await client.flow(10)
+        message, _ = await client.message()
+        body = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1)
+        body.message_ids.extend(ids(100_000))
+        body.message_ids.append(message.message_id)
+        await client.wire.send(framing.encode_command(body))
+        again, _ = await client.message()
+        assert again.message_id == message.message_id
+        assert again.redelivery_count == 1
+        check_steps(here)
+
+
+async def test_a_cumulative_ack_of_many_ids_is_refused() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.subscribe(TOPIC)
+        ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Cumulative, request_id=9)
+        ack.message_id.extend(ids(50_000))
+        await client.wire.send(framing.encode_command(ack))
+        response = await client.expect(pb.CommandAckResponse)
+        assert (response.request_id, response.error) == (9, pb.NotAllowedError)
+
+
+@pytest.mark.parametrize("size", [300_000, 5_000_000])
+async def test_a_command_that_no_client_sends_ends_the_connection(size: int) -> None:
+    async with place() as here:
+        client = await here.client()
+        body = pb.CommandSubscribe(
+            topic=TOPIC,
+            subscription="x" * size,
+            subType=pb.CommandSubscribe.Shared,
+            consumer_id=1,
+            request_id=1,
+        )
+        await client.wire.send(framing.encode_command(body))
+        assert await client.ended() == []
+        check_steps(here)
+
+
+async def test_what_comes_before_connect_is_at_most_64_kb() -> None:
+    async with place() as here:
+        client = await here.client(connected=False)
+        body = pb.CommandConnect(client_version="x" * HANDSHAKE_BYTES_MAX)
+        await client.wire.send(framing.encode_command(body))
+        assert await client.ended() == []
+
+
+async def test_a_client_that_reads_nothing_is_not_read_either() -> None:
+    """Each PING is answered: the answers are bounded."""
+    async with place() as here:
+        client = await here.client()
+        connection = here.connections[0]
+        await client.wire.send(PING * 1_000_000)
+        await wait_until(lambda: connection._draining, deadline_s=60)
+        assert connection._outbox.pending_bytes < 20 << 20

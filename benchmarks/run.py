@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import ledgers, limits, load, reference, standalone
+from benchmarks import cursors, ledgers, limits, load, reference, standalone
 from benchmarks.figures import Figure, Shape, median
 from benchmarks.processes import alone
 from magnetar.local_cluster import LocalCluster
@@ -130,6 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     began_s = time.perf_counter()
     alone(limits.report)
+    alone(cursors.report)
     for bookies in options.bookies:
         compare(bookies, options.rounds)
     asyncio.run(ledgers.report(rounds=options.rounds, stored_mb=options.stored_mb))

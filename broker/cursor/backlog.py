@@ -8,6 +8,7 @@ in the entry, so the entry must be read.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from magnetar.broker.cursor.acks import AckState
     from magnetar.broker.log.chain import Chain
     from magnetar.broker.log.log import Log
+    from magnetar.metadata.model import TopicLedger
 
 LOOKUPS_MAX: Final = 100
 """Reads for one exact backlog. 100 reads of one entry take about 100 ms."""
@@ -44,6 +46,30 @@ def estimate(chain: Chain, state: AckState) -> Backlog:
         messages -= max(average - remaining.bit_count(), 0)
         exact = False
     return Backlog(entries, messages, exact)
+
+
+def size(chain: Chain, state: AckState, *, stored_bytes: int) -> int:
+    """An estimate of the bytes of the unacknowledged entries, from the average size of each
+    ledger's entries. `stored_bytes`: of the whole log."""
+    mark = state.mark_delete
+    if mark >= chain.confirmed:
+        return 0
+    acked = dict(state.acked_beyond_mark())
+    records = chain.records
+    open_bytes = stored_bytes - sum(record.length for record in records)
+    found = 0
+    for record in records[bisect_left(records, mark.ledger, key=_ledger_of) :]:
+        entries = chain.counts[record.ledger]
+        if entries:
+            first = mark.entry + 1 if record.ledger == mark.ledger else 0
+            unacked = max(entries - first - acked.get(record.ledger, 0), 0)
+            length = record.length if record.closed_ms else open_bytes
+            found += length * unacked // entries
+    return found
+
+
+def _ledger_of(record: TopicLedger) -> int:
+    return record.ledger
 
 
 async def count(topic_log: Log, state: AckState) -> Backlog:

@@ -109,6 +109,12 @@ class Cursor:
         """The backlog without a read. The messages in batches may be estimated: `Backlog.exact`."""
         return backlog.estimate(self._log.chain, self._state)
 
+    @property
+    def backlog_bytes(self) -> int:
+        """The bytes of the unacknowledged entries, estimated without a read."""
+        log = self._log
+        return backlog.size(log.chain, self._state, stored_bytes=log.stored_bytes)
+
     async def backlog(self) -> Backlog:
         """The exact backlog, with up to 100 reads. An estimate if it takes more. Raises
         ReadFailed."""
@@ -119,12 +125,16 @@ class Cursor:
     def acknowledge(self, positions: Sequence[Position], done: Receipt | None = None) -> int:
         """Acknowledge whole entries. Returns how many are newly acknowledged. Entries that are not
         in the log are ignored."""
-        on_ack = self._state.on_ack
+        on_ack, durable, acked = self._state.on_ack, self.durable, self._acked
         count = 0
         for position in positions:
             if on_ack(position):
                 count += 1
-                self._note_entry(position)
+                if durable:  # as `_note_entry`, without a call for each entry
+                    entries = acked.get(position.ledger)
+                    if entries is None:
+                        entries = acked[position.ledger] = array("I")
+                    entries.append(position.entry)
         if self.redeliveries:
             for position in positions:
                 self.redeliveries.pop(position)

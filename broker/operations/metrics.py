@@ -49,6 +49,7 @@ _GAUGES: Final = (
     ("throughput_out", "Bytes delivered per second."),
     ("storage_size", "Bytes stored, one copy."),
     ("msg_backlog", "Entries that are not acknowledged, of all subscriptions."),
+    ("storage_backlog_size", "Bytes that are not acknowledged in the largest backlog, estimated."),
 )
 _COUNTERS: Final = (
     ("in_messages", "Messages published."),
@@ -62,6 +63,13 @@ _SUBSCRIPTION_GAUGES: Final = (
     ("msg_rate_out", "Messages delivered per second."),
     ("msg_throughput_out", "Bytes delivered per second."),
     ("msg_rate_redeliver", "Messages delivered again per second."),
+    ("msg_rate_expired", "Entries expired per second."),
+    ("total_msg_expired", "Entries expired since the topic was opened here."),
+)
+_AGE: Final = (
+    "pulsar_storage_backlog_age_seconds",
+    "Age of the oldest unacknowledged message of a durable subscription; -1: none. Looked up once a"
+    " minute.",
 )
 _TOPIC_SERIES: Final = len(_GAUGES) + len(_COUNTERS)
 
@@ -111,6 +119,13 @@ class BrokerMetrics(Collector):
             places = _shown(figures, self._series_max)
             shown = [figures[place] for place in places]
             yield from self._of_topics(shown)
+            rows = [
+                ((each.namespace, each.topic), (topics[place].backlog_age_s,))
+                for place, each in zip(places, shown, strict=True)
+            ]
+            name, text = _AGE
+            labels = ("namespace", "topic")
+            yield from self._gauges("pulsar", ((name.removeprefix("pulsar_"), text),), labels, rows)
             yield from self._totals([topics[place] for place in places], shown)
             yield from self._of_subscriptions(shown)
             yield self._gauge(
@@ -208,6 +223,7 @@ def _figures_of(topic: Topic, now: float) -> _Figures:
         sum([gauges[3] for _, gauges in subscriptions]),
         topic.log.stored_bytes,
         sum([gauges[0] for _, gauges in subscriptions]),
+        max([each.cursor.backlog_bytes for each in topic.all_subscriptions], default=0),
     )
     return _Figures(str(topic.name.namespace_name), str(topic.name), gauges, subscriptions)
 
@@ -220,6 +236,8 @@ def _gauges_of(subscription: Subscription, now: float) -> tuple[float, ...]:
         rates.messages,
         rates.bytes,
         subscription.redelivered.rates(now).messages,
+        subscription.expired_rate(now),
+        subscription.expired,
     )
 
 

@@ -60,6 +60,10 @@ class SubscriptionStats(_Statistics):
     is_durable: bool
     msg_backlog: int = Field(description="entries that are not acknowledged")
     msg_backlog_messages: int = Field(description="messages that are not acknowledged")
+    backlog_size: int = Field(default=0, description="bytes that are not acknowledged, estimated")
+    earliest_msg_publish_time_in_backlog: int = Field(
+        default=0, description="of the oldest unacknowledged message, in milliseconds; 0: none"
+    )
     unacked_messages: int = Field(description="delivered and not acknowledged")
     msg_rate_out: float = Field(description="messages per second")
     msg_throughput_out: float = Field(description="bytes per second")
@@ -92,6 +96,14 @@ class TopicStats(_Statistics):
     msg_out_counter: int
     bytes_out_counter: int
     average_msg_size: float = Field(description="bytes")
+    earliest_msg_publish_time_in_backlogs: int = Field(
+        default=0, description="of the oldest unacknowledged message, in milliseconds; 0: none"
+    )
+    oldest_backlog_message_age_seconds: int = Field(
+        default=-1, description="since the broker appended it; -1: there is none"
+    )
+    oldest_backlog_message_subscription_name: str = ""
+    backlog_size: int = Field(default=0, description="bytes of the largest backlog, estimated")
     storage_size: int = Field(default=0, description="bytes in all ledgers, one copy")
     msg_count: int = Field(default=0, description="messages in all ledgers")
     topic_epoch: str | None = Field(

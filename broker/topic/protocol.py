@@ -121,6 +121,11 @@ class Topic(ServedTopic, Protocol):
         """By name. A name means the durable subscription if there is one."""
 
     @property
+    def backlog_age_s(self) -> int:
+        """How long ago the oldest entry that a durable subscription has not acknowledged was
+        appended, as far as its time is known without a read. -1: there is none."""
+
+    @property
     def all_subscriptions(self) -> Sequence[Subscription]:
         """The durable ones and the others, also two of one name."""
 

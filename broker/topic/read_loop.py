@@ -166,7 +166,7 @@ class ReadLoop:
         """How many messages and bytes the next read may have."""
         rooms = [rate.room(_now()) for rate in self._rates if rate.limited]
         messages_max = min((messages for messages, _ in rooms), default=sys.maxsize)
-        return messages_max, min((size for _, size in rooms), default=self._bytes_max)
+        return messages_max, min([self._bytes_max, *(size for _, size in rooms)])
 
     def _charge(self, entries: Sequence[StoredEntry]) -> None:
         for rate in self._rates:

@@ -485,6 +485,10 @@ class Subscription:
         """The messages of `delivered` that were delivered before."""
         return self._redelivered
 
+    def expired_rate(self, now: float) -> float:
+        """Entries expired per second."""
+        return self._expired.rates(now).messages
+
     @property
     def idle_s(self) -> float:
         """How long it has had no consumer on this broker. 0: it has one."""
@@ -517,6 +521,7 @@ class Subscription:
     async def describe(self) -> dict[str, Any]:
         """Pulsar's SubscriptionStats, and the backlog in messages."""
         backlog = await self.cursor.backlog()
+        oldest = await self.oldest.find()
         now = self._loop.time()
         return {
             **self._meter.describe("Out", now),
@@ -528,6 +533,8 @@ class Subscription:
             "isDurable": self.cursor.durable,
             "msgBacklog": backlog.entries,
             "msgBacklogMessages": backlog.messages,
+            "backlogSize": self.cursor.backlog_bytes,
+            "earliestMsgPublishTimeInBacklog": oldest.published_ms if oldest is not None else 0,
             "unackedMessages": self.unacked,
             "markDeletePosition": str(self.cursor.mark_delete),
             "readPosition": None if self.read_position is None else str(self.read_position),

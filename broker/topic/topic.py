@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         ProducerRequest,
         SubscribeRequest,
     )
+    from magnetar.broker.topic.oldest import Oldest
     from magnetar.broker.topic.pipeline import Publish, Publisher
     from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
@@ -708,6 +709,8 @@ class PersistentTopic:
             "msgOutCounter": messages_out,
             "bytesOutCounter": bytes_out,
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
+            **self._oldest_backlog(),
+            "backlogSize": max((each["backlogSize"] for each in both), default=0),
             "storageSize": self.log.stored_bytes,
             "msgCount": self.log.chain.messages,
             "topicEpoch": self.log.properties.get(EPOCH_PROPERTY),
@@ -715,6 +718,33 @@ class PersistentTopic:
             "subscriptions": subscriptions,
             "hiddenSubscriptions": hidden,
             "managedLedger": self.log.describe(),
+        }
+
+    @property
+    def backlog_age_s(self) -> int:
+        """How long ago the oldest entry that a durable subscription has not acknowledged was
+        appended, as far as its time is known without a read. -1: there is none."""
+        found = self._oldest_known()
+        return -1 if found is None else self._age_s(found[1])
+
+    def _oldest_known(self) -> tuple[Subscription, Oldest] | None:
+        known = [
+            (subscription, oldest)
+            for subscription in self._subscriptions.values()
+            if subscription.cursor.durable and (oldest := subscription.oldest.known()) is not None
+        ]
+        return min(known, key=lambda it: it[1].position, default=None)
+
+    def _age_s(self, oldest: Oldest) -> int:
+        return max(self._clock.now_ms() - oldest.appended_ms, 0) // 1_000
+
+    def _oldest_backlog(self) -> dict[str, Any]:
+        """Of the durable subscription with the oldest backlog, after each was described."""
+        found = self._oldest_known()
+        return {
+            "earliestMsgPublishTimeInBacklogs": 0 if found is None else found[1].published_ms,
+            "oldestBacklogMessageAgeSeconds": -1 if found is None else self._age_s(found[1]),
+            "oldestBacklogMessageSubscriptionName": "" if found is None else found[0].name,
         }
 
     # ---- the end ---------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ class StandaloneProcess:
         return f"grpc://localhost:{self.grpc_port}"
 
     @property
+    def pulsar_url(self) -> str:
+        return f"pulsar://localhost:{self.pulsar_port}"
+
+    @property
     def log_file(self) -> Path:
         return self._process.log
 

@@ -14,17 +14,29 @@ from support import settle, wait_until
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import SubscriptionFenced
-from magnetar.broker.log.position import LATEST
+from magnetar.broker.log.position import EARLIEST, LATEST
 from magnetar.broker.topic.contract import InitialPosition, SubscriptionType
-from magnetar.broker.topic.expiry import expire_messages, expire_subscriptions
+from magnetar.broker.topic.expiry import (
+    expire_messages,
+    expire_subscriptions,
+    look_up_backlog_ages,
+)
+from magnetar.metadata.policies import UNLIMITED, Retention
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from fakes.topics import TopicRig
 
     from magnetar.broker.topic.subscription import Subscription
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
 TEXTS = [f"m{number}" for number in range(23)]
+
+
+def keeping(**changed: Any) -> SettablePolicies:
+    """Policies under which nothing is trimmed."""
+    return SettablePolicies(retention=Retention(UNLIMITED, UNLIMITED), **changed)
 
 
 def found(it: TopicRig, name: str = "s") -> Subscription:
@@ -36,7 +48,7 @@ async def test_skip_counts_unacknowledged_entries_and_survives_a_crash(
     kind: SubscriptionType,
 ) -> None:
     world = ClusterState()
-    async with opened_topic(world, close=False) as it:
+    async with opened_topic(world, policies=keeping(), close=False) as it:
         positions = await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=kind)
         await wait_until(lambda: len(session.texts) == len(TEXTS))
@@ -45,14 +57,14 @@ async def test_skip_counts_unacknowledged_entries_and_survives_a_crash(
         assert await found(it).skip(4) == 4
         assert found(it).cursor.mark_delete == positions[5]
         assert await found(it).skip(2) == 2
-    async with opened_topic(world) as it:
+    async with opened_topic(world, policies=keeping()) as it:
         _, session = await it.subscribe(kind=kind)
         await wait_until(lambda: len(session.texts) == len(TEXTS) - 8)
         assert session.texts == TEXTS[8:]
 
 
 async def test_skip_of_more_than_the_backlog_clears_it() -> None:
-    async with opened_topic(ClusterState()) as it:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
         await it.publish(*TEXTS)
         await it.subscribe(permits=0)
         assert await found(it).skip(1_000_000) == len(TEXTS)
@@ -63,7 +75,7 @@ async def test_skip_of_more_than_the_backlog_clears_it() -> None:
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
 async def test_a_connected_consumer_goes_on_after_a_skip(kind: SubscriptionType) -> None:
     limits = Limits(unacked_per_consumer=6, unacked_per_subscription=8, turn_messages=2)
-    async with opened_topic(ClusterState(), limits=limits) as it:
+    async with opened_topic(ClusterState(), policies=keeping(), limits=limits) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(kind=kind, permits=6)
         await wait_until(lambda: len(session.texts) == 6)
@@ -83,7 +95,7 @@ async def test_a_connected_consumer_goes_on_after_a_skip(kind: SubscriptionType)
 
 async def test_a_skip_unblocks_a_consumer_at_its_limit_of_unacknowledged_messages() -> None:
     limits = Limits(unacked_per_consumer=4, unacked_per_subscription=100)
-    async with opened_topic(ClusterState(), limits=limits) as it:
+    async with opened_topic(ClusterState(), policies=keeping(), limits=limits) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(kind=SHARED)
         await wait_until(lambda: len(session.texts) == 4)
@@ -94,7 +106,7 @@ async def test_a_skip_unblocks_a_consumer_at_its_limit_of_unacknowledged_message
 
 
 async def test_skip_releases_partly_acknowledged_batches_and_redeliveries() -> None:
-    async with opened_topic(ClusterState()) as it:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
         positions = await it.publish("a b c", "d e", "f", batches=True)
         handle, session = await it.subscribe(kind=SHARED)
         await wait_until(lambda: len(session.texts) == 6)
@@ -110,7 +122,7 @@ async def test_skip_releases_partly_acknowledged_batches_and_redeliveries() -> N
 
 
 async def test_skip_during_a_seek_is_refused() -> None:
-    async with opened_topic(ClusterState()) as it:
+    async with opened_topic(ClusterState(), policies=keeping()) as it:
         await it.publish(*TEXTS)
         await it.subscribe(permits=0)
         found(it)._begin_seek()
@@ -119,7 +131,7 @@ async def test_skip_during_a_seek_is_refused() -> None:
 
 
 async def test_messages_expire_by_the_time_of_the_broker() -> None:
-    world, policies = ClusterState(), SettablePolicies(message_ttl_s=60)
+    world, policies = ClusterState(), keeping(message_ttl_s=60)
     async with opened_topic(world, policies=policies) as it:
         await it.subscribe(permits=0)
         await it.publish("old", "older", time_ms=1)  # the clock of the client is wrong
@@ -142,7 +154,7 @@ async def test_messages_expire_by_the_time_of_the_broker() -> None:
 
 async def test_without_a_time_to_live_nothing_expires() -> None:
     world = ClusterState()
-    async with opened_topic(world) as it:
+    async with opened_topic(world, policies=keeping()) as it:
         await it.publish(*TEXTS)
         await it.subscribe(permits=0)
         world.clock.advance_ms(10**12)
@@ -151,7 +163,7 @@ async def test_without_a_time_to_live_nothing_expires() -> None:
 
 
 async def test_an_expired_message_is_not_delivered_and_the_consumer_gets_the_next() -> None:
-    world, policies = ClusterState(), SettablePolicies(message_ttl_s=60)
+    world, policies = ClusterState(), keeping(message_ttl_s=60)
     async with opened_topic(world, policies=policies) as it:
         handle, session = await it.subscribe(kind=SHARED, permits=2)
         await it.publish(*TEXTS)
@@ -166,7 +178,7 @@ async def test_an_expired_message_is_not_delivered_and_the_consumer_gets_the_nex
 
 
 async def test_an_unused_subscription_expires_but_not_one_with_a_consumer() -> None:
-    policies = SettablePolicies(subscription_expiration_time_minutes=10)
+    policies = keeping(subscription_expiration_time_minutes=10)
     async with opened_topic(ClusterState(), policies=policies) as it:
         unused, _ = await it.subscribe("unused")
         await it.subscribe("used")
@@ -186,7 +198,7 @@ async def test_an_unused_subscription_expires_but_not_one_with_a_consumer() -> N
 
 async def test_a_durable_and_a_non_durable_subscription_of_one_name_are_independent() -> None:
     world = ClusterState()
-    async with opened_topic(world, close=False) as it:
+    async with opened_topic(world, policies=keeping(), close=False) as it:
         positions = await it.publish(*TEXTS)
         reader, read = await it.subscribe("s", durable=False, start=positions[0])
         durable, session = await it.subscribe("s")
@@ -206,5 +218,44 @@ async def test_a_durable_and_a_non_durable_subscription_of_one_name_are_independ
         assert found(it).cursor.durable is False
         assert others.texts == []
         await other.close()
-    async with opened_topic(world) as it:
+    async with opened_topic(world, policies=keeping()) as it:
         assert it.topic.cursors.names == ()
+
+
+async def test_age_and_size_of_a_backlog_in_statistics() -> None:
+    world = ClusterState()
+    async with opened_topic(world) as it:
+        await it.topic.ensure_subscription("s", EARLIEST)
+        await it.topic.ensure_subscription("t", EARLIEST)
+        stats = await it.topic.stats()
+        assert stats["oldestBacklogMessageAgeSeconds"] == -1
+        assert stats["oldestBacklogMessageSubscriptionName"] == ""
+        assert stats["earliestMsgPublishTimeInBacklogs"] == stats["backlogSize"] == 0
+        positions = await it.publish("a" * 100, "b" * 100, time_ms=5_000)
+        world.clock.advance_ms(30_000)
+        positions += await it.publish(*["c" * 100] * 10, time_ms=9_000)
+        world.clock.advance_ms(12_000)
+        await found(it, "t").skip_through(positions[1])
+        assert it.topic.backlog_age_s == -1, "not looked up yet"
+        await look_up_backlog_ages(it.topic)
+        assert it.topic.backlog_age_s == 42
+        stats = await it.topic.stats()
+        assert stats["oldestBacklogMessageAgeSeconds"] == 42
+        assert stats["oldestBacklogMessageSubscriptionName"] == "s"
+        assert stats["earliestMsgPublishTimeInBacklogs"] == 5_000
+        of = {name: each["backlogSize"] for name, each in stats["subscriptions"].items()}
+        assert of["s"] == stats["backlogSize"] == pytest.approx(stats["storageSize"], rel=0.01)
+        assert of["t"] == pytest.approx(stats["storageSize"] * 10 / 12, rel=0.05)
+        found(it).cursor.acknowledge(positions[:6])
+        assert found(it).cursor.backlog_bytes == pytest.approx(of["s"] / 2, rel=0.05)
+        await look_up_backlog_ages(it.topic)
+        assert it.topic.backlog_age_s == 12
+        reads = len(world.ledgers.reads)
+        for _ in range(5):
+            await look_up_backlog_ages(it.topic)
+        assert len(world.ledgers.reads) == reads
+        assert found(it, "t").oldest.known() is not None
+        await found(it).skip_all()
+        await found(it, "t").skip_all()
+        assert it.topic.backlog_age_s == -1
+        assert (await it.topic.stats())["backlogSize"] == 0

@@ -18,15 +18,22 @@ from magnetar.broker.refusal import code_of
 from magnetar.broker.topic.admission import SUBSCRIBERS_MAX, SubscribeRates
 from magnetar.broker.topic.contract import SubscriptionType
 from magnetar.broker.topic.dispatch_rate import DispatchRate
-from magnetar.metadata.policies import Rate, SubscribeRate
+from magnetar.metadata.policies import UNLIMITED, Rate, Retention, SubscribeRate
 from magnetar.metadata.policies import SubscriptionType as Allowed
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from fakes.sessions import FakeConsumerSession
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
 TEXTS = [f"m{number}" for number in range(100)]
+
+
+def keeping(**changed: Any) -> SettablePolicies:
+    """Policies under which nothing is trimmed."""
+    return SettablePolicies(retention=Retention(UNLIMITED, UNLIMITED), **changed)
 
 
 def now_s() -> float:
@@ -37,7 +44,7 @@ def now_s() -> float:
 
 
 async def test_consumers_of_a_subscription_and_of_a_topic_are_limited() -> None:
-    policies = SettablePolicies(consumers_per_subscription_max=2, consumers_max=3)
+    policies = keeping(consumers_per_subscription_max=2, consumers_max=3)
     async with opened_topic(ClusterState(), policies=policies) as it:
         first, _ = await it.subscribe("a", kind=SHARED)
         await it.subscribe("a", kind=SHARED)
@@ -55,7 +62,7 @@ async def test_consumers_of_a_subscription_and_of_a_topic_are_limited() -> None:
 
 
 async def test_subscriptions_of_a_topic_are_limited_also_for_concurrent_requests() -> None:
-    policies = SettablePolicies(subscriptions_max=3)
+    policies = keeping(subscriptions_max=3)
     async with opened_topic(ClusterState(), policies=policies) as it:
         outcomes: list[object] = []
 
@@ -77,7 +84,7 @@ async def test_subscriptions_of_a_topic_are_limited_also_for_concurrent_requests
 
 
 async def test_a_subscription_type_that_is_not_allowed_is_refused_by_name() -> None:
-    policies = SettablePolicies(subscription_types=frozenset({Allowed.SHARED}))
+    policies = keeping(subscription_types=frozenset({Allowed.SHARED}))
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.subscribe("s", kind=SHARED)
         with pytest.raises(NotAllowed, match=r"type Exclusive: .* allow only Shared"):
@@ -86,7 +93,7 @@ async def test_a_subscription_type_that_is_not_allowed_is_refused_by_name() -> N
 
 
 async def test_without_auto_creation_an_unknown_subscription_is_not_found() -> None:
-    policies = SettablePolicies(auto_subscription_creation=False)
+    policies = keeping(auto_subscription_creation=False)
     async with opened_topic(ClusterState(), policies=policies) as it:
         with pytest.raises(SubscriptionNotFound) as missing:
             await it.subscribe("s")
@@ -97,7 +104,7 @@ async def test_without_auto_creation_an_unknown_subscription_is_not_found() -> N
 
 
 async def test_a_consumer_that_subscribes_too_often_is_refused() -> None:
-    policies = SettablePolicies(subscribe_rate=SubscribeRate(2, 30))
+    policies = keeping(subscribe_rate=SubscribeRate(2, 30))
     async with opened_topic(ClusterState(), policies=policies) as it:
 
         async def again(consumer: int) -> None:
@@ -128,7 +135,7 @@ def test_remembered_subscribers_are_bounded() -> None:
 
 
 async def test_limits_of_unacknowledged_messages_follow_the_policies_while_open() -> None:
-    policies = SettablePolicies(unacked_per_consumer_max=5, unacked_per_subscription_max=100)
+    policies = keeping(unacked_per_consumer_max=5, unacked_per_subscription_max=100)
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(kind=SHARED)
@@ -178,7 +185,7 @@ async def taken(session: FakeConsumerSession, seconds: float) -> int:
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
 @pytest.mark.parametrize("level", ["dispatch_rate", "subscription_dispatch_rate"])
 async def test_messages_are_dispatched_at_the_rate(kind: SubscriptionType, level: str) -> None:
-    policies = SettablePolicies(**{level: Rate(10, 0, 1)})
+    policies = keeping(**{level: Rate(10, 0, 1)})
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.publish(*TEXTS)
         _, session = await it.subscribe(kind=kind)
@@ -193,7 +200,7 @@ async def test_messages_are_dispatched_at_the_rate(kind: SubscriptionType, level
 
 
 async def test_subscriptions_share_the_rate_of_their_topic() -> None:
-    policies = SettablePolicies(dispatch_rate=Rate(20, 0, 1))
+    policies = keeping(dispatch_rate=Rate(20, 0, 1))
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.publish(*TEXTS)
         sessions = [(await it.subscribe(name))[1] for name in ("a", "b")]
@@ -203,7 +210,7 @@ async def test_subscriptions_share_the_rate_of_their_topic() -> None:
 
 
 async def test_bytes_are_dispatched_at_the_rate_and_redeliveries_count() -> None:
-    policies = SettablePolicies(subscription_dispatch_rate=Rate(0, 4_000, 1))
+    policies = keeping(subscription_dispatch_rate=Rate(0, 4_000, 1))
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.publish(*[text * 500 for text in TEXTS[:10]])  # about 1 KB each
         handle, session = await it.subscribe(kind=SHARED)
@@ -217,7 +224,7 @@ async def test_bytes_are_dispatched_at_the_rate_and_redeliveries_count() -> None
 
 
 async def test_a_consumer_that_leaves_while_the_rate_is_used_up_leaves_no_task() -> None:
-    policies = SettablePolicies(dispatch_rate=Rate(1, 0, 3_600))
+    policies = keeping(dispatch_rate=Rate(1, 0, 3_600))
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.publish(*TEXTS)
         handle, session = await it.subscribe(durable=False, start=EARLIEST)

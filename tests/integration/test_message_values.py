@@ -210,3 +210,14 @@ def test_refused_message_fails_and_the_producer_goes_on(
     producer.send(b"now")
     assert consumer.receive(TIMEOUT_MS).data() == b"now"
     assert server.log.count("deliver_at_time") == 1
+
+
+def test_refused_message_of_our_client_fails_with_its_reason(
+    ours: magnetar.Client, topic: str
+) -> None:
+    consumer = ours.subscribe(topic, "s", initial_position=magnetar.InitialPosition.Earliest)
+    producer = ours.create_producer(topic)
+    with pytest.raises(magnetar.PulsarException, match="deliver_at_time"):
+        producer.send(b"later", deliver_at=4_000_000_000_000)
+    producer.send(b"now")
+    assert consumer.receive(TIMEOUT_MS).data() == b"now"

@@ -5,6 +5,7 @@ path there. What a request may cost is bounded here: its body, and its time.
 """
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,7 +95,21 @@ def admin_api(
     api.add_exception_handler(RequestValidationError, _answer_invalid)
     api.add_exception_handler(HTTPException, _answer_http)
     calls.serve = api
+    api.openapi = partial(_document, api)  # type: ignore[method-assign]
     return api
+
+
+def _document(api: FastAPI) -> dict[str, Any]:
+    """Without FastAPI's status of invalid requests: they are answered with 400."""
+    if api.openapi_schema is None:
+        document = FastAPI.openapi(api)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+    assert api.openapi_schema is not None
+    return api.openapi_schema
 
 
 def bounded(app: App, *, timeout_s: float = REQUEST_TIMEOUT_S) -> App:

@@ -28,6 +28,7 @@ from magnetar.metadata.policies import (
     SubscribeRate,
     SubscriptionType,
 )
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 INT32_MAX: Final = (1 << 31) - 1
 QUORUM_MAX: Final = 5
@@ -51,6 +52,8 @@ _Period = Annotated[int, Field(ge=1, le=86_400, description="seconds")]
 
 Count = Annotated[int, Field(ge=0, le=INT32_MAX)]
 """A limit; 0: no limit."""
+
+MessageSize = Annotated[int, Field(ge=0, le=MESSAGE_BYTES_MAX)]
 
 Types = Annotated[list[SubscriptionType], Field(min_length=1, max_length=16)]
 

@@ -242,4 +242,12 @@ ROWS: Final = (
         model.Count,
         "subscription_expiration_time_minutes",
     ),
+    PolicyRow(
+        "max_message_bytes",
+        "largest message, in bytes; 0: as the broker allows",
+        "",
+        "maxMessageSize",
+        model.MessageSize,
+        "",
+    ),
 )

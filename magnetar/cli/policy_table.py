@@ -353,6 +353,13 @@ POLICIES: Final = (
         "",
         _count("--time", "-t", text="minutes; 0: never"),
     ),
+    PolicyCommands(
+        "max-message-size",
+        "the largest message of a topic",
+        "",
+        "maxMessageSize",
+        _count("--max-message-size", "-m", text="bytes; 0: as the broker allows"),
+    ),
 )
 BACKLOG_QUOTA: Final = (
     Flag("limitSize", ("--limit", "-l"), "for example 10M, 16G; -1: no quota", str, size, None),

@@ -66,6 +66,7 @@ BODIES: dict[str, Any] = {
         "deleteWhileInactive": True,
     },
     "subscription_expiration_time_minutes": 60,
+    "max_message_bytes": 4096,
 }
 
 
@@ -110,13 +111,18 @@ async def check_life(admin: httpx.AsyncClient, row: PolicyRow, path: str, parame
     assert answer.status_code == 204, answer.text
     for params in ({}, {"applied": "true"}):
         assert (await admin.get(path, params=params)).json() == BODIES[row.field]
+    if row.namespace_key:
+        await check_shown(admin, row, path)
+    assert (await admin.delete(path)).status_code == 204
+    assert (await admin.get(path)).status_code == 204, "it is not set"
+
+
+async def check_shown(admin: httpx.AsyncClient, row: PolicyRow, path: str) -> None:
     shown = (await admin.get(NAMESPACE)).json()[row.namespace_key]
     expected: Any = BODIES[row.field] if path.startswith(NAMESPACE) else None
     if row.by_cluster:
         expected = {"magnetar": expected} if expected else {}
     assert shown == expected
-    assert (await admin.delete(path)).status_code == 204
-    assert (await admin.get(path)).status_code == 204, "it is not set"
 
 
 async def test_a_topic_overrides_its_namespace_and_follows_it_again() -> None:

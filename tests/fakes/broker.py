@@ -19,6 +19,7 @@ from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
+from magnetar.broker.session.limits import ConnectionLimits
 from magnetar.broker.session.pulsar_tcp import PulsarServer, PulsarTcpStream
 from magnetar.broker.topic.topic import ProducerNames
 from magnetar.metadata import codec, paths
@@ -71,6 +72,7 @@ async def running_broker(
     *,
     log_config: LogConfig | None = None,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """One broker; leaving stops it cleanly, unless it was killed."""
     store = cluster.store()
@@ -98,7 +100,7 @@ async def running_broker(
             random=random.Random(number),
             message_bytes_max=message_bytes_max,
         )
-        endpoint = Endpoint(broker)
+        endpoint = Endpoint(broker, limits=limits or ConnectionLimits())
 
         async def serve_pulsar(stream: PulsarTcpStream) -> None:
             await Connection(

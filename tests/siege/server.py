@@ -48,11 +48,12 @@ def name_of(handle: Any) -> str:
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         coroutine: Any = owner.get_coro()
+        name = coroutine.__qualname__
         while (inner := getattr(coroutine, "cr_await", None)) is not None:
             if not hasattr(inner, "cr_await"):
                 break
             coroutine = inner
-        return f"task {owner.get_coro().__qualname__} in {coroutine.__qualname__}"
+        return f"task {name} in {coroutine.__qualname__}"
     return getattr(callback, "__qualname__", repr(callback))[:120]
 
 
@@ -65,7 +66,7 @@ def measure(measured: Measured) -> None:
         run(self)
         measured.add(time.thread_time() - began, self)
 
-    events.Handle._run = _run  # type: ignore[attr-defined]
+    events.Handle._run = _run  # type: ignore[method-assign]
 
 
 async def serve(directory: Path, measured: Measured) -> None:

@@ -107,7 +107,10 @@ async def _require_topic(broker: Broker, name: TopicName) -> None:
     await namespace_record(broker, name.namespace_name)
     if name.domain is Domain.NON_PERSISTENT:
         return
-    if not (await broker.exists(name) or await broker.exists(name.base)):
+    if await broker.exists(name) or await broker.exists(name.base):
+        return
+    partitioned = await broker.catalog.partitioned.find(name.base)
+    if partitioned is None or partitioned.deleting:
         raise TopicNotFound(str(name))
 
 

@@ -226,6 +226,17 @@ async def test_a_wrong_value_is_refused_by_name() -> None:
             assert (await admin.get(f"{NAMESPACE}/{path}")).status_code == 204
 
 
+async def test_partitions_share_the_policies_of_their_topic() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        assert (await admin.put(f"{TOPIC}/partitions", json=2)).status_code == 204
+        assert (await admin.post(f"{TOPIC}/maxProducers", json=3)).status_code == 204
+        for path in (TOPIC, f"{TOPIC}-partition-1"):
+            assert (await admin.get(f"{path}/maxProducers")).json() == 3
+
+
 async def test_policies_of_what_does_not_exist_are_not_found() -> None:
     async with (
         running_broker(ClusterState()) as broker,

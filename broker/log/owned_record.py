@@ -17,6 +17,7 @@ from magnetar.broker.errors import (
     LogDamaged,
     LogFenced,
     LogUnavailable,
+    NotOwner,
     TopicDeleted,
     TopicFull,
     TopicNotFound,
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 METADATA_TIMEOUT_S: Final = 10.0
 """For one change: as long as a session may be away by default. Callers decide whether to go on."""
+
+
+def _always() -> bool:
+    return True
 
 
 class OwnedRecord:
@@ -64,16 +69,20 @@ class OwnedRecord:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        holds: Callable[[], bool] = _always,
     ) -> OwnedRecord:
         """Bump the epoch. A topic that has no record gets one if `create`, with this `incarnation`
         and an epoch above `epoch_min`. A record without an incarnation gets this one: it was
-        written by an earlier version of Magnetar.
+        written by an earlier version of Magnetar. `holds` tells whether this broker still owns the
+        topic's bundle: otherwise the next owner would be fenced.
 
-        Raises LogUnavailable, LogDamaged, TopicFull, TopicDeleted (it is being deleted),
+        Raises NotOwner, LogUnavailable, LogDamaged, TopicFull, TopicDeleted (it is being deleted),
         TopicNotFound (only if not `create`).
         """
 
         def bump(stored: bytes | None) -> bytes:
+            if not holds():
+                raise NotOwner(str(name))
             # A bump of ours whose reply was lost is bumped over: only the last one counts.
             if stored is None and not create:
                 raise TopicNotFound(str(name))

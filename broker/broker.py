@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from magnetar.broker.ownership.owners import Located
     from magnetar.broker.topic.protocol import ServedTopic, Topic
     from magnetar.broker.topic.topic import ProducerNames
-    from magnetar.metadata.model import BrokerRegistration
+    from magnetar.metadata.model import BrokerRegistration, TopicTombstone
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName
@@ -545,10 +545,15 @@ class Broker:
             return await self._open_topic(name, bundle, create=True)
         if self._deletions.refuses(tombstone, asking.client, reconnects=asking.reconnects):
             raise TopicNotFound(str(name))
-        return await self._open_topic(name, bundle, create=True, epoch_min=tombstone.epoch)
+        return await self._open_topic(name, bundle, create=True, tombstone=tombstone)
 
     async def _open_topic(
-        self, name: TopicName, bundle: Bundle, *, create: bool, epoch_min: int = 0
+        self,
+        name: TopicName,
+        bundle: Bundle,
+        *,
+        create: bool,
+        tombstone: TopicTombstone | None = None,
     ) -> Topic:
         return await PersistentTopic.open(
             name,
@@ -567,7 +572,8 @@ class Broker:
             incarnation=f"{self._random.getrandbits(128):032x}",
             guard=partial(self._guard, name),
             create=create,
-            epoch_min=epoch_min,
+            epoch_min=0 if tombstone is None else tombstone.epoch,
+            version_min=-1 if tombstone is None else tombstone.version,
             holds=lambda: self._owners.holds(bundle),
         )
 

@@ -148,6 +148,7 @@ class PersistentTopic:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        version_min: int = -1,
         holds: Callable[[], bool] = lambda: True,
         limits: Limits | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
@@ -156,6 +157,7 @@ class PersistentTopic:
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
+        OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
         OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
         publishes wait, `budget` the bytes that are held for producers; None: of its own. `guard`
         makes the guard around the topic's callbacks and tasks, from the function that fails the
@@ -174,6 +176,7 @@ class PersistentTopic:
             create=create,
             epoch_min=epoch_min,
             quorum=lambda: quorum_of(policies),
+            version_min=version_min,
             holds=holds,
         )
         if latency is not None:

@@ -124,7 +124,9 @@ FENCES: dict[str, Change] = {
 async def write_beside(write: Callable[[Owner], Awaitable[None]], foreign: Change) -> Owner:
     world = ClusterState()
     store = RacingStore(world.tree)
-    async with opened(world, config=replace(SMALL, check_interval_s=60.0), store=store, close=False) as topic:
+    async with opened(
+        world, config=replace(SMALL, check_interval_s=60.0), store=store, close=False
+    ) as topic:
         await topic.append_and_wait("a")
         topic.log._retire()
         await topic.append_and_wait("b")

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import cursors, ledgers, limits, load, reference, standalone
+from benchmarks import cursors, ledgers, limits, load, reference, standalone, topics
 from benchmarks.figures import Figure, Shape, median
 from benchmarks.processes import alone
 from magnetar.local_cluster import LocalCluster
@@ -133,6 +133,7 @@ def main() -> None:
     alone(cursors.report)
     for bookies in options.bookies:
         compare(bookies, options.rounds)
+    topics.report(10_000)
     asyncio.run(ledgers.report(rounds=options.rounds, stored_mb=options.stored_mb))
     print(f"\n{time.perf_counter() - began_s:.0f} s")
 

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from magnetar.broker.ownership.owners import Located
     from magnetar.broker.topic.protocol import ServedTopic, Topic
     from magnetar.broker.topic.topic import ProducerNames
-    from magnetar.metadata.model import BrokerRegistration
+    from magnetar.metadata.model import BrokerRegistration, TopicTombstone
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName
@@ -469,7 +469,7 @@ class Broker:
         try:
             async with self._loads.slot(str(name)):
                 await self.policies.follow(name)
-                topic = await self._open_followed(name, asking)
+                topic = await self._open_followed(name, served.bundle, asking)
         except OPERATING_ERRORS as error:
             log.warning("topic did not open", topic=str(name), error=str(error))
             del self._topics[name]
@@ -490,14 +490,16 @@ class Broker:
         if not self._owners.holds(served.bundle):  # lost while the topic was opening
             await self._close(name, CloseReason.UNLOADED)
 
-    async def _open_followed(self, name: TopicName, asking: Asking | None) -> ServedTopic:
+    async def _open_followed(
+        self, name: TopicName, bundle: Bundle, asking: Asking | None
+    ) -> ServedTopic:
         """The policies of an open topic are followed; those of one that did not open are not."""
         topic: ServedTopic | None = None
         try:
             if name.domain is Domain.NON_PERSISTENT:
                 topic = await self._open_non_persistent(name, asking)
             else:
-                topic = await self._open_or_create(name, asking)
+                topic = await self._open_or_create(name, bundle, asking)
         finally:
             if topic is None:
                 self.policies.unfollow(name)
@@ -525,11 +527,13 @@ class Broker:
             raise IsPartitioned(str(name), record.partitions)
         raise TopicNotFound(str(name))
 
-    async def _open_or_create(self, name: TopicName, asking: Asking | None) -> Topic:
+    async def _open_or_create(
+        self, name: TopicName, bundle: Bundle, asking: Asking | None
+    ) -> Topic:
         """`asking`: the client for which the topic is created if it does not exist; None: it is not
         created."""
         try:
-            return await self._open_topic(name, create=False)
+            return await self._open_topic(name, bundle, create=False)
         except TopicDeleted:
             await self._deletions.finish(name)
         except TopicNotFound:
@@ -538,12 +542,19 @@ class Broker:
         assert asking is not None
         tombstone = await self._deletions.tombstone(name)
         if tombstone is None:
-            return await self._open_topic(name, create=True)
+            return await self._open_topic(name, bundle, create=True)
         if self._deletions.refuses(tombstone, asking.client, reconnects=asking.reconnects):
             raise TopicNotFound(str(name))
-        return await self._open_topic(name, create=True, epoch_min=tombstone.epoch)
+        return await self._open_topic(name, bundle, create=True, tombstone=tombstone)
 
-    async def _open_topic(self, name: TopicName, *, create: bool, epoch_min: int = 0) -> Topic:
+    async def _open_topic(
+        self,
+        name: TopicName,
+        bundle: Bundle,
+        *,
+        create: bool,
+        tombstone: TopicTombstone | None = None,
+    ) -> Topic:
         return await PersistentTopic.open(
             name,
             store=self._store,
@@ -561,7 +572,9 @@ class Broker:
             incarnation=f"{self._random.getrandbits(128):032x}",
             guard=partial(self._guard, name),
             create=create,
-            epoch_min=epoch_min,
+            epoch_min=0 if tombstone is None else tombstone.epoch,
+            version_min=-1 if tombstone is None else tombstone.version,
+            holds=lambda: self._owners.holds(bundle),
         )
 
     def _guard(self, name: TopicName, on_failure: Callable[[Exception], None]) -> Guard:

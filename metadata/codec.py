@@ -395,7 +395,7 @@ _TOMBSTONE: Final = _Table(
     "topic tombstone",
     pb.TopicTombstone,
     TopicTombstone,
-    *_plain("incarnation", "epoch", "deleted_ms"),
+    *_plain("incarnation", "epoch", "deleted_ms", "version"),
     _map("brokers"),
     _set("clients"),
 )

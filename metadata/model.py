@@ -405,12 +405,14 @@ class TopicTombstone:
     deleted_ms: int
     brokers: Mapping[str, str] = field(default_factory=dict)  # registered then -> incarnation
     clients: frozenset[str] = frozenset()  # that were connected then
+    version: int = 0  # of the topic's record when it was removed
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_incarnation("topic tombstone", self.incarnation)
         _check_count("topic tombstone", "epoch", self.epoch)
         _check_count("topic tombstone", "deleted_ms", self.deleted_ms)
+        _check_count("topic tombstone", "version", self.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -815,12 +815,15 @@ class TopicTombstone(google.protobuf.message.Message):
     DELETED_MS_FIELD_NUMBER: builtins.int
     BROKERS_FIELD_NUMBER: builtins.int
     CLIENTS_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     format: builtins.int
     incarnation: builtins.str
     """of the deleted topic"""
     epoch: builtins.int
     """the topic's last one; a new topic of the name begins above it"""
     deleted_ms: builtins.int
+    version: builtins.int
+    """of the topic's record when it was removed"""
     @property
     def brokers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """broker -> incarnation of its process"""
@@ -838,8 +841,9 @@ class TopicTombstone(google.protobuf.message.Message):
         deleted_ms: builtins.int = ...,
         brokers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         clients: collections.abc.Iterable[builtins.str] | None = ...,
+        version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "clients", b"clients", "deleted_ms", b"deleted_ms", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "clients", b"clients", "deleted_ms", b"deleted_ms", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "version", b"version"]) -> None: ...
 
 Global___TopicTombstone: typing_extensions.TypeAlias = TopicTombstone
 

@@ -23,7 +23,7 @@ from magnetar.runtime.on_demand import OnDemandTask
 from magnetar.runtime.supervise import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.owned_record import OwnedRecord
@@ -55,9 +55,6 @@ class Deletion:
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers
-        # Every topic draws its own delays: after an outage not all come back at once.
-        chance = random.Random(f"{owned_record.name} {owned_record.epoch} deletion")
-        self._backoff = Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance)
         self._refused: set[LedgerId] = set()  # cannot be deleted, whatever is tried
         self._task = OnDemandTask(f"deletions {owned_record.name}", self._delete_all)
 
@@ -86,10 +83,10 @@ class Deletion:
         return [ledger for ledger in listed if ledger not in self._refused]
 
     async def _delete_all(self) -> None:
-        delays = self._backoff.delays()
+        delays = self._delays()
         while self._left and self._owned_record.lost is None:
             if await self._delete_some(LEDGERS_PER_PASS):
-                delays = self._backoff.delays()
+                delays = self._delays()
                 self._on_progress()
             else:
                 await asyncio.sleep(next(delays))
@@ -118,6 +115,12 @@ class Deletion:
         if failure is not None:
             log.warning("deleting ledgers failed", topic=self._name, error=str(failure))
         return failure is None
+
+    def _delays(self) -> Iterator[float]:
+        # Every topic draws its own delays: after an outage not all come back at once.
+        record = self._owned_record
+        chance = random.Random(f"{record.name} {record.epoch} deletion")
+        yield from Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance).delays()
 
     @property
     def _name(self) -> str:

@@ -225,15 +225,23 @@ class Log:
         create: bool = True,
         epoch_min: int = 0,
         quorum: Callable[[], Quorum | None] | None = None,
+        version_min: int = -1,
+        holds: Callable[[], bool] = lambda: True,
     ) -> Log:
         """Take the topic over: bump the epoch, then fence and close its last ledger. See
-        OwnedRecord.take for the last three.
+        OwnedRecord.take for the last five.
 
         No ledger is created before the first append. Raises LogFenced (another broker took it
         meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted, TopicNotFound.
         """
         owned_record = await OwnedRecord.take(
-            name, store, incarnation=incarnation, create=create, epoch_min=epoch_min
+            name,
+            store,
+            incarnation=incarnation,
+            create=create,
+            epoch_min=epoch_min,
+            version_min=version_min,
+            holds=holds,
         )
         recovered = await recover_log(owned_record, ledgers, clock)
         chain = Chain(

@@ -17,6 +17,7 @@ from magnetar.broker.errors import (
     LogDamaged,
     LogFenced,
     LogUnavailable,
+    NotOwner,
     TopicDeleted,
     TopicFull,
     TopicNotFound,
@@ -25,17 +26,26 @@ from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_topic, encode_topic
 from magnetar.metadata.errors import InvalidRecord, MetadataError, ValueTooLarge
 from magnetar.metadata.model import NO_LEDGER, TopicRecord
-from magnetar.metadata.store import KEEP, Verdict, update
+from magnetar.metadata.store import ABSENT, KEEP, Verdict, Versioned, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from magnetar.metadata.model import LedgerId
-    from magnetar.metadata.store import Change, MetadataStore, Versioned
+    from magnetar.metadata.store import Change, MetadataStore
     from magnetar.protos.names import TopicName
 
 METADATA_TIMEOUT_S: Final = 10.0
 """For one change: as long as a session may be away by default. Callers decide whether to go on."""
+
+
+def _always() -> bool:
+    return True
+
+
+VERSIONS_PASSED_MAX: Final = 1_000
+"""Some seconds. A stale owner of a topic whose record was changed more often must be stopped for as
+long as the new topic needs for as many changes, in order to do harm."""
 
 
 class OwnedRecord:
@@ -64,16 +74,22 @@ class OwnedRecord:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        version_min: int = -1,
+        holds: Callable[[], bool] = _always,
     ) -> OwnedRecord:
         """Bump the epoch. A topic that has no record gets one if `create`, with this `incarnation`
         and an epoch above `epoch_min`. A record without an incarnation gets this one: it was
-        written by an earlier version of Magnetar.
+        written by an earlier version of Magnetar. A record that is created ends above `version_min`
+        (see `_pass_version`). `holds` tells whether this broker still owns the
+        topic's bundle: otherwise the next owner would be fenced.
 
-        Raises LogUnavailable, LogDamaged, TopicFull, TopicDeleted (it is being deleted),
+        Raises NotOwner, LogUnavailable, LogDamaged, TopicFull, TopicDeleted (it is being deleted),
         TopicNotFound (only if not `create`).
         """
 
         def bump(stored: bytes | None) -> bytes:
+            if not holds():
+                raise NotOwner(str(name))
             # A bump of ours whose reply was lost is bumped over: only the last one counts.
             if stored is None and not create:
                 raise TopicNotFound(str(name))
@@ -83,8 +99,14 @@ class OwnedRecord:
             drawn = record.incarnation or incarnation
             return encode_topic(replace(record, epoch=record.epoch + 1, incarnation=drawn))
 
-        taken = await _update(name, store, bump)
-        assert taken is not None
+        taken = None
+        if create:  # usually the caller has found no record
+            taken = await _try_create(name, store, bump(None))
+        if taken is None:
+            taken = await _update(name, store, bump)
+            assert taken is not None
+        if create:
+            taken = await _pass_version(name, store, taken, min(version_min, VERSIONS_PASSED_MAX))
         return cls(name, store, taken)
 
     async def change(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
@@ -185,6 +207,38 @@ def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> Topi
 
 def _ignore() -> None:
     """No deletion was started yet: it looks at the list when it is."""
+
+
+async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:
+    """One write without a read before it. None: there is a record, or the outcome is unknown."""
+    try:
+        async with asyncio.timeout(METADATA_TIMEOUT_S):
+            return Versioned(value, await store.put(topic_path(name), value, expected=ABSENT))
+    except (MetadataError, TimeoutError):
+        return None  # `_update` reads the record, and reports what is wrong
+
+
+async def _pass_version(
+    name: TopicName, store: MetadataStore, taken: Versioned, version_min: int
+) -> Versioned:
+    """Write the new record until its version is above that of a deleted topic of the same name.
+    Versions begin at 0 again when a record is made anew: a stale owner that has read the deleted
+    topic's record, and was stopped before its write, would otherwise write over the new record. If
+    it does so before this ends, the new record is restored: nothing depends on it yet."""
+    ours = decode_topic(taken.value)
+
+    def write(stored: bytes | None) -> bytes:
+        found = ours if stored is None else decode_topic(stored)
+        if found.incarnation == ours.incarnation and found.epoch != ours.epoch:
+            raise LogFenced(str(name), f"epoch {found.epoch} has begun, ours was {ours.epoch}")
+        return taken.value
+
+    last = taken
+    while last.version <= version_min:
+        written = await _update(name, store, write)
+        assert written is not None
+        last = written
+    return last
 
 
 async def _update(name: TopicName, store: MetadataStore, change: Change) -> Versioned | None:

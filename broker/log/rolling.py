@@ -56,9 +56,8 @@ class Rolling:
         self._ledgers = ledgers
         self._quorum = quorum
         self._custom = custom_of(str(owned_record.name), kind=kind, epoch=owned_record.epoch)
-        # Every topic draws its own delays: after an outage not all come back at once.
-        chance = random.Random(f"{owned_record.name} {owned_record.epoch} {kind}")
-        self._backoff = Backoff(retry_s_first, retry_s_max, chance)
+        self._kind = kind
+        self._retry_s = (retry_s_first, retry_s_max)
         self.trouble = ""  # for people: what is being tried again, and why; "": nothing
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
@@ -126,7 +125,11 @@ class Rolling:
             log.warning("an orphan ledger remains", ledger=appender.ledger, error=str(error))
 
     def delays(self) -> Iterator[float]:
-        return self._backoff.delays()
+        # Every topic draws its own delays: after an outage not all come back at once. A generator
+        # of random numbers takes 2.5 KB, so it is made at the first failure.
+        record = self._owned_record
+        chance = random.Random(f"{record.name} {record.epoch} {self._kind}")
+        yield from Backoff(*self._retry_s, chance).delays()
 
     def _raise_if_lost(self) -> None:
         if self._owned_record.lost is not None:

@@ -9,10 +9,12 @@ Theory of operation. Four steps, each of which may be made again:
     3. The ledgers and the topic's own policies are deleted.
     4. The record is deleted, if it is still that of the deleted topic (`incarnation`).
 
-The tombstone stays until all other brokers that were registered at the deletion have ended. It has
-two uses. A new topic of the same name begins above the old epochs, so that a stale owner that knows
-nothing of incarnations (an earlier version of Magnetar) is fenced, too. And it names the producers
-and consumers that were connected: when they reconnect, they do not make the topic anew.
+The tombstone stays until all other brokers that were registered at the deletion have ended. It is
+used three times. A new topic of the same name begins above the old epochs, so that a stale owner
+that knows nothing of incarnations (an earlier version of Magnetar) is fenced, too. It begins above
+the version of the removed record, so that a write which a stale owner began before the deletion
+fails. And the tombstone names the producers and consumers that were connected: when they reconnect,
+they do not make the topic anew.
 """
 
 from __future__ import annotations
@@ -124,10 +126,26 @@ class TopicDeletions:
         if name == name.base:
             own = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
             await self._update(own, lambda _: DELETE)
+        await self._note_version(name, record)
         await self._update(
             topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
         )
         log.info("topic deleted", topic=str(name), incarnation=record.incarnation)
+
+    async def _note_version(self, name: TopicName, record: TopicRecord) -> None:
+        """Keep the last version of the record that is about to be removed."""
+        stored = await self._store.get(topic_path(name))
+        if stored is None or not _is_deleted(stored.value, record):
+            return
+
+        def note(value: bytes | None) -> bytes | Verdict:
+            if value is None:
+                return KEEP
+            tombstone = decode_tombstone(value)
+            version = max(tombstone.version, stored.version)
+            return encode_tombstone(replace(tombstone, version=version))
+
+        await self._update(paths.deleted_topic(str(name)), note)
 
     async def tombstone(self, name: TopicName) -> TopicTombstone | None:
         """What is left of an earlier topic of this name; None: nothing."""
@@ -183,6 +201,7 @@ class TopicDeletions:
                     self._clock.now_ms(),
                     {**({} if before is None else before.brokers), **brokers},
                     frozenset(sorted(clients)[:CLIENTS_MAX]),
+                    0 if before is None else before.version,
                 )
             )
 

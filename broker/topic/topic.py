@@ -149,6 +149,8 @@ class PersistentTopic:
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
+        version_min: int = -1,
+        holds: Callable[[], bool] = lambda: True,
         limits: Limits | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         latency: LatencyHistogram | None = None,
@@ -156,7 +158,8 @@ class PersistentTopic:
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
-        OwnedRecord.take for `incarnation`, `create` and `epoch_min`. `latency` counts how long
+        OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
+        OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
         publishes wait, `budget` the bytes that are held for producers; None: of its own. `guard`
         makes the guard around the topic's callbacks and tasks, from the function that fails the
         topic; None: exceptions are not caught.
@@ -174,6 +177,8 @@ class PersistentTopic:
             create=create,
             epoch_min=epoch_min,
             quorum=lambda: quorum_of(policies),
+            version_min=version_min,
+            holds=holds,
         )
         if latency is not None:
             log.latency = latency

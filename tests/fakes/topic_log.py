@@ -200,7 +200,8 @@ class SteppingStore(MemoryStore):
 
     async def put(self, path: str, value: bytes, *, expected: int) -> int:
         bites = self._steps.before("metadata.put")
-        version = await super().put(path, value, expected=expected)
-        if bites:
-            self._steps.bite("metadata.put")
-        return version
+        try:
+            return await super().put(path, value, expected=expected)
+        finally:
+            if bites:
+                self._steps.bite("metadata.put")

@@ -639,10 +639,12 @@ def test_short_names_are_of_the_default_namespace(client: pulsar.Client, topic: 
     assert (message.data(), message.topic_name()) == (b"0", topic)
 
 
-def test_a_namespace_needs_no_admin_step(client: pulsar.Client) -> None:
+def test_an_unknown_namespace_is_refused(client: pulsar.Client) -> None:
     topic = unique("any").replace("public/default", "acme/flights")
-    client.create_producer(topic).send(b"0")
-    assert values(take(client.create_reader(topic, pulsar.MessageId.earliest), 1)) == [0]
+    with pytest.raises(pulsar.TopicNotFound):
+        client.create_producer(topic)
+    with pytest.raises(pulsar.TopicNotFound):
+        client.subscribe(topic, "s")
 
 
 def test_names_with_unusual_letters(client: pulsar.Client) -> None:

@@ -188,6 +188,8 @@ def line_of(start: str, table: str) -> list[str]:
 
 
 def test_topics_and_subscriptions_from_creation_to_deletion(magnetar) -> None:
+    magnetar("tenants", "create", "tenant")
+    magnetar("namespaces", "create", "tenant/admin")
     assert magnetar("topics", "create", "tenant/admin/a?b") == "created tenant/admin/a?b\n"
     assert magnetar("topics", "list", "tenant/admin") == "persistent://tenant/admin/a?b\n"
     assert "exists already" in magnetar("topics", "create", "tenant/admin/a?b", code=1)

@@ -615,7 +615,7 @@ GOLDEN: dict[str, Any] = {
         deleting=(model.LedgerId(0),),
         properties={"z": "1", "y": "2"},
     ),
-    "tombstone": model.TopicTombstone(HEX, 3, 77, {"b2": HEX, "b1": HEX}, frozenset({"d", "c"})),
+    "tombstone": model.TopicTombstone(HEX, 3, 77, {"b2": HEX, "b1": HEX}, frozenset({"d", "c"}), 9),
     "partitioned topic": model.PartitionedTopic(4, {"z": "1", "y": "2"}, 6, deleting=True),
     "tenant": policies.TenantRecord(frozenset({"west", "east"}), frozenset({"admin"})),
     "namespace": policies.NamespaceRecord(model.NamespaceBundles.divided(3), ALL_POLICIES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from magnetar.broker.log.topic_deletion import (
 )
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import TopicRecord
 from magnetar.metadata.store import ABSENT, MetadataStore
 
@@ -260,3 +262,58 @@ async def test_a_tombstone_does_not_outlast_a_day() -> None:
     advance(world, TOMBSTONE_S_MAX + 1)
     await deletions_of(world).sweep({"b1": "1" * 32})
     assert await world.store().get(TOMBSTONE) is None
+
+
+class PausedStore(MemoryStore):
+    """Stops once between the read and the write of the topic's record."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.paused = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.armed = False
+
+    async def put(self, path: str, value: bytes, *, expected: int) -> int:
+        if self.armed and path == topic_path(TOPIC):
+            self.armed = False
+            self.paused.set()
+            await self.goes_on.wait()
+        return await super().put(path, value, expected=expected)
+
+
+@pytest.mark.parametrize("changes", range(8))
+async def test_a_write_that_began_before_the_deletion_does_not_reach_the_new_topic(
+    changes: int,
+) -> None:
+    """The new record has been changed so often that its version may be the one that was read."""
+    world = ClusterState()
+    paused = PausedStore(world.tree)
+    stale = await OwnedRecord.take(TOPIC, paused, incarnation=drawn_incarnation())
+    for number in range(3):
+        await stale.change(lambda record, n=str(number): replace(record, properties={n: n}))
+    paused.armed = True
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(_fenced(stale))
+        await paused.paused.wait()
+        await delete(world)
+        tombstone = await deletions_of(world).tombstone(TOPIC)
+        assert tombstone is not None
+        new = await OwnedRecord.take(
+            TOPIC,
+            world.store(),
+            incarnation=drawn_incarnation(),
+            epoch_min=tombstone.epoch,
+            version_min=tombstone.version,
+        )
+        for number in range(changes):
+            await new.change(lambda record, n=str(number): replace(record, properties={n: n}))
+        before = await record_of(world)
+        paused.goes_on.set()
+        await late
+    assert await record_of(world) == before
+    await new.verify()
+
+
+async def _fenced(stale: OwnedRecord) -> None:
+    with pytest.raises(LogFenced):
+        await stale.change(lambda record: replace(record, deleting=(4711,)))

@@ -60,8 +60,9 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
+    from magnetar.broker.topic.admission import ProducerNames
+    from magnetar.broker.topic.deduplication import DeduplicationConfig
     from magnetar.broker.topic.protocol import Topic
-    from magnetar.broker.topic.topic import ProducerNames
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
@@ -125,6 +126,7 @@ class Broker:
         publish_budget: PublishBudget | None = None,
         cluster: str = "magnetar",
         life: LifeConfig = LIFE_DEFAULTS,
+        deduplication: DeduplicationConfig | None = None,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -155,6 +157,7 @@ class Broker:
         self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
+        self._deduplication = deduplication
         self.publish_latency = LatencyHistogram()
         self.publish_budget = publish_budget or PublishBudget()  # of all topics together
         self._chores = Chores((*chores, *self._chores_of_life(life)), lambda: self.topics)
@@ -427,6 +430,7 @@ class Broker:
             policies=FollowedPolicies(self.policies, name),
             message_bytes_max=self.message_bytes_max,
             latency=self.publish_latency,
+            deduplication=self._deduplication,
             budget=self.publish_budget,
             incarnation=f"{self._random.getrandbits(128):032x}",
             create=create,

@@ -481,6 +481,7 @@ _POLICIES: Final = _Table(
     _enum_set("policies", "subscription_types", _SUBSCRIPTION_TYPES),
     _part("inactive_topic_deletion", _INACTIVE_TOPIC_DELETION, optional=True),
     *_optional("subscription_expiration_time_minutes"),
+    *_optional("max_message_bytes"),
 )
 
 _TENANT: Final = _Table(

@@ -183,6 +183,7 @@ class Policies:
     subscription_types: frozenset[SubscriptionType] | None = None
     inactive_topic_deletion: InactiveTopicDeletion | None = None
     subscription_expiration_time_minutes: int | None = None  # 0: subscriptions do not expire
+    max_message_bytes: int | None = None  # of a payload; 0: as the broker allows
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -220,6 +221,7 @@ class EffectivePolicies:
         enabled=False, mode=InactiveMode.NO_SUBSCRIPTIONS, after_s=60
     )
     subscription_expiration_time_minutes: int = 0
+    max_message_bytes: int = 0
 
 
 BROKER_DEFAULTS: Final = EffectivePolicies()
@@ -247,6 +249,7 @@ _LIMITS: Final = (
     "unacked_per_consumer_max",
     "unacked_per_subscription_max",
     "subscription_expiration_time_minutes",
+    "max_message_bytes",
 )
 
 

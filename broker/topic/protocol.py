@@ -62,10 +62,12 @@ class Topic(Protocol):
         self, request: ProducerRequest, events: ProducerEvents
     ) -> ProducerHandle:
         """Let a producer in. A producer that is in its way is probed first, and evicted if its
-        client does not answer.
+        client does not answer. One that asks to wait for exclusive access may be queued: its state
+        is WAITING then, and `ready` or `refused` of its events follows.
 
-        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
-        LogUnavailable while recording the epoch of an exclusive one.
+        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; BacklogQuotaHeld,
+        BacklogQuotaRefused; LogFenced and LogUnavailable while recording the epoch of an exclusive
+        one.
         """
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:

@@ -20,7 +20,7 @@ from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.pulsar_tcp import PulsarServer
-from magnetar.broker.topic.topic import ProducerNames
+from magnetar.broker.topic.admission import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.protos.entry import MESSAGE_BYTES_MAX

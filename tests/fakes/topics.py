@@ -14,6 +14,7 @@ from fakes.topic_log import SMALL, TOPIC, drawn_incarnation
 from support import wait_until
 
 from magnetar.broker.log.cache import EntryCache
+from magnetar.broker.topic.admission import ProducerNames
 from magnetar.broker.topic.contract import (
     AccessMode,
     ClientInfo,
@@ -22,7 +23,7 @@ from magnetar.broker.topic.contract import (
     SubscribeRequest,
     SubscriptionType,
 )
-from magnetar.broker.topic.topic import PersistentTopic, ProducerNames, TopicState
+from magnetar.broker.topic.topic import PersistentTopic, TopicState
 from magnetar.metadata.policies import UNLIMITED, Retention
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.deduplication import DeduplicationConfig
     from magnetar.broker.topic.producer import ProducerHandle
     from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
@@ -148,6 +150,7 @@ async def opened_topic(
     policies: SettablePolicies | None = None,
     cache_bytes: int = 1 << 20,
     store: MetadataStore | None = None,
+    deduplication: DeduplicationConfig | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
@@ -168,6 +171,7 @@ async def opened_topic(
             policies=it.policies,
             incarnation=drawn_incarnation(),
             limits=limits,
+            deduplication=deduplication,
         )
         try:
             yield it

@@ -91,9 +91,8 @@ class BacklogQuotas:
                 if by_age.action is BacklogAction.EVICT_BACKLOG:
                     since_ms = self._clock.now_ms() - by_age.limit * 1_000
                     first = await self._log.search(lambda it: it.broker_timestamp_ms >= since_ms)
-                    await self._evict(
-                        self._log.chain.previous_position(self._log.chain.ceiling(first))
-                    )
+                    end = self._log.chain.ceiling(first)
+                    await self._evict(self._log.chain.previous_position(end))
                 else:
                     error = self._error(by_age, f"its oldest message is {age_s:.0f} s old", "s")
         return error

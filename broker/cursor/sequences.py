@@ -93,10 +93,11 @@ class Sequences:
     def put(self, producer: str, sequence_id: int, through: Position, seen_ms: int) -> None:
         """The entries of this producer up to this place are durable. Called in the log's order.
         Beyond the limit, the producers that stored nothing for the longest time are forgotten."""
-        self._state.put(producer, sequence_id, seen_ms)
-        self._state.through = through
+        state = self._state
+        state.put(producer, sequence_id, seen_ms)
+        state.through = through
         self._changed.add(producer)
-        if len(self._state.producers) > self._producers_max:
+        if len(state.producers) > self._producers_max:
             self._forget_oldest()
 
     def cover(self, through: Position) -> None:

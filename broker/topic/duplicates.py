@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Passed:
-    """A publish that the stage let through, wholly or in part."""
-
-    last: int  # the highest sequence id of what was let through
-    publish: Publish
-
-
-@dataclass(slots=True)
 class _ChunkedMessage:
     """The message of which a producer has sent chunks, and not yet the last one."""
 
@@ -65,15 +57,18 @@ class _ChunkedMessage:
 class _Progress:
     """What a producer has on its way into the log."""
 
-    passed: deque[_Passed] = field(default_factory=deque)
+    name_field: bytes  # of the producer, as in the metadata of its entries
+    # What was let through, wholly or in part: its highest sequence id, and the publish.
+    passed: deque[tuple[int, Publish]] = field(default_factory=deque)
     chunked: _ChunkedMessage | None = None
 
     def prune(self) -> None:
         """Drop what has its outcome. Afterwards the last one, if any, has none."""
-        while self.passed and self.passed[0].publish.known:
-            self.passed.popleft()
-        while self.passed and self.passed[-1].publish.known:  # its producer was closed
-            self.passed.pop()
+        passed = self.passed
+        while passed and passed[0][1].unknown == 0:
+            passed.popleft()
+        while passed and passed[-1][1].unknown == 0:  # its producer was closed
+            passed.pop()
 
 
 class DuplicatesStage:
@@ -90,14 +85,15 @@ class DuplicatesStage:
         name = publish.publisher.name
         progress = self._progress.get(name)
         if progress is None:
-            progress = self._progress[name] = _Progress()
+            progress = self._progress[name] = _Progress(_name_field(name))
         else:
             progress.prune()
-        stored = sequences.get(name)
-        through = max(stored, progress.passed[-1].last) if progress.passed else stored
+        stored = through = sequences.get(name)
+        if progress.passed and progress.passed[-1][0] > through:
+            through = progress.passed[-1][0]
         sends = publish.sends
-        if _is_new(sends, through, name):
-            progress.passed.append(_Passed(sends.sequence_ids[-1], publish))
+        if _is_new(sends, through, progress.name_field):
+            progress.passed.append((sends.sequence_ids[-1], publish))
             return ()
         return _Decision(publish, progress, stored, through).answers()
 
@@ -117,7 +113,7 @@ class DuplicatesStage:
                 elif progress is not None:
                     _on_chunk_stored(progress, view.chunk)
         else:
-            stored = max(stored, max(sends.sequence_ids[start:stop]))
+            stored = max(stored, sends.sequence_ids[stop - 1])  # they rise
         sequences.put(name, stored, at, ms)
         if progress is not None:
             progress.prune()
@@ -148,7 +144,7 @@ class _Decision:
 
     def answers(self) -> list[Answer]:
         sends = self._publish.sends
-        name = self._publish.publisher.name
+        name, name_field = self._publish.publisher.name, self._progress.name_field
         for place in range(len(sends)):
             view = sends.views.get(place)
             first, last = _numbers_at(sends, place)
@@ -156,7 +152,7 @@ class _Decision:
             if last > SEQUENCE_ID_MAX:
                 why = f"expected at most {SEQUENCE_ID_MAX} on a topic with deduplication"
                 answer = Refuse(1, NotAllowed(f"sequence id {last}", why))
-            elif not _is_of(sends.entries[place], view, name):
+            elif not _is_of(sends.entries[place], view, name, name_field):
                 why = f"its metadata names another producer than {name!r}"
                 answer = Refuse(1, NotAllowed(f"entry with sequence id {first}", why))
             elif view is not None and view.chunk is not None:
@@ -167,7 +163,7 @@ class _Decision:
             if isinstance(answer, Wait):
                 break
         if self._appended:
-            self._progress.passed.append(_Passed(self._through, self._publish))
+            self._progress.passed.append((self._through, self._publish))
         return self._answers
 
     def _entry(self, first: int, last: int) -> Answer:
@@ -202,7 +198,7 @@ class _Decision:
 
     def _wait(self) -> Wait:
         """Until everything that the producer has on its way is known."""
-        return Wait(None if self._appended else self._progress.passed[-1].publish)
+        return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:
         """Answers of one kind are given as one."""
@@ -219,23 +215,29 @@ class _Decision:
         self._answers.append(answer)
 
 
-def _is_new(sends: SendRun, through: int, name: str) -> bool:
+def _is_new(sends: SendRun, through: int, name_field: bytes) -> bool:
     """Whether the run is plain messages of this producer whose sequence ids rise from above
     `through`. Hot."""
     numbers = sends.sequence_ids
-    if sends.views or numbers[0] <= through or numbers[-1] > SEQUENCE_ID_MAX:
+    first, last = numbers[0], numbers[-1]
+    if sends.views or first <= through or last > SEQUENCE_ID_MAX:
         return False
-    if not all(map(lt, numbers, islice(numbers, 1, None))):
-        return False
-    field_ = _name_field(name)
-    return all(map(methodcaller("startswith", field_, CHECKED_HEAD_BYTES), sends.entries))
+    count = len(numbers)
+    if count > 1:
+        is_dense = last - first == count - 1 and numbers == list(range(first, last + 1))
+        if not is_dense and not all(map(lt, numbers, islice(numbers, 1, None))):
+            return False
+    names = sends.plain_names
+    if names is not None:
+        return len(names) == 1 and name_field in names
+    return all(map(methodcaller("startswith", name_field, CHECKED_HEAD_BYTES), sends.entries))
 
 
-def _is_of(entry: bytes, view: EntryView | None, name: str) -> bool:
+def _is_of(entry: bytes, view: EntryView | None, name: str, name_field: bytes) -> bool:
     """Whether the entry's metadata names this producer: a recovery reads the name there."""
     if view is not None:
         return view.producer_name == name
-    return entry.startswith(_name_field(name), CHECKED_HEAD_BYTES)
+    return entry.startswith(name_field, CHECKED_HEAD_BYTES)
 
 
 def _name_field(name: str) -> bytes:

@@ -34,6 +34,9 @@ def numbered(name: str, *numbers: int | tuple[int, ...], producer_id: int = 1) -
         run.highest_sequence_ids.append(batch[-1] if len(batch) > 1 else 0)
         run.entries.append(entry)
     run.checksums += checksums_of(run.entries)
+    if not run.views:
+        encoded = name.encode()
+        run.plain_names = {b"\x0a" + bytes([len(encoded)]) + encoded}  # as `read_sends` notes it
     return run
 
 

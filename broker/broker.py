@@ -74,8 +74,9 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
     from magnetar.broker.ownership.owners import Located
+    from magnetar.broker.topic.deduplication import DeduplicationConfig
+    from magnetar.broker.topic.producer_admission import ProducerNames
     from magnetar.broker.topic.protocol import ServedTopic, Topic
-    from magnetar.broker.topic.topic import ProducerNames
     from magnetar.metadata.model import BrokerRegistration, TopicTombstone
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
@@ -145,6 +146,7 @@ class Broker:
         partitions_max: int = 0,
         non_persistent: bool = True,
         non_persistent_per_connection: int = NON_PERSISTENT_PER_CONNECTION,
+        deduplication: DeduplicationConfig | None = None,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -186,6 +188,7 @@ class Broker:
         self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
+        self._deduplication = deduplication
         self.publish_latency = LatencyHistogram()
         self.steps = StepMeter()
         self.awake = Awake()
@@ -568,6 +571,7 @@ class Broker:
             policies=FollowedPolicies(self.policies, name),
             message_bytes_max=self.message_bytes_max,
             latency=self.publish_latency,
+            deduplication=self._deduplication,
             budget=self.publish_budget,
             incarnation=f"{self._random.getrandbits(128):032x}",
             guard=partial(self._guard, name),

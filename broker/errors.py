@@ -395,6 +395,37 @@ class ProducerFenced(BrokerError):
         self.why = why
 
 
+class StraddlingBatch(BrokerError):
+    """Deduplication: a part of the batch is stored already. The broker does not cut batches."""
+
+    def __init__(self, first: int, last: int, stored: int) -> None:
+        super().__init__(
+            f"batch with sequence ids {first} to {last}: those up to {stored} are stored already;"
+            f" send the messages after {stored} in a batch of their own"
+        )
+        self.first = first
+        self.last = last
+        self.stored = stored
+
+
+class BacklogQuotaHeld(BrokerError):
+    """The topic's backlog exceeds its quota, and producers are to wait until it is below."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"{topic} holds its producers: {why}")
+        self.topic = topic
+        self.why = why
+
+
+class BacklogQuotaRefused(BrokerError):
+    """The topic's backlog exceeds its quota, and sends are to fail until it is below."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"{topic} refuses its producers: {why}")
+        self.topic = topic
+        self.why = why
+
+
 class ConsumerBusy(BrokerError):
     """The subscription's other consumers or its type exclude this consumer."""
 

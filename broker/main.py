@@ -26,6 +26,7 @@ from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.limits import ConnectionLimits
 from magnetar.broker.session.pulsar_tcp import PulsarServer, PulsarTcpStream
+from magnetar.broker.topic.deduplication import DeduplicationConfig
 from magnetar.broker.topic.expiry import (
     BACKLOG_AGE_CHECK_INTERVAL_S,
     SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S,
@@ -33,7 +34,8 @@ from magnetar.broker.topic.expiry import (
     expire_subscriptions,
     look_up_backlog_ages,
 )
-from magnetar.broker.topic.topic import ProducerNames
+from magnetar.broker.topic.producer_admission import ProducerNames
+from magnetar.broker.topic.visits import check_backlog_quotas, tend_deduplication
 from magnetar.metadata import codec, paths
 from magnetar.metadata.election import Election
 from magnetar.metadata.errors import InvalidRecord
@@ -314,12 +316,28 @@ class BrokerProcess:
                 self._config.max_concurrent_non_persistent_message_per_connection
             ),
             partitions_max=self._config.max_num_partitions_per_partitioned_topic,
+            deduplication=DeduplicationConfig(
+                entries_interval=self._config.broker_deduplication_entries_interval,
+                interval_s=self._config.broker_deduplication_snapshot_interval_seconds,
+                inactivity_s=60.0
+                * self._config.broker_deduplication_producer_inactivity_timeout_minutes,
+                producers_max=self._config.broker_deduplication_max_number_of_producers,
+            ),
         )
 
     def _chores(self) -> list[Chore]:
-        expiry_check_s = 60.0 * self._config.message_expiry_check_interval_in_minutes
+        """The periodic work on open topics."""
+        config = self._config
+        expiry_check_s = 60.0 * config.message_expiry_check_interval_in_minutes
+        dedup_s = min(60.0, config.broker_deduplication_snapshot_interval_seconds / 2)
         return [
             Chore("trimming", self._config.retention_check_interval_in_seconds, trim),
+            Chore(
+                "backlog quotas",
+                config.backlog_quota_check_interval_in_seconds,
+                check_backlog_quotas,
+            ),
+            Chore("deduplication", dedup_s, tend_deduplication),
             Chore("message expiry", expiry_check_s, expire_messages),
             Chore(
                 "subscription expiry", SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S, expire_subscriptions

@@ -125,6 +125,21 @@ class BrokerSettings(PolicySettings):
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
     )
+    broker_deduplication_entries_interval: int = Field(
+        default=1_000, ge=1, description="entries after which a topic's sequence ids are written"
+    )
+    broker_deduplication_snapshot_interval_seconds: int = Field(
+        default=120, ge=1, description="time after which a topic's new sequence ids are written"
+    )
+    broker_deduplication_max_number_of_producers: int = Field(
+        default=10_000, ge=1, description="producers of a topic whose sequence ids are kept"
+    )
+    broker_deduplication_producer_inactivity_timeout_minutes: int = Field(
+        default=360, ge=1, description="time after which an inactive producer is forgotten"
+    )
+    backlog_quota_check_interval_in_seconds: int = Field(
+        default=60, ge=1, description="how often backlogs are compared with their quotas"
+    )
 
     @model_validator(mode="after")
     def rollover_times(self) -> Self:

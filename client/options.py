@@ -62,7 +62,12 @@ class PartitionsRoutingMode(IntEnum):
 
 
 class ProducerAccessMode(IntEnum):
-    """Whether a producer shares its topic with others. Only Shared is supported yet."""
+    """Whether a producer shares its topic with others.
+
+    Exclusive: creating the producer fails if others are connected. ExclusiveWithFencing: the others
+    are closed at once. WaitForExclusive: `create_producer` waits, without a time limit, until no
+    other producer is connected.
+    """
 
     Shared = 0
     Exclusive = 1
@@ -189,13 +194,13 @@ class ProducerOptions:
             "chunking_enabled",
             "encryption_key",
             "crypto_key_reader",
-            "access_mode",
             "message_router",
             options=self,
         )
         _expect("producer_name", self.producer_name, str, type(None))
         _expect("compression_type", self.compression_type, CompressionType)
         _expect("batching_type", self.batching_type, BatchingType)
+        _expect("access_mode", self.access_mode, ProducerAccessMode)
         _expect_properties("properties", self.properties)
         if self.initial_sequence_id is not None:
             _expect_at_least(-1, "initial_sequence_id", self.initial_sequence_id)

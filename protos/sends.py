@@ -41,6 +41,8 @@ class SendRun:
     views: dict[int, EntryView] = field(default_factory=dict)  # by place; plain entries have none
     errors: dict[int, EntryError] = field(default_factory=dict)  # by place: what is wrong with it
     end: int = 0  # where the frame after the last one begins
+    # The fields of producer names in the metadata of plain entries; None: they were not noted.
+    plain_names: set[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -56,6 +58,7 @@ class SendRun:
             {place - start: view for place, view in self.views.items() if start <= place < stop},
             {place - start: error for place, error in self.errors.items() if start <= place < stop},
             self.end,
+            self.plain_names,
         )
 
 
@@ -108,6 +111,7 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
     sequence_ids: list[int] = []
     entries: list[bytes] = []
     checksums: list[int] = []
+    names: set[bytes] = set()
     most = RUN_ENTRIES_MAX if run is None else RUN_ENTRIES_MAX - len(run.entries)
     while size - at >= _HEAD.size and count < most:  # hot: about 1 us an entry
         total, command_size, send, body_size, own_ids = _HEAD.unpack_from(buffer, at)
@@ -142,6 +146,7 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
             if fields is None:
                 break
             name_field, rest_fields = fields
+            names.add(name_field[:-1])
         sequence_ids.append(high | number[0] & 0x7F)
         entries.append(entry)
         checksums.append(checksum)
@@ -150,7 +155,11 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
     if not count:
         return run, at
     if run is None:
-        return SendRun(ids[1], sequence_ids, [0] * count, entries, checksums), at
+        highest = [0] * count
+        run = SendRun(ids[1], sequence_ids, highest, entries, checksums, plain_names=names)
+        return run, at
+    if run.plain_names is not None:
+        run.plain_names |= names
     run.sequence_ids += sequence_ids
     run.highest_sequence_ids += [0] * count
     run.entries += entries

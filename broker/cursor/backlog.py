@@ -97,3 +97,30 @@ async def count(topic_log: Log, state: AckState) -> Backlog:
         size = await topic_log.index_at(position) - await topic_log.index_at(before)
         messages -= size - (remaining & ((1 << size) - 1)).bit_count()
     return Backlog(rough.entries, messages, exact=True)
+
+
+# ---- in bytes ------------------------------------------------------------------------------------
+
+
+def bytes_after(topic_log: Log, position: Position) -> int:
+    """The bytes of all entries after this position, estimated from the average of its ledger."""
+    total = 0
+    for ledger, entries, size in topic_log.ledger_sizes():
+        if ledger < position.ledger or not entries:
+            continue
+        acked = position.entry + 1 if position.ledger == ledger else 0
+        after = entries - min(max(acked, 0), entries)
+        total += size * after // entries
+    return total
+
+
+def position_with(topic_log: Log, size: int) -> Position:
+    """The first position that has at most so many bytes after it, by the same estimate."""
+    left = size
+    found = topic_log.chain.confirmed
+    for ledger, entries, ledger_bytes in reversed(topic_log.ledger_sizes()):
+        if ledger_bytes > left:
+            return Position(ledger, entries - 1 - entries * left // ledger_bytes)
+        left -= ledger_bytes
+        found = Position(ledger, -1)
+    return found

@@ -17,6 +17,7 @@ from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.cursor import Cursor, mark_before
 from magnetar.broker.cursor.journal import CursorConfig, CursorJournal
 from magnetar.broker.cursor.replay import CursorReplay, number_of
+from magnetar.broker.cursor.sequences import DEDUPLICATION, Sequences, SequenceState
 from magnetar.broker.errors import (
     InvalidCursorRecord,
     LogDamaged,
@@ -31,6 +32,7 @@ from magnetar.metadata.model import NO_LEDGER, EntryId, LedgerId, SubscriptionRe
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
     from magnetar.runtime.on_demand import Spawn
@@ -45,8 +47,10 @@ class Cursors:
     def __init__(self, topic_log: Log, config: CursorConfig) -> None:
         self._log = topic_log
         self._owned_record = topic_log.owned_record
+        self._config = config
         self._journal = CursorJournal(topic_log, config)
         self._cursors: dict[str, Cursor] = {}
+        self.sequences: Sequences | None = None  # None: the topic does not deduplicate
 
     @classmethod
     async def open(cls, topic_log: Log, config: CursorConfig | None = None) -> Cursors:
@@ -67,8 +71,12 @@ class Cursors:
     @property
     def slowest_mark(self) -> Position | None:
         """The least mark-delete position of the durable cursors, as far as it is durable itself.
-        None: there is no durable cursor."""
-        return min([cursor.durable_mark for cursor in self._cursors.values()], default=None)
+        None: there is no durable cursor. The entries that a recovery reads for their sequence ids
+        count as those of a cursor; they are few."""
+        marks = [cursor.durable_mark for cursor in self._cursors.values()]
+        if self.sequences is not None:
+            marks.append(self.sequences.durable_mark)
+        return min(marks, default=None)
 
     def on_ledger_left(self, callback: Callable[[], None]) -> None:
         """Call back when a cursor needs one ledger less."""
@@ -120,12 +128,8 @@ class Cursors:
         if name not in self._cursors:
             raise SubscriptionNotFound(name)
 
-        def remove(record: TopicRecord) -> TopicRecord:
-            left = {key: value for key, value in record.subscriptions.items() if key != name}
-            return replace(record, subscriptions=left)
-
         try:
-            await self._owned_record.change(remove)
+            await self._owned_record.change(lambda record: _without(record, name))
         except (LogUnavailable, asyncio.CancelledError) as error:
             cause = error.cause if isinstance(error, LogUnavailable) else error
             if not isinstance(cause, Unavailable | Contended):
@@ -141,6 +145,43 @@ class Cursors:
     def start(self, spawn: Spawn) -> None:
         """See CursorJournal.start."""
         self._journal.start(spawn)
+
+    # ---- the sequence ids of producers -----------------------------------------------------------
+
+    def new_sequences(self, through: Position) -> Sequences:
+        """Sequence ids that cover the log from `through` on, in memory."""
+        state = SequenceState()
+        state.through = through
+        return self._sequences_of(self._journal.next_number(), state)
+
+    async def add_sequences(self, sequences: Sequences) -> None:
+        """Journal them from now on. Durable on return. Raises LogFenced, LogUnavailable,
+        TopicFull."""
+        inline = stored.inline(sequences.snapshot())
+        fresh = SubscriptionRecord({}, inline)
+
+        def add(record: TopicRecord) -> TopicRecord:
+            return with_subscription(self._owned_record.name, record, DEDUPLICATION, fresh)
+
+        await self._owned_record.change(add)
+        self.sequences = sequences
+        self._journal.add(sequences)
+        self._journal.note(sequences, None)
+
+    async def drop_sequences(self) -> None:
+        """Forget the sequence ids. Durable on return. Raises LogFenced, LogUnavailable."""
+        await self._owned_record.change(lambda record: _without(record, DEDUPLICATION))
+        if self.sequences is not None:
+            self._journal.drop(self.sequences.number)
+            self.sequences = None
+
+    def note_sequences(self, receipt: Callable[[BrokerError | None], None] | None = None) -> None:
+        """Journal the sequence ids soon; the receipt is called when they are durable."""
+        if self.sequences is not None:
+            self._journal.note(self.sequences, receipt)
+
+    def _sequences_of(self, number: int, state: SequenceState) -> Sequences:
+        return Sequences(number, state, producers_max=self._config.producers_max)
 
     async def close(self) -> None:
         """See CursorJournal.close."""
@@ -184,8 +225,13 @@ class Cursors:
             for ledger in self._owned_record.record.cursor_ledgers:
                 await self._replay_ledger(replay, ledger)
             self._journal.newest_number = replay.newest_number
-            for name in self._owned_record.record.subscriptions:
-                self._add(name, replay)
+            for name, record in self._owned_record.record.subscriptions.items():
+                if name == DEDUPLICATION:
+                    number = number_of(record.inline)
+                    self.sequences = self._sequences_of(number, replay.sequences(number))
+                    self._journal.add(self.sequences)
+                else:
+                    self._add(name, replay)
         except InvalidCursorRecord as error:
             raise LogDamaged(str(self._owned_record.name), ledger, error.reason) from error
 
@@ -207,3 +253,8 @@ class Cursors:
         except (LedgerError, MetadataError) as error:
             doing = f"reading cursor ledger {ledger}"
             raise LogUnavailable(str(self._owned_record.name), doing, error) from error
+
+
+def _without(record: TopicRecord, name: str) -> TopicRecord:
+    left = {key: value for key, value in record.subscriptions.items() if key != name}
+    return replace(record, subscriptions=left)

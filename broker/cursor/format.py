@@ -40,6 +40,7 @@ _POSITION: Final = struct.Struct("<qq")  # ledger, entry
 _LEDGER: Final = struct.Struct("<q")
 _BITS: Final = struct.Struct("<qI")  # ledger, first entry
 _BATCH: Final = struct.Struct("<qI")  # ledger, entry
+_PRODUCER: Final = struct.Struct("<Hqq")  # size of the name, sequence id, milliseconds since 1970
 
 
 class Kind(IntEnum):
@@ -49,6 +50,7 @@ class Kind(IntEnum):
     BITS = 4
     BATCH = 5
     REDELIVERIES = 6
+    PRODUCERS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,19 @@ class Redelivered:
     counts: Sequence[tuple[int, int]]  # entry and count
 
 
-Record = Marked | Entries | Ranges | Bits | Batch | Redelivered
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """The highest stored sequence id of each of these producers, and when it was stored.
+
+    This record and those before it cover all entries up to `through`.
+    """
+
+    subscription: int
+    through: Position
+    producers: Sequence[tuple[str, int, int]]  # name, sequence id, milliseconds since 1970
+
+
+Record = Marked | Entries | Ranges | Bits | Batch | Redelivered | Producers
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -146,6 +160,28 @@ def delta(
             records += _number_records(Kind.ENTRIES, subscription, ledger, entries)
     records += [_batch(subscription, *batch) for batch in batches]
     return records + _redeliveries(subscription, redeliveries or {})
+
+
+def producers(
+    subscription: int,
+    producers: Iterable[tuple[str, int, int]],
+    *,
+    before: Position,
+    through: Position,
+) -> list[bytes]:
+    """Records of the highest stored sequence ids. Only the last record covers the entries up to
+    `through`; the others cover those up to `before`, as the records in front of them do."""
+    bodies = [bytearray()]
+    for name, sequence_id, seen_ms in producers:
+        if len(bodies[-1]) >= BODY_BYTES_MAX:
+            bodies.append(bytearray())
+        encoded = name.encode()
+        bodies[-1] += _PRODUCER.pack(len(encoded), sequence_id, seen_ms) + encoded
+    positions = [before] * (len(bodies) - 1) + [through]
+    return [
+        _record(Kind.PRODUCERS, subscription, _POSITION.pack(*position) + body)
+        for position, body in zip(positions, bodies, strict=True)
+    ]
 
 
 def entries_of(records: Iterable[bytes]) -> list[list[bytes]]:
@@ -275,8 +311,21 @@ def _read_record(kind: int, subscription: int, body: bytes) -> Record:
             ledger, numbers = _read_numbers(body)
             counts = tuple(zip(numbers[::2], numbers[1::2], strict=True))
             return Redelivered(subscription, ledger, counts)
+        case Kind.PRODUCERS:
+            through = Position(*_POSITION.unpack_from(body))
+            return Producers(subscription, through, tuple(_read_producers(body, _POSITION.size)))
         case _:
             raise ValueError("not known")
+
+
+def _read_producers(body: bytes, at: int) -> Iterator[tuple[str, int, int]]:
+    while at < len(body):
+        size, sequence_id, seen_ms = _PRODUCER.unpack_from(body, at)
+        at += _PRODUCER.size
+        if at + size > len(body):
+            raise ValueError("a producer's name is cut off")
+        yield body[at : at + size].decode(), sequence_id, seen_ms
+        at += size
 
 
 def _read_numbers(body: bytes) -> tuple[int, array[int]]:

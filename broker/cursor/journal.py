@@ -76,6 +76,8 @@ class CursorConfig:
     inline_bytes_max: int = 64 << 10
     """The inline state of all subscriptions when the topic closes. A larger state stays in the
     ledger: the topic's record is limited to 1,000 KiB."""
+    producers_max: int = 10_000
+    """Producers whose sequence ids are kept, of those that stored something last."""
     receipts_max: int = 100_000
     """Receipts of one topic that wait for a write: about 20 MB. At the limit the journal notes the
     acknowledgement and refuses its receipt (TooManyReceipts)."""

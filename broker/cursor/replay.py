@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 from magnetar.broker.cursor import format as records
 from magnetar.broker.cursor.acks import AckState
 from magnetar.broker.cursor.bitmap import Bitmap
+from magnetar.broker.cursor.sequences import SequenceState
 from magnetar.broker.errors import InvalidCursorRecord
 from magnetar.broker.log.position import EARLIEST, Position
 
@@ -25,11 +26,12 @@ class CursorReplay:
         self._chain = chain
         self._states: dict[int, AckState] = {}
         self._redeliveries: dict[int, dict[Position, int]] = {}
+        self._sequences: dict[int, SequenceState] = {}
 
     @property
     def newest_number(self) -> int:
         """The highest number in the records. 0: there is none. New numbers are greater."""
-        return max(self._states, default=0)
+        return max((*self._states, *self._sequences), default=0)
 
     def on_entry(self, entry: bytes | memoryview) -> None:
         """An entry of the cursor ledger, or an inline snapshot. Raises InvalidCursorRecord."""
@@ -49,7 +51,15 @@ class CursorReplay:
             if self._chain.is_entry(position) and not state.is_acked(position)
         }
 
+    def sequences(self, number: int) -> SequenceState:
+        """As `state`, of the producers' sequence ids."""
+        return self._sequences[number]
+
     def _on_record(self, record: records.Record) -> None:
+        if isinstance(record, records.Producers):
+            known = self._sequences.setdefault(record.subscription, SequenceState())
+            known.merge(record.producers, record.through)
+            return
         state = self._states.get(record.subscription)
         if state is None:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)

@@ -660,6 +660,15 @@ class Log:
         it."""
         return sum(part.length for part in self.chain.records) + self.open_bytes
 
+    def ledger_sizes(self) -> list[tuple[int, int, int]]:
+        """Id, confirmed entries and bytes of each ledger, in order. The bytes of the open one
+        include what is in flight."""
+        counts = self.chain.counts
+        return [
+            (it.ledger, counts[it.ledger], it.length if it.closed_ms else self._ledger_bytes)
+            for it in self.chain.records
+        ]
+
     @property
     def properties(self) -> Mapping[str, str]:
         """Of the topic's record."""

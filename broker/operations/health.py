@@ -72,6 +72,12 @@ class _Ends:
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
         self.came.set()
 
+    def ready(self, producer: object) -> None:
+        """It does not wait for exclusive access."""
+
+    def refused(self, error: Exception) -> None:
+        """As `ready`."""
+
     def active_changed(self, active: bool) -> None:
         """It is alone."""
 

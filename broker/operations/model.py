@@ -26,6 +26,11 @@ class PublisherStats(_Statistics):
     producer_name: str
     producer_id: int
     access_mode: str
+    supports_partial_producer: bool = False
+    chunked_message_rate: float = Field(
+        default=0.0, description="entries with a part of a message, per second"
+    )
+    metadata: dict[str, str] = Field(default={}, description="the producer's properties")
     msg_rate_in: float = Field(description="messages per second")
     msg_throughput_in: float = Field(description="bytes per second")
     average_msg_size: float = Field(description="bytes")

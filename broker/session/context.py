@@ -77,7 +77,11 @@ class Context:
 
     @property
     def client(self) -> ClientInfo:
-        return ClientInfo(address=self._peer, version=self.session.client_version)
+        return ClientInfo(
+            address=self._peer,
+            version=self.session.client_version,
+            supports_partial_producer=self.session.supports_partial_producer,
+        )
 
     # ---- permissions -----------------------------------------------------------------------------
 

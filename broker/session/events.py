@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.session.context import Context
     from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.contract import ReadyProducer
     from magnetar.protos.names import TopicName
 
 END_OF_TOPIC_SINCE: Final = 9
@@ -39,9 +40,25 @@ class SessionProducerEvents:
     """What a topic tells one producer of this connection."""
 
     def __init__(self, context: Context, producer_id: int, topic: TopicName) -> None:
+        self.waiting_request: int | None = None  # its PRODUCER; None: it does not wait
         self._context = context
         self._topic = topic
         self._producer_id = producer_id
+
+    def ready(self, producer: ReadyProducer) -> None:
+        assert self.waiting_request is not None, "the producer was ready already"
+        request_id, self.waiting_request = self.waiting_request, None
+        self._context.put_control(
+            reply.producer_success(
+                request_id, producer.name, producer.last_sequence_id, producer.topic_epoch
+            )
+        )
+
+    def refused(self, error: Exception) -> None:
+        context, producer_id = self._context, self._producer_id
+        context.remove_producer(producer_id, context.producers.get(producer_id))
+        assert self.waiting_request is not None, "the producer was ready already"
+        context.put_control(reply.error(self.waiting_request, code_of(error), str(error)))
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
         self._context.put_control(
@@ -63,6 +80,11 @@ class SessionProducerEvents:
         if reason is CloseReason.DELETED:
             context.remember_deleted("producer", producer_id, self._topic)
         log.info("producer closed", topic=str(self._topic), reason=reason.value)
+        if self.waiting_request is not None:
+            # Apache's C++ client does not know the producer before it is ready.
+            text = f"{reason.value}; look the topic up again"
+            context.put_control(reply.error(self.waiting_request, pb.ServiceNotReady, text))
+            return
         context.put_control(reply.close_producer(producer_id, context.next_owner_url(self._topic)))
 
     async def probe(self) -> bool:

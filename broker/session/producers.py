@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.topic_deletion import client_key
 from magnetar.broker.session import reply, request
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
     name, wanted = request.producer(body, context.client)
-    if body.initial_subscription_name:
+    initial = body.initial_subscription_name
+    if initial:
         context.require(Permission.CONSUME, name)
     topic = await context.broker.topic(
         name,
@@ -25,8 +27,11 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
         client=client_key("producer", wanted.name),
         reconnects=wanted.epoch > 0,
     )
-    if body.initial_subscription_name:
-        await topic.ensure_subscription(body.initial_subscription_name, EARLIEST, properties={})
+    if initial and initial not in topic.subscription_names:
+        if not context.broker.policies.policies_of(name).auto_subscription_creation:
+            why = "subscriptions are not created automatically here; create it first"
+            raise NotAllowed(f"initial subscription {initial!r}", why)
+        await topic.ensure_subscription(initial, EARLIEST, properties={})
     events = SessionProducerEvents(context, body.producer_id, name)
     handle = await topic.add_producer(wanted, events)
     if not context.add_producer(body.producer_id, handle):
@@ -35,10 +40,15 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
 
 
 def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
-    """The answer to PRODUCER when the producer is open."""
+    """The answer to PRODUCER when the producer is open, or waits for exclusive access. The client
+    is told by the newest request when the wait is over."""
     handle = context.producers[body.producer_id]
+    ready = not handle.is_waiting
+    events = handle.events
+    assert isinstance(events, SessionProducerEvents)
+    events.waiting_request = None if ready else body.request_id
     return reply.producer_success(
-        body.request_id, handle.name, handle.last_sequence_id, handle.topic_epoch
+        body.request_id, handle.name, handle.last_sequence_id, handle.topic_epoch, ready=ready
     )
 
 

@@ -127,14 +127,19 @@ def schema_version(request_id: int, version: bytes) -> bytes:
 
 
 def producer_success(
-    request_id: int, name: str, last_sequence_id: int, topic_epoch: int | None
+    request_id: int,
+    name: str,
+    last_sequence_id: int,
+    topic_epoch: int | None,
+    *,
+    ready: bool = True,
 ) -> bytes:
     body = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=name,
         last_sequence_id=last_sequence_id,
         schema_version=b"",
-        producer_ready=True,
+        producer_ready=ready,
     )
     if topic_epoch is not None:
         body.topic_epoch = topic_epoch

@@ -194,6 +194,7 @@ class Session:
     phase: Phase = Phase.CONNECTING
     protocol_version: int = 0  # of both sides; 0: CONNECT has not come
     client_version: str = ""
+    supports_partial_producer: bool = False  # for statistics
     wants_broker_metadata: bool = False  # in front of the entries that are delivered to it
     role: str = ""
     grants: Grants | None = None  # None: not connected
@@ -332,6 +333,7 @@ class Session:
         self.phase = Phase.AUTHENTICATING
         self.client_version = connect.client_version or "unknown"
         self.protocol_version = min(PROTOCOL_VERSION, connect.protocol_version)
+        self.supports_partial_producer = connect.feature_flags.supports_partial_producer
         wants = connect.feature_flags.supports_broker_entry_metadata
         self.wants_broker_metadata = wants and self.protocol_version >= BROKER_METADATA_SINCE
         return self._authenticate(Credentials(connect.auth_method_name, connect.auth_data))

@@ -61,6 +61,7 @@ class ConsumerHandle:
         self._told_end = False
         self.meter = Meter(now)
         self.redelivered = Meter(now)
+        self.chunks = Meter(now)  # entries that hold a part of a message
         self._connected_since = connected_since
 
     @property
@@ -167,6 +168,9 @@ class ConsumerHandle:
         self.meter.count(action.messages, size, now)
         if redelivered:
             self.redelivered.count(redelivered, 0, now)
+        chunks = sum([entry.view.chunk is not None for entry in action.entries])
+        if chunks:
+            self.chunks.count(chunks, 0, now)
 
     def evict(self, reason: CloseReason) -> None:
         """Close the consumer and tell its client the reason."""
@@ -180,6 +184,7 @@ class ConsumerHandle:
         return {
             **self.meter.describe("Out", now),
             "msgRateRedeliver": self.redelivered.rates(now).messages,
+            "chunkedMessageRate": self.chunks.rates(now).messages,
             "consumerName": self.name,
             "type": self.request.type.title,
             "priorityLevel": self.request.priority,

@@ -60,6 +60,8 @@ class CloseReason(Enum):
     UNLOADED = "the topic is not served here any more"
     LOG_FAILED = "an append failed; what was not acknowledged must be sent again"
     SEEK = "the subscription was moved"
+    FENCED = "another producer has taken its place"
+    QUOTA = "the topic's backlog exceeds its quota"
     REPLACED = "another connection of the same client took the place"
     UNSUBSCRIBED = "the subscription was deleted"
     TERMINATED = "the topic takes no more messages"
@@ -72,6 +74,7 @@ class ClientInfo:
 
     address: str
     version: str
+    supports_partial_producer: bool = False  # it opens a partition's producer at the first message
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,14 @@ class LastMessage:
     mark_delete: Position
 
 
+class ReadyProducer(Protocol):
+    """What a client is told of its producer."""
+
+    name: str
+    last_sequence_id: int
+    topic_epoch: int | None
+
+
 class ProducerEvents(Protocol):
     """What a session does for a producer. Called on the loop; must not call back synchronously."""
 
@@ -127,6 +138,13 @@ class ProducerEvents(Protocol):
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         """This publish was refused. In send order, too."""
+
+    def ready(self, producer: ReadyProducer) -> None:
+        """It waited for exclusive access and has it now: answer PRODUCER once more."""
+
+    def refused(self, error: Exception) -> None:
+        """It waited for exclusive access and will not get it: tell the client; nothing more is
+        called."""
 
     def closed(self, reason: CloseReason) -> None:
         """Tell the client; nothing more is called."""

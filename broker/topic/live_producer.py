@@ -73,7 +73,9 @@ class LiveProducer:
         self.events = events
         self.topic_epoch: int | None = None  # None: not exclusive
         self.last_sequence_id = -1
+        self.is_waiting = False
         self.meter = Meter(now)
+        self.chunks = Meter(now)
         self.dropped = Meter(now)
         self._pipeline = pipeline
         self._cap = cap

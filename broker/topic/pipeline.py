@@ -54,6 +54,9 @@ class Publisher(Protocol):
     @property
     def meter(self) -> Meter: ...
 
+    @property
+    def chunks(self) -> Meter: ...
+
     def on_appended(self, parts: Sequence[Appended]) -> None: ...
 
 
@@ -115,11 +118,22 @@ class Refuse:
     error: Exception
 
 
+class Gate:
+    """What a stage holds publishes behind that wait for nothing but time. The stage opens it."""
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known = False  # True: it is open
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The rest of the run is decided on anew once the outcome of a publish is known."""
+    """The rest of the run is decided on anew once the outcome of a publish is known, or once a gate
+    is open."""
 
-    until: Publish | None  # let through by the same stage; None: what this run has before
+    # A publish that the same stage let through; None: what this run has before.
+    until: Publish | Gate | None
 
 
 Answer = Append | Duplicate | Refuse | Wait
@@ -142,7 +156,7 @@ class Held:
 
     publish: Publish
     stage: int = 0  # which one
-    until: Publish | None = None  # whose outcome is waited for; None: only for its turn
+    until: Publish | Gate | None = None  # what is waited for; None: only its turn
 
     @property
     def ready(self) -> bool:
@@ -177,7 +191,7 @@ class Pipeline:
             if isinstance(answer, Wait):
                 until = answer.until or before
                 assert until is not None, "there is nothing to wait for"
-                assert not publish.is_in(until), "a publish cannot wait for itself"
+                assert not (isinstance(until, Publish) and publish.is_in(until)), "it is itself"
                 found.append(Held(publish.part(at, len(publish.sends)), number, until))
                 return found
             part = publish.part(at, at + answer.count)
@@ -227,7 +241,7 @@ class SizeStage:
                     refused[place] = EntryTooLarge("entry", len(entry), self._entry_bytes_max)
                 elif payload_bytes > limit:
                     refused[place] = EntryTooLarge("payload", payload_bytes, limit)
-        return _refusing(publish, refused)
+        return refusing(publish, refused)
 
 
 class ChecksumStage:
@@ -238,7 +252,7 @@ class ChecksumStage:
         found = checksums_of(publish.sends.entries)
         if found == stated:
             return ()
-        return _refusing(
+        return refusing(
             publish,
             {
                 place: ChecksumMismatch(expected, actual)
@@ -253,7 +267,7 @@ class FormatStage:
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
         errors = publish.sends.errors
-        return _refusing(publish, errors) if errors else ()
+        return refusing(publish, errors) if errors else ()
 
 
 class DelayStage:
@@ -263,7 +277,7 @@ class DelayStage:
     """
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
-        return _refusing(
+        return refusing(
             publish,
             {
                 place: SendNotSupported(
@@ -291,7 +305,7 @@ class AccessModeStage:
         return [Refuse(len(publish.sends), error)]
 
 
-def _refusing(publish: Publish, refused: Mapping[int, Exception]) -> Sequence[Answer]:
+def refusing(publish: Publish, refused: Mapping[int, Exception]) -> Sequence[Answer]:
     """Refuse the entries at these places, and append the others. (): there are none."""
     if not refused:
         return ()

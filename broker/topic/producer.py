@@ -18,7 +18,7 @@ from magnetar.broker.errors import LogError
 from magnetar.broker.topic.answer_order import AnswerOrder
 from magnetar.broker.topic.contract import AccessMode, CloseReason
 from magnetar.broker.topic.meter import Meter
-from magnetar.broker.topic.pipeline import Append, Decided, Duplicate, Held, Publish, Refuse
+from magnetar.broker.topic.pipeline import Append, Decided, Duplicate, Gate, Held, Publish, Refuse
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -41,7 +41,13 @@ ANSWERS_WAITING_MAX: Final = 1_000
 whose every publish is refused while the bookies are silent is disconnected."""
 
 
+HELD_BYTES_MAX: Final = 256 << 10
+"""Held for the topic's publish rate, per producer, while the connection is read on: a full frame,
+so that a producer over its rate does not stop the others on its connection at once."""
+
+
 class ProducerState(Enum):
+    WAITING = "waiting"  # for exclusive access; takes nothing yet
     OPEN = "open"
     CLOSING = "closing"  # takes nothing more, still gives receipts
     CLOSED = "closed"
@@ -75,6 +81,7 @@ class ProducerHandle:
         self.last_sequence_id = -1
         self.state = ProducerState.OPEN
         self.meter = Meter(now)
+        self.chunks = Meter(now)  # entries that hold a part of a message
         self._connected_since = connected_since
         self._log = log
         self._pipeline = pipeline
@@ -97,6 +104,11 @@ class ProducerHandle:
         held = sum([len(each.publish.sends) for each in self._held])
         return self._order.outstanding + self._order.waiting + held
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for exclusive access."""
+        return self.state is ProducerState.WAITING
+
     def publish(self, sends: SendRun, now: float) -> None:
         """Take what the client sent. The outcome comes by the events. After the end of the
         producer nothing happens, and the client will send it again."""
@@ -112,7 +124,7 @@ class ProducerHandle:
 
     async def wait_room(self) -> None:
         """Return when the topic takes more, or at once when the producer has ended."""
-        while self._held and self.state is ProducerState.OPEN:
+        while self._held and self.state is ProducerState.OPEN and not self._may_gather():
             self._released.clear()
             await self._released.wait()
         if self.state is ProducerState.OPEN:
@@ -145,6 +157,11 @@ class ProducerHandle:
 
     # ---- called by the topic ---------------------------------------------------------------------
 
+    def end(self) -> None:
+        """It ends, and its client is told by other means."""
+        if self.state is not ProducerState.CLOSED:
+            self._end()
+
     def stop_taking(self) -> None:
         """The topic closes. What comes from here on is dropped: the client sends it again once it
         is told."""
@@ -155,10 +172,13 @@ class ProducerHandle:
         """Carry out what is held, as far as the outcomes that it waits for are known. Returns
         whether that was anything."""
         progressed = False
+        outstanding = self._order.outstanding
         while self._held:
             first = self._held[0]
             if isinstance(first, Held):
                 if not first.ready:
+                    if self._order.outstanding > outstanding:
+                        self._holding[self] = self._holding.pop(self)  # the others' turn
                     return progressed
                 self._held.popleft()
                 self._decide(first.publish, first.stage, now)
@@ -201,15 +221,25 @@ class ProducerHandle:
             "producerName": self.name,
             "producerId": self.request.producer_id,
             "accessMode": self.request.access_mode.title,
+            "supportsPartialProducer": self.request.client.supports_partial_producer,
             "msgRateIn": rates.messages,
             "msgThroughputIn": rates.bytes,
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
+            "chunkedMessageRate": self.chunks.rates(now).messages,
             "pendingPublishes": self.outstanding,
             "address": self.request.client.address,
             "clientVersion": self.request.client.version,
             "connectedSince": self._connected_since,
             "metadata": dict(self.request.metadata),
         }
+
+    def _may_gather(self) -> bool:
+        """Whether it holds publishes for the topic's rate only, and not too many."""
+        first = self._held[0]
+        if not (isinstance(first, Held) and isinstance(first.until, Gate)):
+            return False
+        held = sum([sum(map(len, each.publish.sends.entries)) for each in self._held])
+        return held < HELD_BYTES_MAX
 
     def _decide(self, publish: Publish, stage: int, now: float) -> None:
         decided = self._pipeline.decide(publish, now, first=stage)

@@ -40,6 +40,12 @@ class Producer(Protocol):
     @property
     def request(self) -> ProducerRequest: ...
 
+    @property
+    def events(self) -> ProducerEvents: ...
+
+    @property
+    def is_waiting(self) -> bool: ...  # for exclusive access
+
     def publish(self, sends: SendRun, now: float) -> None:
         """Take what the client sent. The outcome comes by the events."""
 
@@ -76,10 +82,12 @@ class ServedTopic(Protocol):
 
     async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> Producer:
         """Let a producer in. A producer that is in its way is probed first, and evicted if its
-        client does not answer.
+        client does not answer. One that asks to wait for exclusive access may be queued: its state
+        is WAITING then, and `ready` or `refused` of its events follows.
 
-        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
-        LogUnavailable while recording the epoch of an exclusive one.
+        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; BacklogQuotaHeld,
+        BacklogQuotaRefused; LogFenced and LogUnavailable while recording the epoch of an exclusive
+        one.
         """
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:

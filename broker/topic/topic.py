@@ -21,6 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
+from magnetar.broker.cursor.journal import CursorConfig
+from magnetar.broker.cursor.sequences import DEDUPLICATION
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import UNLIMITED, Limits
 from magnetar.broker.errors import (
@@ -28,8 +30,6 @@ from magnetar.broker.errors import (
     LogClosed,
     NotAllowed,
     PoliciesUnavailable,
-    ProducerBusy,
-    ProducerFenced,
     SubscriptionNotFound,
     TopicClosing,
     TopicFailed,
@@ -40,13 +40,13 @@ from magnetar.broker.guard import Guard
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.log.topic_deletion import client_key
-from magnetar.broker.topic.admission import Admission
+from magnetar.broker.topic.consumer_admission import ConsumerAdmission
 from magnetar.broker.topic.contract import (
-    AccessMode,
     CloseReason,
     InitialPosition,
     SubscriptionType,
 )
+from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig, switch
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.persistence import quorum_of
@@ -58,9 +58,11 @@ from magnetar.broker.topic.pipeline import (
     Pipeline,
     SizeStage,
 )
-from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
+from magnetar.broker.topic.producer_admission import EPOCH_PROPERTY, ProducerAdmission
+from magnetar.broker.topic.quota import BacklogQuotas
 from magnetar.broker.topic.retention import Trimmer
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
+from magnetar.broker.topic.throttle import RateStage, TopicSizeStage
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import spawn_in
@@ -86,6 +88,8 @@ if TYPE_CHECKING:
     )
     from magnetar.broker.topic.oldest import Oldest
     from magnetar.broker.topic.pipeline import Publish, Publisher
+    from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.broker.topic.producer_admission import ProducerNames
     from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import TopicName
@@ -95,31 +99,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Enough for two writes to bookies and two to the metadata store that are slow; what takes longer
 is left to the recovery by the next owner."""
 
-EPOCH_PROPERTY: Final = "topic-epoch"
-"""Of the topic's record: the epoch of the last exclusive producer."""
-
-BROUGHT_EPOCH_MAX: Final = 1 << 62
-"""A producer may bring an epoch beyond the topic's own, as in Pulsar: the record may be an old copy
-that was restored. Larger ones are refused: epochs have 64 bits, and the next producer needs one
-more."""
-
 _Key = tuple[str, bool]
 """Of a subscription: its name, and whether it is durable. Both may exist beside each other."""
 
 _log = get_logger(__name__)
-
-
-class ProducerNames:
-    """Names for producers that bring none, never given twice in the cluster. `prefix` is unique to
-    this process: cluster, broker and incarnation."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._count = 0
-
-    def next(self) -> str:
-        self._count += 1
-        return f"{self._prefix}-{self._count}"
 
 
 class TopicState(Enum):
@@ -156,15 +139,16 @@ class PersistentTopic:
         latency: LatencyHistogram | None = None,
         budget: PublishBudget | None = None,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
+        deduplication: DeduplicationConfig | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
-        OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
         OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
         publishes wait, `budget` the bytes that are held for producers; None: of its own. `guard`
         makes the guard around the topic's callbacks and tasks, from the function that fails the
         topic; None: exceptions are not caught.
 
-        Raises LogFenced, LogUnavailable, LogDamaged, TopicDeleted, TopicNotFound.
+        Raises LogFenced, LogUnavailable, LogDamaged, TopicDeleted, TopicNotFound; ReadFailed while
+        restoring sequence ids.
         """
         log = await Log.open(
             name,
@@ -184,11 +168,15 @@ class PersistentTopic:
             log.latency = latency
         if budget is not None:
             log.budget = budget
-        cursors = await Cursors.open(log)
+        dedup_config = deduplication or DeduplicationConfig()
+        config = CursorConfig(producers_max=dedup_config.producers_max)
+        cursors = await Cursors.open(log, config)
+        restored = await Deduplication.open(log, cursors, policies, clock, dedup_config)
         return cls(
             name,
             log,
             cursors,
+            restored,
             clock=clock,
             names=names,
             tasks=tasks,
@@ -204,6 +192,7 @@ class PersistentTopic:
         name: TopicName,
         log: Log,
         cursors: Cursors,
+        deduplication: Deduplication,
         *,
         clock: Clock,
         names: ProducerNames,
@@ -220,28 +209,48 @@ class PersistentTopic:
         self.cursors = cursors
         self.policies = policies
         self.state = TopicState.OPEN
-        self.producers: dict[str, ProducerHandle] = {}
         self._subscriptions: dict[_Key, Subscription] = {}
         self._clock = clock
-        self._names = names
         self._tasks = tasks
         self._on_failed = on_failed
         self._limits = Limits() if limits is None else limits
         self._rate = DispatchRate("topic")
-        self._admission = Admission(str(name))
+        self._consumer_admission = ConsumerAdmission(str(name))
         self._creating: set[_Key] = set()  # subscriptions that are being created
         self.guard = Guard(str(name)) if guard is None else guard(self._on_bug)
         self._in = Meter(now)
+        self._chunks = Meter(now)
+        self.deduplication = deduplication
+        self._size = TopicSizeStage()
+        self._publish_rate = RateStage(self._wake_at)
+        self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
         self.pipeline = Pipeline(
             [
                 SizeStage(message_bytes_max),
                 ChecksumStage(),
                 FormatStage(),
                 DelayStage(),
-                AccessModeStage(str(name), lambda: self._epoch),
+                AccessModeStage(str(name), lambda: self.admission.epoch),
+                self._size,
+                self._publish_rate,
+                deduplication.stage,
             ]
         )
-        self._holding: dict[ProducerHandle, None] = {}
+        self.admission = ProducerAdmission(
+            str(name),
+            log,
+            self.pipeline,
+            policies,
+            names,
+            time_stamp=self._time_stamp,
+            require_open=self._require_takes,
+            log_failed=self._fail,
+            last_sequence_id=deduplication.last_sequence_id,
+            spawn=tasks.create_task,
+        )
+        self.quotas = BacklogQuotas(
+            log, policies, clock, lambda: self.all_subscriptions, self._disconnect_producers
+        )
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
         self._closed = asyncio.Event()
@@ -255,125 +264,38 @@ class PersistentTopic:
         cursors.start(self._spawn)
         for subscription in cursors.names:
             self._add_durable(subscription)
-        self._apply_policies(unacked=limits is None)
         self._unfollow = policies.subscribe(self._on_policies)
+        self._apply_policies(unacked=limits is None)
 
     # ---- producers -------------------------------------------------------------------------------
 
     async def add_producer(
         self, request: ProducerRequest, events: ProducerEvents
     ) -> ProducerHandle:
-        """Let a producer in. A producer that is in its way is probed first, and evicted if its
-        client does not answer.
+        """See Topic.add_producer."""
+        self._require_open()
+        await self.quotas.require()
+        return await self.admission.add(request, events)
 
-        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; LogFenced and
-        LogUnavailable while recording the epoch of an exclusive one.
-        """
-        if request.access_mode not in (AccessMode.SHARED, AccessMode.EXCLUSIVE):
-            raise NotAllowed(f"access mode {request.access_mode.title}", "it is not supported yet")
-        while True:
-            self._require_open()
-            if self.log.terminated is not None:
-                raise TopicTerminated(str(self.name))
-            if self.log.is_terminating:  # the client comes back when the outcome is known
-                raise TopicClosing(str(self.name))
-            self._idle_since = None
-            self.log.require_capacity()
-            in_the_way = self._in_the_way(request)
-            if in_the_way is None:
-                break
-            if not self._succeeds(request, in_the_way) and await in_the_way.events.probe():
-                raise self._refusal(request, in_the_way)
-            if self.producers.get(in_the_way.name) is in_the_way:
-                self._evict(in_the_way)
-        handle = self._new_producer(request, events)
-        if handle.exclusive:
-            await self._grant_epoch(handle)
-        return handle
-
-    def _in_the_way(self, request: ProducerRequest) -> ProducerHandle | None:
-        """A producer beside which the new one cannot be. None: it may come in."""
-        namesake = self.producers.get(request.name)
-        if namesake is not None:
-            return namesake
-        for producer in self.producers.values():
-            if producer.exclusive or request.access_mode is AccessMode.EXCLUSIVE:
-                return producer
-        return None
-
-    @staticmethod
-    def _succeeds(request: ProducerRequest, old: ProducerHandle) -> bool:
-        """The same producer again, after a reconnect of which we have seen only the second half."""
-        return (
-            old.name == request.name
-            and not old.request.user_provided_name
-            and not request.user_provided_name
-            and old.request.producer_id == request.producer_id
-            and old.request.epoch < request.epoch
-        )
-
-    def _refusal(self, request: ProducerRequest, other: ProducerHandle) -> BrokerError:
-        if request.access_mode is AccessMode.EXCLUSIVE:
-            return ProducerFenced(str(self.name), request.name, f"{other.name!r} is connected")
-        if other.name == request.name:
-            return ProducerBusy(str(self.name), request.name, "the name is in use")
-        return ProducerBusy(str(self.name), request.name, f"{other.name!r} is exclusive")
-
-    def _new_producer(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
-        # A client that reconnects brings the name that was made for it.
-        name = request.name or self._names.next()
-        assert name not in self.producers
-        handle = ProducerHandle(
-            request,
-            name,
-            events,
-            self.log,
-            self.pipeline,
-            self._holding,
-            connected_since=self._time_stamp(),
-            leave=self._on_left,
-            log_failed=self._fail,
-            now=asyncio.get_running_loop().time(),
-        )
-        self.producers[name] = handle
-        return handle
-
-    async def _grant_epoch(self, handle: ProducerHandle) -> None:
-        """A new exclusive producer gets the next epoch. One that comes back brings its own, and is
-        too late if there has been another one since. Durable before the producer knows."""
-        current = self._epoch
-        brought = handle.request.topic_epoch
-        try:
-            if brought is not None and brought < current:
-                why = f"its epoch is {brought}, there has been {current} since"
-                raise ProducerFenced(str(self.name), handle.name, why)
-            if brought is not None and brought > max(current, BROUGHT_EPOCH_MAX):
-                raise NotAllowed(f"topic epoch {brought}", "no producer was given it")
-            epoch = current + 1 if brought is None else brought
-            if epoch != current:
-                await self.log.set_property(EPOCH_PROPERTY, str(epoch))
-        except BaseException:
-            handle.close_nowait()
-            raise
-        if handle.state is not ProducerState.OPEN:  # it failed meanwhile, or is closing
-            handle.close_nowait()
+    def _require_takes(self) -> None:
+        """Raises TopicClosing, TopicTerminated."""
+        self._require_open()
+        if self.log.terminated is not None:
+            raise TopicTerminated(str(self.name))
+        if self.log.is_terminating:  # the client comes back when the outcome is known
             raise TopicClosing(str(self.name))
-        handle.topic_epoch = epoch
+        self._idle_since = None
 
-    @property
-    def _epoch(self) -> int:
-        """Of the last exclusive producer; -1: there was none."""
-        return int(self.log.properties.get(EPOCH_PROPERTY, "-1"))
+    def _disconnect_producers(self) -> None:
+        self.admission.disconnect_all(CloseReason.QUOTA)
 
-    def _on_left(self, handle: ProducerHandle) -> None:
-        """A producer has ended."""
-        assert self.producers[handle.name] is handle, "it has left already"
-        del self.producers[handle.name]
-        resume_all(self._holding, asyncio.get_running_loop().time())
+    def _wake_at(self, due: float) -> None:
+        """The publish rate admits more then."""
+        self._rate_timer = asyncio.get_running_loop().call_at(due, self._on_rate)
 
-    def _evict(self, handle: ProducerHandle) -> None:
-        handle.evict(CloseReason.REPLACED)
-        self._on_left(handle)
+    def _on_rate(self) -> None:
+        self._publish_rate.open()
+        self.admission.resume(asyncio.get_running_loop().time())
 
     # ---- the log's answers -----------------------------------------------------------------------
 
@@ -386,6 +308,9 @@ class PersistentTopic:
             publisher = publish.publisher
             publish.on_outcome(part.count)
             publisher.meter.count(part.messages, part.bytes, now)
+            self.deduplication.on_appended(part, publish)
+            if publish.sends.views:
+                self._count_chunks(publish, part, now)
             messages += part.messages
             size += part.bytes
             if publisher in groups:
@@ -395,8 +320,15 @@ class PersistentTopic:
         self._in.count(messages, size, now)
         for publisher, parts in groups.items():
             publisher.on_appended(parts)
-        if self._holding:
-            resume_all(self._holding, now)
+        self.admission.resume(now)
+
+    def _count_chunks(self, publish: Publish, part: Appended, now: float) -> None:
+        places = range(part.start, part.stop)
+        views = [publish.sends.views.get(place) for place in places]
+        chunks = sum([view is not None and view.chunk is not None for view in views])
+        if chunks:
+            self._chunks.count(chunks, 0, now)
+            publish.publisher.chunks.count(chunks, 0, now)
 
     def _on_log_failed(self, unknown: Sequence[AppendRun], error: BrokerError) -> None:
         self._fail(error)
@@ -445,10 +377,7 @@ class PersistentTopic:
             self._on_failed(self, error)
 
     def _disconnect(self, producers: CloseReason, consumers: CloseReason) -> None:
-        handles = list(self.producers.values())
-        self.producers.clear()
-        for handle in handles:
-            handle.evict(producers)
+        self.admission.disconnect_all(producers)
         for subscription in self.all_subscriptions:
             subscription.close(consumers)
 
@@ -492,7 +421,7 @@ class PersistentTopic:
         PoliciesUnavailable; LogError.
         """
         _require_supported(request)
-        admission, policies = self._admission, self.policies.effective
+        admission, policies = self._consumer_admission, self.policies.effective
         admission.require_rate(request, policies, asyncio.get_running_loop().time())
         admission.require_type(request, policies)
         while True:
@@ -516,6 +445,7 @@ class PersistentTopic:
         is new. Durable on return. Raises TopicClosing, NotAllowed (there are too many),
         PoliciesUnavailable, LogError."""
         self._require_open()
+        _require_free_name(name)
         key = name, True
         if key not in self._subscriptions:
             self._require_new(key)
@@ -571,7 +501,7 @@ class PersistentTopic:
     def _require_new(self, key: _Key) -> None:
         """The policies allow one more subscription. Raises NotAllowed, PoliciesUnavailable."""
         present = len(self._subscriptions.keys() | self._creating - {key})
-        self._admission.require_new(key[0], present, self.policies.effective)
+        self._consumer_admission.require_new(key[0], present, self.policies.effective)
 
     def _on_policies(self) -> None:
         self._apply_policies(unacked=True)
@@ -593,6 +523,11 @@ class PersistentTopic:
         self._rate.set(policies.dispatch_rate, now)
         for subscription in self.all_subscriptions:
             subscription.rate.set(policies.subscription_dispatch_rate, now)
+        self._publish_rate.set_rate(policies.publish_rate, now)
+        self._size.bytes_max = policies.max_message_bytes
+        self.admission.resume(now)
+        if not self.deduplication.is_settled and self.state is TopicState.OPEN:
+            self._tasks.create_task(switch(self.deduplication))
 
     def _add_durable(self, name: str) -> None:
         cursor = self.cursors.get(name)
@@ -655,22 +590,25 @@ class PersistentTopic:
             try:
                 await self.log.terminate()
             finally:
-                handles = list(self.producers.values())
-                self.producers.clear()
-                for handle in handles:
-                    handle.evict(CloseReason.TERMINATED)
+                self.admission.disconnect_all(CloseReason.TERMINATED)
             for subscription in self.subscriptions.values():
                 subscription.tell_end()
         assert self.log.terminated is not None
         return self.log.terminated
 
     def _on_head_dropped(self) -> None:
+        self.deduplication.snapshot()  # a recovery cannot read the sequence ids there any more
         for subscription in self.subscriptions.values():
             subscription.cursor.on_head_dropped()
             if self.log.terminated is not None:
                 subscription.tell_end()
 
     # ---- asking ----------------------------------------------------------------------------------
+
+    @property
+    def producers(self) -> Mapping[str, ProducerHandle]:
+        """Those that are connected, by name; not those that wait for exclusive access."""
+        return self.admission.connected
 
     @property
     def published(self) -> Meter:
@@ -716,6 +654,10 @@ class PersistentTopic:
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
             **self._oldest_backlog(),
             "backlogSize": max((each["backlogSize"] for each in both), default=0),
+            "chunkedMessageRate": self._chunks.rates(now).messages,
+            "waitingPublishers": len(self.admission.waiting),
+            "deduplicationStatus": "Enabled" if self.deduplication.enabled else "Disabled",
+            "backlogQuotaEvictedEntries": self.quotas.evicted,
             "storageSize": self.log.stored_bytes,
             "msgCount": self.log.chain.messages,
             "topicEpoch": self.log.properties.get(EPOCH_PROPERTY),
@@ -758,7 +700,8 @@ class PersistentTopic:
     def idle_since(self) -> float | None:
         """Since when (in the loop's time) the topic has had no clients and no work. None: it has
         some."""
-        busy = self.producers or any(it.consumers for it in self.all_subscriptions)
+        producers = self.producers or self.admission.waiting
+        busy = producers or any(it.consumers for it in self.all_subscriptions)
         if busy or not (self.log.is_settled and self.cursors.is_settled):
             self._idle_since = None
         elif self._idle_since is None:
@@ -806,6 +749,7 @@ class PersistentTopic:
                     for handle in handles:
                         await handle.wait_drained()
                 self._disconnect(reason, reason)
+                self.deduplication.snapshot()
                 await self.cursors.close()
                 await self.log.close()
         except (TimeoutError, BrokerError) as error:
@@ -817,6 +761,8 @@ class PersistentTopic:
             self.cursors.abandon()
             self.log.abandon()
             self._unfollow()
+            if self._rate_timer is not None:
+                self._rate_timer.cancel()
             self.state = TopicState.CLOSED
             self._closed.set()
 
@@ -836,3 +782,9 @@ def _require_supported(request: SubscribeRequest) -> None:
         raise NotAllowed(what, "a compacted topic is read by one consumer")
     if not request.subscription:
         raise NotAllowed("a subscription", "it needs a name")
+    _require_free_name(request.subscription)
+
+
+def _require_free_name(subscription: str) -> None:
+    if subscription == DEDUPLICATION:
+        raise NotAllowed(f"subscription {subscription!r}", "the broker keeps that name to itself")

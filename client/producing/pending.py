@@ -83,6 +83,16 @@ class PendingEntries:
         self._attached = True
         return list(self._entries)
 
+    def on_stored(self, last_sequence_id: int) -> list[PendingEntry]:
+        """Remove and return the entries at the head that the broker holds already: it said so when
+        the producer attached again. Called while detached."""
+        assert not self._attached
+        stored: list[PendingEntry] = []
+        while self._entries and self._entries[0].highest_sequence_id <= last_sequence_id:
+            stored.append(self._entries.popleft())
+        self.reported += len(stored)
+        return stored
+
     def on_detached(self) -> None:
         """Forget the emptied entries: their receipts can no longer arrive."""
         self._attached = False

@@ -20,6 +20,7 @@ from magnetar.client.errors import (
     Interrupted,
     MessageTooBig,
     NotAllowedError,
+    ProducerBlockedQuotaExceededException,
     PulsarException,
     Timeout,
     ends_producer,
@@ -83,6 +84,7 @@ class Publisher:
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1
         self._epoch = 0
+        self._topic_epoch: int | None = None  # None: it never had exclusive access
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._message_bytes_max = MESSAGE_BYTES_MAX
@@ -206,14 +208,18 @@ class Publisher:
         connection.add_producer(producer_id, self)
         try:
             answer = await connection.request(
-                self._create_command(producer_id), pb.CommandProducerSuccess
+                self._create_command(producer_id),
+                pb.CommandProducerSuccess,
+                on_queued=self._attachment.wait_without_limit,
             )
             connection.check_holds(producer_id)
         except asyncio.CancelledError:  # the broker may still create the producer
             self._let_go(connection, producer_id)
             raise
-        except PulsarException:
+        except PulsarException as error:
             connection.remove_producer(producer_id)
+            if isinstance(error, ProducerBlockedQuotaExceededException):
+                self._fail_pending(error)
             raise
         self._on_created(answer)
         self._connection, self._producer_id = connection, producer_id
@@ -244,11 +250,16 @@ class Publisher:
                 self._pending.on_receipt(sequence_ids[len(answered)])
             except ReceiptOutOfOrder as error:
                 self._recycle(ConnectError(str(error), topic=self.topic))
-        stored = [
-            (entry, entry_id)
-            for entry, entry_id in zip(answered, entry_ids, strict=False)
-            if entry is not None
-        ]
+        self._on_stored(
+            [
+                (entry, entry_id)
+                for entry, entry_id in zip(answered, entry_ids, strict=False)
+                if entry is not None
+            ],
+            ledger_id,
+        )
+
+    def _on_stored(self, stored: Sequence[tuple[PendingEntry, int]], ledger_id: int) -> None:
         if not stored:
             return
         self._attachment.trouble = None
@@ -436,6 +447,12 @@ class Publisher:
             if timer is not None:
                 timer.cancel()
 
+    def _fail_pending(self, error: PulsarException) -> None:
+        """Fail what waits to be sent. The producer stays usable."""
+        for entry in self._pending.abandon():
+            self._report(entry, error)
+        self.on_frame_end()
+
     def _settle_flushes(self) -> None:
         while self._flushes and self._flushes[0].target <= self._pending.reported:
             flush = self._flushes.pop(0)
@@ -457,12 +474,20 @@ class Publisher:
             producer_name=self.name or None,
             user_provided_producer_name=self._options.producer_name is not None,
             epoch=epoch,
+            topic_epoch=self._topic_epoch,
+            producer_access_mode=pb.ProducerAccessMode.ValueType(self._options.access_mode),
             metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
         )
 
     def _on_created(self, answer: pb.CommandProducerSuccess) -> None:
         if self._epoch == 1 or not self.name:
             self.name = answer.producer_name
+        if answer.HasField("topic_epoch"):
+            self._topic_epoch = answer.topic_epoch
+        nowhere = -1
+        stored = self._pending.on_stored(answer.last_sequence_id)
+        self._on_stored([(entry, nowhere) for entry in stored], nowhere)
+        self.on_frame_end()
         fresh = self._last_sequence_id == -1 and self._pending.appended == 0
         if fresh and answer.last_sequence_id > -1:
             self._last_sequence_id = answer.last_sequence_id

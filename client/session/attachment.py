@@ -75,6 +75,8 @@ class Attachment:
         self._lost = loop.create_future()
         self._attached = asyncio.Event()  # set also when it failed or was closed
         self._failure: PulsarException | None = None  # None: neither failed nor closed
+        self._patient = False  # the broker has queued it: the first attachment has no time limit
+        self._limit: asyncio.Timeout | None = None  # of the attempt under way
         self.trouble: PulsarException | None = None  # the last failure, until the core clears it
 
     async def wait_first(self) -> None:
@@ -101,6 +103,12 @@ class Attachment:
             self._lost.set_result(error)
             if self._failure is None:
                 self._attached.clear()
+
+    def wait_without_limit(self) -> None:
+        """The broker has queued the request to attach: wait as long as that takes."""
+        self._patient = True
+        if self._limit is not None:
+            self._limit.reschedule(None)
 
     async def run(self) -> None:
         """Attach, and attach again after every loss. Ends after a final error."""
@@ -129,7 +137,8 @@ class Attachment:
                 self._fail(error)
                 return
             delay_s = self._delay.on_failed(loop.time())
-            if not self._first.done() and loop.time() + delay_s >= give_up_at:
+            out_of_time = loop.time() + delay_s >= give_up_at
+            if not self._first.done() and out_of_time and not self._patient:
                 self._fail(_out_of_time(error, self._timeout_s, self._what.topic))
                 return
             log.info(
@@ -151,15 +160,18 @@ class Attachment:
         """Find the owner and attach. Returns the error, or None after success."""
         loop = asyncio.get_running_loop()
         self._lost = loop.create_future()
-        end_at = give_up_at if not self._first.done() else loop.time() + self._timeout_s
+        has_deadline = not self._first.done() and not self._patient
+        end_at = give_up_at if has_deadline else loop.time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(end_at):
+            async with asyncio.timeout_at(end_at) as self._limit:
                 await self._what.attach(await self._owner())
         except PulsarException as error:
             return error
         except TimeoutError:
             reason = f"the broker did not answer within {self._timeout_s:g} s"
             return Timeout(reason, topic=self._what.topic)
+        finally:
+            self._limit = None
         return None
 
     async def _owner(self) -> Connection:

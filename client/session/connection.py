@@ -106,6 +106,7 @@ class Connection:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._opened.add_done_callback(lambda opened: opened.cancelled() or opened.exception())
         self._asked: dict[int, Callable[[Body | PulsarException], None]] = {}
+        self._queued: dict[int, Callable[[], None]] = {}
         self._last_request_id = 0
         self._producers: dict[int, ProducerSession] = {}
         self._consumers: dict[int, ConsumerSession] = {}
@@ -173,8 +174,11 @@ class Connection:
         self.send_control(body)
         return request_id
 
-    async def request(self, body: Body, answer: type[Answer]) -> Answer:
-        """Send a request and wait for its answer; the caller sets the deadline.
+    async def request(
+        self, body: Body, answer: type[Answer], *, on_queued: Callable[[], None] | None = None
+    ) -> Answer:
+        """Send a request and wait for its answer; the caller sets the deadline. `on_queued` is
+        called if the broker has queued the request and will answer it later.
 
         Raises the broker's error, and ConnectError (indefinite) if the connection breaks first.
         """
@@ -190,10 +194,13 @@ class Connection:
                 answered.set_result(result)
 
         request_id = self.ask(body, settle)
+        if on_queued is not None:
+            self._queued[request_id] = on_queued
         try:
             result = await answered
         finally:
             self._asked.pop(request_id, None)
+            self._queued.pop(request_id, None)
         if not isinstance(result, answer):
             reason = f"the broker answered with an unexpected {type(result).__name__}"
             raise ConnectError(reason, broker=self.broker)
@@ -331,6 +338,12 @@ class Connection:
     def _on_answer(self, body: pb.CommandSuccess) -> None:  # or any other with a request_id
         self._answer(body.request_id, body)
 
+    def _on_producer_success(self, body: pb.CommandProducerSuccess) -> None:
+        if body.producer_ready:
+            self._answer(body.request_id, body)
+        elif body.request_id in self._queued:
+            self._queued[body.request_id]()
+
     def _on_ping(self, _: pb.CommandPing) -> None:
         self.send_control(pb.CommandPong())
 
@@ -400,7 +413,7 @@ _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.ERROR: Connection._on_error,
     pb.BaseCommand.ACK_RESPONSE: Connection._on_ack_response,
     pb.BaseCommand.SUCCESS: Connection._on_answer,
-    pb.BaseCommand.PRODUCER_SUCCESS: Connection._on_answer,
+    pb.BaseCommand.PRODUCER_SUCCESS: Connection._on_producer_success,
     pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: Connection._on_answer,
     pb.BaseCommand.LOOKUP_RESPONSE: Connection._on_answer,
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: Connection._on_answer,

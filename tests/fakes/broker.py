@@ -21,7 +21,7 @@ from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
 from magnetar.broker.session.limits import ConnectionLimits
 from magnetar.broker.session.pulsar_tcp import PulsarServer, PulsarTcpStream
-from magnetar.broker.topic.topic import ProducerNames
+from magnetar.broker.topic.producer_admission import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.protos.entry import MESSAGE_BYTES_MAX

@@ -18,7 +18,7 @@ from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
-from magnetar.broker.topic.topic import ProducerNames
+from magnetar.broker.topic.producer_admission import ProducerNames
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 from magnetar.runtime.clock import SystemClock

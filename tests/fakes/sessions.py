@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.dispatch.dispatcher import EntryDetail
     from magnetar.broker.log.entry import StoredEntry
-    from magnetar.broker.topic.contract import CloseReason
+    from magnetar.broker.topic.contract import CloseReason, ReadyProducer
 
 
 class FakeProducerSession:
@@ -25,6 +25,16 @@ class FakeProducerSession:
         self.answers: list[tuple[int, Position | Exception]] = []
         self.batches: list[int] = []
         self.reason: CloseReason | None = None
+        self.is_ready = False  # after a wait for exclusive access
+        self.refusal: Exception | None = None  # the wait ended with it
+
+    def ready(self, producer: ReadyProducer) -> None:
+        assert not self.is_ready, "ready twice"
+        self.is_ready = True
+
+    def refused(self, error: Exception) -> None:
+        assert self.reason is None, "ended twice"
+        self.refusal = error
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
         assert self.reason is None, "answered after it was closed"

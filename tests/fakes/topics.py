@@ -22,7 +22,8 @@ from magnetar.broker.topic.contract import (
     SubscribeRequest,
     SubscriptionType,
 )
-from magnetar.broker.topic.topic import PersistentTopic, ProducerNames, TopicState
+from magnetar.broker.topic.producer_admission import ProducerNames
+from magnetar.broker.topic.topic import PersistentTopic, TopicState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.broker.topic.deduplication import DeduplicationConfig
     from magnetar.broker.topic.producer import ProducerHandle
     from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.store import MetadataStore
@@ -147,6 +149,7 @@ async def opened_topic(
     policies: SettablePolicies | None = None,
     cache_bytes: int = 1 << 20,
     store: MetadataStore | None = None,
+    deduplication: DeduplicationConfig | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
@@ -167,6 +170,7 @@ async def opened_topic(
             policies=it.policies,
             incarnation=drawn_incarnation(),
             limits=limits,
+            deduplication=deduplication,
         )
         try:
             yield it

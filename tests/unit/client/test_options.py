@@ -89,7 +89,6 @@ def test_enums_are_apaches() -> None:
         (ProducerOptions, {"chunking_enabled": True}),
         (ProducerOptions, {"schema": object()}),
         (ProducerOptions, {"encryption_key": "key"}),
-        (ProducerOptions, {"access_mode": ProducerAccessMode.Exclusive}),
         (ProducerOptions, {"message_router": print}),
         (ConsumerOptions, {"dead_letter_policy": object()}),
         (ConsumerOptions, {"key_shared_policy": object()}),

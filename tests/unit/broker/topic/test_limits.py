@@ -15,7 +15,7 @@ from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.errors import ConsumerBusy, NotAllowed, SubscriptionNotFound
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.refusal import code_of
-from magnetar.broker.topic.admission import SUBSCRIBERS_MAX, SubscribeRates
+from magnetar.broker.topic.consumer_admission import SUBSCRIBERS_MAX, SubscribeRates
 from magnetar.broker.topic.contract import SubscriptionType
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.metadata.policies import UNLIMITED, Rate, Retention, SubscribeRate

@@ -25,7 +25,8 @@ from magnetar.broker.log.log import LogConfig
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
 from magnetar.broker.topic.pipeline import Answer, Publish, Wait
-from magnetar.broker.topic.topic import BROUGHT_EPOCH_MAX, ProducerNames, TopicState
+from magnetar.broker.topic.producer_admission import BROUGHT_EPOCH_MAX, ProducerNames
+from magnetar.broker.topic.topic import TopicState
 from magnetar.protos.errors import ChecksumMismatch
 
 if TYPE_CHECKING:
@@ -146,13 +147,6 @@ async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
         new.close_nowait()
         again, _ = await it.produce("new", mode=exclusive, topic_epoch=new.topic_epoch)
         assert again.topic_epoch == new.topic_epoch
-
-
-@pytest.mark.parametrize("mode", [AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING])
-async def test_other_access_modes_are_not_allowed_by_name(mode: AccessMode) -> None:
-    async with opened_topic(ClusterState()) as it:
-        with pytest.raises(NotAllowed, match=mode.title):
-            await it.produce("p", mode=mode)
 
 
 async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:

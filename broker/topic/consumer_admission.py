@@ -50,7 +50,7 @@ class SubscribeRates:
         return len(self._tokens)
 
 
-class Admission:
+class ConsumerAdmission:
     """Of one topic."""
 
     def __init__(self, topic: str) -> None:

@@ -1,0 +1,197 @@
+"""Deduplication of one topic: on and off by policy, restored at the open, journaled now and then.
+
+While the policy is on, the stage (duplicates.py) drops what is stored already, and the sequence ids
+of what becomes durable are noted in memory. They are journaled beside the cursors each
+`entries_interval` entries and each `interval_s`, and at a clean close. A new owner reads the
+journaled sequence ids and then the log's entries from there on. So a message with a receipt is
+recognised also if the owner died before it journaled anything.
+
+Switching deduplication on begins with the entries that are confirmed after that moment: of a
+producer that sent nothing since, nothing is known. Switching it off forgets all sequence ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.cursor.sequences import SEQUENCE_ID_MAX
+from magnetar.broker.errors import BrokerError
+from magnetar.broker.log.position import Position
+from magnetar.broker.topic.duplicates import DuplicatesStage
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from magnetar.broker.cursor.cursors import Cursors
+    from magnetar.broker.cursor.sequences import Sequences
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.outstanding import Appended
+    from magnetar.broker.policies.source import PolicySource
+    from magnetar.broker.topic.pipeline import Publish
+    from magnetar.runtime.clock import Clock
+
+REPLAY_ENTRIES_MAX: Final = 1_000
+REPLAY_BYTES_MAX: Final = 4 << 20
+"""Of one read while a topic opens."""
+
+SNAPSHOT_BYTES: Final = 64 << 20
+"""Published since the last snapshot: the next one is due, so that no recovery reads much more."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeduplicationConfig:
+    entries_interval: int = 1_000
+    interval_s: float = 120.0
+    inactivity_s: float = 6 * 3600.0
+    producers_max: int = 10_000
+
+
+class Deduplication:
+    """Made by `open`, before the topic takes anything."""
+
+    def __init__(
+        self,
+        topic_log: Log,
+        cursors: Cursors,
+        policies: PolicySource,
+        clock: Clock,
+        config: DeduplicationConfig,
+    ) -> None:
+        self.stage = DuplicatesStage()
+        self._log = topic_log
+        self._cursors = cursors
+        self._policies = policies
+        self._clock = clock
+        self._config = config
+        self._entries = 0  # since the last snapshot
+        self._bytes = 0
+        self._noted_at = asyncio.get_running_loop().time()
+        self._switching = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls,
+        topic_log: Log,
+        cursors: Cursors,
+        policies: PolicySource,
+        clock: Clock,
+        config: DeduplicationConfig,
+    ) -> Deduplication:
+        """Restore the sequence ids, if the topic has any. Raises ReadFailed, LogUnavailable,
+        LogFenced."""
+        it = cls(topic_log, cursors, policies, clock, config)
+        if cursors.sequences is not None and (it.wanted or not policies.is_fresh):
+            await it._replay(cursors.sequences)
+            it.stage.sequences = cursors.sequences
+        else:
+            await it.follow()
+        return it
+
+    @property
+    def wanted(self) -> bool:
+        return self._policies.effective.deduplication
+
+    @property
+    def enabled(self) -> bool:
+        return self.stage.sequences is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the policy is carried out."""
+        return self.wanted == self.enabled == (self._cursors.sequences is not None)
+
+    async def follow(self) -> None:
+        """Carry the policy out. Raises LogError."""
+        async with self._switching:
+            while not self.is_settled:
+                if self.wanted:
+                    await self._enable()
+                elif self._policies.is_fresh:
+                    await self._disable()
+                else:
+                    return
+
+    def last_sequence_id(self, producer: str) -> int:
+        """The highest stored one; -1: deduplication is off, or nothing is known."""
+        sequences = self.stage.sequences
+        return -1 if sequences is None else sequences.get(producer)
+
+    def on_appended(self, part: Appended, publish: Publish) -> None:
+        """Entries are durable. Called in the log's order, before their receipts are given."""
+        if self.stage.sequences is None:
+            return
+        at = Position(part.ledger, part.first_entry + part.count - 1)
+        self.stage.on_appended(publish, part.start, part.stop, at, part.run.timestamp_ms)
+        self._entries += part.count
+        self._bytes += part.bytes
+        if self._entries >= self._config.entries_interval or self._bytes >= SNAPSHOT_BYTES:
+            self.snapshot()
+
+    def snapshot(self) -> None:
+        """Journal the sequence ids soon."""
+        self._entries = self._bytes = 0
+        self._noted_at = asyncio.get_running_loop().time()
+        self._cursors.note_sequences()
+
+    async def visit(self, connected: Collection[str]) -> None:
+        """Now and then: journal what is due, forget producers that left long ago."""
+        if not self.is_settled:
+            await self.follow()
+        sequences = self.stage.sequences
+        if sequences is None:
+            return
+        self.stage.forget_idle()
+        before_ms = self._clock.now_ms() - int(self._config.inactivity_s * 1_000)
+        sequences.forget_inactive(before_ms, connected=connected)
+        is_due = asyncio.get_running_loop().time() - self._noted_at >= self._config.interval_s
+        if self._entries and is_due:
+            self.snapshot()
+
+    async def _enable(self) -> None:
+        # What is in flight is noted when it is durable: the log reports it from now on.
+        sequences = self._cursors.sequences
+        if sequences is not None:
+            await self._replay(sequences)
+        else:
+            sequences = self.stage.sequences or self._cursors.new_sequences(self._log.confirmed)
+        self.stage.sequences = sequences
+        if self._cursors.sequences is None:
+            await self._cursors.add_sequences(sequences)
+        log.info("deduplication is on", topic=str(self._log.name), producers=sequences.count)
+
+    async def _disable(self) -> None:
+        self.stage.clear()
+        await self._cursors.drop_sequences()
+        log.info("deduplication is off", topic=str(self._log.name))
+
+    async def _replay(self, sequences: Sequences) -> None:
+        """Add the sequence ids of the entries that the journaled ones do not cover."""
+        chain = self._log.chain
+        while True:
+            entries = await self._log.read(
+                chain.next_position(sequences.through),
+                entries_max=REPLAY_ENTRIES_MAX,
+                bytes_max=REPLAY_BYTES_MAX,
+            )
+            if not entries:
+                return
+            for entry in entries:
+                view = entry.view
+                if view.chunk is not None and view.chunk.index + 1 < view.chunk.count:
+                    sequences.cover(entry.position)
+                    continue
+                number = min(view.highest_sequence_id, SEQUENCE_ID_MAX)
+                sequences.put(view.producer_name, number, entry.position, entry.broker_timestamp_ms)
+
+
+async def switch(deduplication: Deduplication) -> None:
+    """Carry out a change of the policy. A failure is logged: the next visit tries again."""
+    try:
+        await deduplication.follow()
+    except BrokerError as error:
+        log.warning("deduplication was not switched", error=repr(error))

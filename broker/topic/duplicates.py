@@ -1,0 +1,265 @@
+"""The stage that recognises duplicates: entries that the topic holds already.
+
+Theory of operation. A producer's sequence ids rise. The *stored* sequence id of a producer is that
+of its last durable entry; `Sequences` has it. An entry is a duplicate if its last sequence id is
+stored. It is no duplicate if its first sequence id is higher than all that were let through.
+
+Between these, the entry repeats one that was let through and whose outcome is unknown: a client has
+reconnected and sends again what has no receipt. The stage waits for that outcome and then decides:
+the first one is stored, and this one is a duplicate; or the first one was dropped, and this one is
+appended. A batch of which a part is stored is refused: the broker does not cut batches.
+
+The chunks of a large message share one sequence id, which is stored with the last chunk. Until
+then a chunk is told from another by the message's uuid and the number of the chunk.
+
+The stage must be the last one, because it takes what it lets through as on its way into the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import lt, methodcaller
+from typing import TYPE_CHECKING
+
+from magnetar.broker.cursor.sequences import SEQUENCE_ID_MAX
+from magnetar.broker.errors import NotAllowed, StraddlingBatch
+from magnetar.broker.topic.pipeline import Append, Duplicate, Refuse, Wait
+from magnetar.protos.entry import CHECKED_HEAD_BYTES, varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.broker.cursor.sequences import Sequences
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.pipeline import Answer, Publish
+    from magnetar.protos.entry import Chunk, EntryView
+    from magnetar.protos.sends import SendRun
+
+
+@dataclass(slots=True)
+class _ChunkedMessage:
+    """The message of which a producer has sent chunks, and not yet the last one."""
+
+    uuid: str
+    passed: int  # the highest chunk that was let through
+    publish: Publish  # with that chunk
+    stored: int = -1  # the highest chunk that is stored
+
+    @property
+    def reached(self) -> int:
+        """The highest chunk that is stored or may become so."""
+        return self.stored if self.publish.known else self.passed
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a producer has on its way into the log."""
+
+    name_field: bytes  # of the producer, as in the metadata of its entries
+    # What was let through, wholly or in part: its highest sequence id, and the publish.
+    passed: deque[tuple[int, Publish]] = field(default_factory=deque)
+    chunked: _ChunkedMessage | None = None
+
+    def prune(self) -> None:
+        """Drop what has its outcome. Afterwards the last one, if any, has none."""
+        passed = self.passed
+        while passed and passed[0][1].unknown == 0:
+            passed.popleft()
+        while passed and passed[-1][1].unknown == 0:  # its producer was closed
+            passed.pop()
+
+
+class DuplicatesStage:
+    """`sequences` None: deduplication is off, and everything is let through."""
+
+    def __init__(self) -> None:
+        self.sequences: Sequences | None = None
+        self._progress: dict[str, _Progress] = {}
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        sequences = self.sequences
+        if sequences is None:
+            return ()
+        name = publish.publisher.name
+        progress = self._progress.get(name)
+        if progress is None:
+            progress = self._progress[name] = _Progress(_name_field(name))
+        else:
+            progress.prune()
+        stored = through = sequences.get(name)
+        if progress.passed and progress.passed[-1][0] > through:
+            through = progress.passed[-1][0]
+        sends = publish.sends
+        if _is_new(sends, through, progress.name_field):
+            progress.passed.append((sends.sequence_ids[-1], publish))
+            return ()
+        return _Decision(publish, progress, stored, through).answers()
+
+    def on_appended(self, publish: Publish, start: int, stop: int, at: Position, ms: int) -> None:
+        """The entries at these places are durable, the last one at this position."""
+        sequences = self.sequences
+        if sequences is None:
+            return
+        name, sends = publish.publisher.name, publish.sends
+        stored = sequences.get(name)
+        progress = self._progress.get(name)
+        if sends.views:
+            for place in range(start, stop):
+                view = sends.views.get(place)
+                if view is None or view.chunk is None or _is_last(view.chunk):
+                    stored = max(stored, _numbers_at(sends, place)[1])
+                elif progress is not None:
+                    _on_chunk_stored(progress, view.chunk)
+        else:
+            stored = max(stored, sends.sequence_ids[stop - 1])  # they rise
+        sequences.put(name, stored, at, ms)
+        if progress is not None:
+            progress.prune()
+
+    def forget_idle(self) -> None:
+        """Drop what is kept of producers that have nothing on its way."""
+        for name, progress in list(self._progress.items()):
+            progress.prune()
+            if not progress.passed and progress.chunked is None:
+                del self._progress[name]
+
+    def clear(self) -> None:
+        """Deduplication was switched off."""
+        self.sequences = None
+        self._progress.clear()
+
+
+class _Decision:
+    """The answers to one publish that is not plainly new."""
+
+    def __init__(self, publish: Publish, progress: _Progress, stored: int, through: int) -> None:
+        self._publish = publish
+        self._progress = progress
+        self._stored = stored
+        self._through = through
+        self._appended = False  # something of this publish was let through
+        self._answers: list[Answer] = []
+
+    def answers(self) -> list[Answer]:
+        sends = self._publish.sends
+        name, name_field = self._publish.publisher.name, self._progress.name_field
+        for place in range(len(sends)):
+            view = sends.views.get(place)
+            first, last = _numbers_at(sends, place)
+            answer: Answer
+            if last > SEQUENCE_ID_MAX:
+                why = f"expected at most {SEQUENCE_ID_MAX} on a topic with deduplication"
+                answer = Refuse(1, NotAllowed(f"sequence id {last}", why))
+            elif not _is_of(sends.entries[place], view, name, name_field):
+                why = f"its metadata names another producer than {name!r}"
+                answer = Refuse(1, NotAllowed(f"entry with sequence id {first}", why))
+            elif view is not None and view.chunk is not None:
+                answer = self._chunk(view.chunk, last)
+            else:
+                answer = self._entry(first, last)
+            self._add(answer)
+            if isinstance(answer, Wait):
+                break
+        if self._appended:
+            self._progress.passed.append((self._through, self._publish))
+        return self._answers
+
+    def _entry(self, first: int, last: int) -> Answer:
+        if first > self._through:
+            self._through = last
+            return Append(1)
+        if last <= self._stored:
+            return Duplicate(1, self._stored)
+        if first <= self._stored:
+            return Refuse(1, StraddlingBatch(first, last, self._stored))
+        return self._wait()
+
+    def _chunk(self, chunk: Chunk, number: int) -> Answer:
+        if number <= self._stored:
+            return Duplicate(1, self._stored)
+        known = self._progress.chunked
+        if known is not None and known.uuid == chunk.uuid:
+            if chunk.index <= known.stored:
+                return Duplicate(1, number)
+            if chunk.index <= known.reached:
+                return Wait(None if self._appended else known.publish)
+        elif number <= self._through:
+            return self._wait()
+        if known is None or known.uuid != chunk.uuid:
+            known = _ChunkedMessage(chunk.uuid, chunk.index, self._publish)
+            self._progress.chunked = known
+        known.passed, known.publish = chunk.index, self._publish
+        if _is_last(chunk):
+            self._through = max(self._through, number)
+            self._progress.chunked = None
+        return Append(1)
+
+    def _wait(self) -> Wait:
+        """Until everything that the producer has on its way is known."""
+        return Wait(None if self._appended else self._progress.passed[-1][1])
+
+    def _add(self, answer: Answer) -> None:
+        """Answers of one kind are given as one."""
+        last = self._answers[-1] if self._answers else None
+        if isinstance(answer, Append):
+            self._appended = True
+            if isinstance(last, Append):
+                self._answers[-1] = Append(last.count + 1)
+                return
+        elif isinstance(answer, Duplicate) and isinstance(last, Duplicate):
+            highest = max(last.stored_sequence_id, answer.stored_sequence_id)
+            self._answers[-1] = Duplicate(last.count + 1, highest)
+            return
+        self._answers.append(answer)
+
+
+def _is_new(sends: SendRun, through: int, name_field: bytes) -> bool:
+    """Whether the run is plain messages of this producer whose sequence ids rise from above
+    `through`. Hot."""
+    numbers = sends.sequence_ids
+    first, last = numbers[0], numbers[-1]
+    if sends.views or first <= through or last > SEQUENCE_ID_MAX:
+        return False
+    count = len(numbers)
+    if count > 1:
+        is_dense = last - first == count - 1 and numbers == list(range(first, last + 1))
+        if not is_dense and not all(map(lt, numbers, islice(numbers, 1, None))):
+            return False
+    names = sends.plain_names
+    if names is not None:
+        return len(names) == 1 and name_field in names
+    return all(map(methodcaller("startswith", name_field, CHECKED_HEAD_BYTES), sends.entries))
+
+
+def _is_of(entry: bytes, view: EntryView | None, name: str, name_field: bytes) -> bool:
+    """Whether the entry's metadata names this producer: a recovery reads the name there."""
+    if view is not None:
+        return view.producer_name == name
+    return entry.startswith(name_field, CHECKED_HEAD_BYTES)
+
+
+def _name_field(name: str) -> bytes:
+    encoded = name.encode()
+    return b"\x0a" + varint(len(encoded)) + encoded
+
+
+def _numbers_at(sends: SendRun, place: int) -> tuple[int, int]:
+    """The first and the last sequence id of an entry."""
+    first = sends.sequence_ids[place]
+    last = max(first, sends.highest_sequence_ids[place])
+    view = sends.views.get(place)
+    if view is None:
+        return first, last
+    return first, max(last, view.highest_sequence_id)
+
+
+def _is_last(chunk: Chunk) -> bool:
+    return chunk.index == chunk.count - 1
+
+
+def _on_chunk_stored(progress: _Progress, chunk: Chunk) -> None:
+    known = progress.chunked
+    if known is not None and known.uuid == chunk.uuid:
+        known.stored = max(known.stored, chunk.index)

@@ -1,0 +1,291 @@
+"""Who may produce to a topic: names, access modes, the queue for exclusive access.
+
+A *connected* producer publishes. A *waiting* one asked for exclusive access (WaitForExclusive)
+while others were connected; when the last of these leaves, the first of the queue takes their
+place. The topic's epoch rises with each new exclusive producer and is durable before that producer
+learns of it, so that a former one that comes back is recognised and fenced.
+
+A producer that is in the way of a new one is probed first: if its client does not answer, it is
+evicted and the new one comes in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import (
+    BrokerError,
+    NotAllowed,
+    ProducerBusy,
+    ProducerFenced,
+    TopicClosing,
+)
+from magnetar.broker.topic.contract import AccessMode, CloseReason
+from magnetar.broker.topic.producer import ProducerHandle, ProducerState, resume_all
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from magnetar.broker.errors import LogError
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.policies.source import PolicySource
+    from magnetar.broker.topic.contract import ProducerEvents, ProducerRequest
+    from magnetar.broker.topic.pipeline import Pipeline
+
+EPOCH_PROPERTY: Final = "topic-epoch"
+"""Of the topic's record: the epoch of the last exclusive producer."""
+
+BROUGHT_EPOCH_MAX: Final = 1 << 62
+"""A producer may bring an epoch beyond the topic's own, as in Pulsar: the record may be an old copy
+that was restored. Larger ones are refused: epochs have 64 bits, and the next producer needs one
+more."""
+
+WAITING_MAX: Final = 1_000
+"""Producers that wait for exclusive access to one topic. Further ones get ProducerBusy."""
+
+log = get_logger(__name__)
+
+
+class ProducerNames:
+    """Names for producers that bring none, never given twice in the cluster. `prefix` is unique to
+    this process: cluster, broker and incarnation."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._count = 0
+
+    def next(self) -> str:
+        self._count += 1
+        return f"{self._prefix}-{self._count}"
+
+
+class ProducerAdmission:
+    """The producers of one topic."""
+
+    def __init__(
+        self,
+        topic: str,
+        topic_log: Log,
+        pipeline: Pipeline,
+        policies: PolicySource,
+        names: ProducerNames,
+        *,
+        time_stamp: Callable[[], str],
+        require_open: Callable[[], None],
+        log_failed: Callable[[LogError], None],
+        last_sequence_id: Callable[[str], int],
+        spawn: Callable[[Coroutine[None, None, None]], object],
+    ) -> None:
+        self.connected: dict[str, ProducerHandle] = {}
+        self.waiting: dict[str, ProducerHandle] = {}  # in FIFO order
+        self.holding: dict[ProducerHandle, None] = {}  # those that hold publishes
+        self._topic = topic
+        self._log = topic_log
+        self._pipeline = pipeline
+        self._policies = policies
+        self._names = names
+        self._time_stamp = time_stamp
+        self._require_open = require_open
+        self._log_failed = log_failed
+        self._last_sequence_id = last_sequence_id
+        self._spawn = spawn
+
+    @property
+    def epoch(self) -> int:
+        """Of the last exclusive producer; -1: there was none."""
+        return int(self._log.properties.get(EPOCH_PROPERTY, "-1"))
+
+    async def add(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
+        """Let a producer in, or into the queue. Raises as `Topic.add_producer`."""
+        while True:
+            self._require_open()
+            self._log.require_capacity()
+            self._require_epoch(request)
+            if request.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+                self._fence_all(request.name)
+                break
+            in_the_way = self._in_the_way(request)
+            if in_the_way is None:
+                break
+            if not self._succeeds(request, in_the_way) and await in_the_way.events.probe():
+                if self._may_wait(request, in_the_way):
+                    return self._enqueue(request, events)
+                raise self._refusal(request, in_the_way)
+            if self._is_here(in_the_way):
+                self._evict(in_the_way, CloseReason.REPLACED)
+        self._require_room(request)
+        handle = self._new_producer(request, events, self.connected)
+        if handle.exclusive:
+            try:
+                await self._grant_epoch(handle)
+            except BaseException:
+                handle.close_nowait()
+                raise
+        return handle
+
+    def disconnect_all(self, reason: CloseReason) -> None:
+        handles = [*self.connected.values(), *self.waiting.values()]
+        self.connected.clear()
+        self.waiting.clear()
+        for handle in handles:
+            handle.evict(reason)
+
+    def resume(self, now: float) -> None:
+        """An outcome is known, or a gate is open."""
+        if self.holding:
+            resume_all(self.holding, now)
+
+    # ---- who is in the way -----------------------------------------------------------------------
+
+    def _in_the_way(self, request: ProducerRequest) -> ProducerHandle | None:
+        """A producer beside which the new one cannot be. None: it may come in."""
+        namesake = self.connected.get(request.name) or self.waiting.get(request.name)
+        if namesake is not None:
+            return namesake
+        alone = request.access_mode is not AccessMode.SHARED
+        for producer in self.connected.values():
+            if producer.exclusive or alone:
+                return producer
+        return next(iter(self.waiting.values()), None)
+
+    @staticmethod
+    def _succeeds(request: ProducerRequest, old: ProducerHandle) -> bool:
+        """The same producer again, after a reconnect of which we have seen only the second half."""
+        return (
+            old.name == request.name
+            and not old.request.user_provided_name
+            and not request.user_provided_name
+            and old.request.producer_id == request.producer_id
+            and old.request.epoch < request.epoch
+        )
+
+    def _may_wait(self, request: ProducerRequest, other: ProducerHandle) -> bool:
+        waits = request.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE
+        return waits and other.name != request.name and self._is_here(other)
+
+    def _refusal(self, request: ProducerRequest, other: ProducerHandle) -> BrokerError:
+        if other.name == request.name:
+            return ProducerBusy(self._topic, request.name, "the name is in use")
+        if request.access_mode is AccessMode.EXCLUSIVE:
+            return ProducerFenced(self._topic, request.name, f"{other.name!r} is connected")
+        if other.request.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING and request.epoch > 0:
+            why = f"{other.name!r} has fenced the producers before it"
+            return ProducerFenced(self._topic, request.name, why)
+        what = "is exclusive" if other.exclusive else "waits for exclusive access"
+        return ProducerBusy(self._topic, request.name, f"{other.name!r} {what}")
+
+    def _require_epoch(self, request: ProducerRequest) -> None:
+        """An exclusive producer that comes back brings its epoch. It is too late if there has been
+        another one since."""
+        brought, current = request.topic_epoch, self.epoch
+        if brought is None or request.access_mode is AccessMode.SHARED:
+            return
+        if brought < current:
+            why = f"its epoch is {brought}, there has been {current} since"
+            raise ProducerFenced(self._topic, request.name, why)
+        if brought > max(current, BROUGHT_EPOCH_MAX):
+            raise NotAllowed(f"topic epoch {brought}", "no producer was given it")
+
+    def _require_room(self, request: ProducerRequest) -> None:
+        limit = self._policies.effective.producers_max
+        if limit and len(self.connected) + len(self.waiting) >= limit:
+            why = f"the topic has {limit} producers, as many as max_producers_per_topic allows"
+            raise ProducerBusy(self._topic, request.name, why)
+
+    def _fence_all(self, by: str) -> None:
+        """A producer takes the place of all others at once."""
+        waiting, self.waiting = list(self.waiting.values()), {}
+        for handle in waiting:
+            self._refuse_waiting(handle, ProducerFenced(self._topic, handle.name, "it was fenced"))
+        for handle in list(self.connected.values()):
+            log.info("producer fenced", topic=self._topic, producer=handle.name, by=by)
+            self._evict(handle, CloseReason.FENCED)
+
+    def _evict(self, handle: ProducerHandle, reason: CloseReason) -> None:
+        handle.evict(reason)
+        self._on_left(handle)
+
+    def _is_here(self, handle: ProducerHandle) -> bool:
+        """Whether it is connected or waits."""
+        name = handle.name
+        return self.connected.get(name) is handle or self.waiting.get(name) is handle
+
+    # ---- coming and going ------------------------------------------------------------------------
+
+    def _new_producer(
+        self, request: ProducerRequest, events: ProducerEvents, among: dict[str, ProducerHandle]
+    ) -> ProducerHandle:
+        # A client that reconnects brings the name that was made for it.
+        name = request.name or self._names.next()
+        assert name not in self.connected
+        assert name not in self.waiting
+        handle = ProducerHandle(
+            request,
+            name,
+            events,
+            self._log,
+            self._pipeline,
+            self.holding,
+            connected_since=self._time_stamp(),
+            leave=self._on_left,
+            log_failed=self._log_failed,
+            now=asyncio.get_running_loop().time(),
+        )
+        handle.last_sequence_id = self._last_sequence_id(name)
+        among[name] = handle
+        return handle
+
+    def _enqueue(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
+        if len(self.waiting) >= WAITING_MAX:
+            why = f"{WAITING_MAX} producers wait for exclusive access"
+            raise ProducerBusy(self._topic, request.name, why)
+        self._require_room(request)
+        handle = self._new_producer(request, events, self.waiting)
+        handle.state = ProducerState.WAITING
+        return handle
+
+    def _on_left(self, handle: ProducerHandle) -> None:
+        """A producer has ended."""
+        if self.waiting.get(handle.name) is handle:
+            del self.waiting[handle.name]
+            return
+        assert self.connected[handle.name] is handle, "it has left already"
+        del self.connected[handle.name]
+        resume_all(self.holding, asyncio.get_running_loop().time())
+        if self.waiting and not self.connected:
+            name, first = next(iter(self.waiting.items()))
+            del self.waiting[name]
+            self.connected[name] = first  # from here on it is in the way of others
+            self._spawn(self._promote(first))
+
+    async def _promote(self, handle: ProducerHandle) -> None:
+        """The first of the queue becomes exclusive."""
+        try:
+            self._require_epoch(handle.request)
+            await self._grant_epoch(handle)
+        except BrokerError as error:
+            if handle.state is ProducerState.WAITING:
+                self._refuse_waiting(handle, error)
+                self._on_left(handle)
+            return
+        handle.state = ProducerState.OPEN
+        handle.last_sequence_id = self._last_sequence_id(handle.name)
+        handle.events.ready(handle)
+
+    def _refuse_waiting(self, handle: ProducerHandle, error: BrokerError) -> None:
+        handle.end()
+        handle.events.refused(error)
+
+    async def _grant_epoch(self, handle: ProducerHandle) -> None:
+        """A new exclusive producer gets the next epoch; one that comes back keeps its own. Durable
+        before the producer knows."""
+        current, brought = self.epoch, handle.request.topic_epoch
+        epoch = current + 1 if brought is None else brought
+        if epoch != current:
+            await self._log.set_property(EPOCH_PROPERTY, str(epoch))
+        if handle.state not in (ProducerState.OPEN, ProducerState.WAITING):
+            # It failed meanwhile, was fenced or is closing.
+            raise TopicClosing(self._topic)
+        handle.topic_epoch = epoch

@@ -1,0 +1,138 @@
+"""The backlog quotas of a topic: by size and by age, with what its policy does when one is
+exceeded.
+
+The backlog is that of the slowest durable subscription. Subscriptions without a durable cursor hold
+nothing and do not count. The size is estimated from the sizes of the ledgers. The age is that of
+the oldest entry in the backlog.
+
+- producer_request_hold and producer_exception: producers are disconnected, and refused until the
+  backlog is below its quota. With the first their clients wait, with the second their sends fail.
+- consumer_backlog_eviction: the oldest entries are acknowledged for the subscriptions that are
+  behind, down to EVICTION_TARGET of the size, or up to the age.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.cursor.backlog import bytes_after, position_with
+from magnetar.broker.errors import BacklogQuotaHeld, BacklogQuotaRefused, SubscriptionFenced
+from magnetar.metadata.policies import BacklogAction
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.policies.source import PolicySource
+    from magnetar.broker.topic.subscription import Subscription
+    from magnetar.metadata.policies import BacklogQuota
+    from magnetar.runtime.clock import Clock
+
+EVICTION_TARGET: Final = 0.9
+"""Of the size: Pulsar's figure. Evicting to the limit itself would evict again at each check."""
+
+log = get_logger(__name__)
+
+QuotaError = BacklogQuotaHeld | BacklogQuotaRefused
+
+
+class BacklogQuotas:
+    def __init__(
+        self,
+        topic_log: Log,
+        policies: PolicySource,
+        clock: Clock,
+        subscriptions: Callable[[], Iterable[Subscription]],
+        exceeded: Callable[[], None],
+    ) -> None:
+        """`exceeded` disconnects the producers."""
+        self.evicted = 0  # entries, since the topic was opened here
+        self._log = topic_log
+        self._policies = policies
+        self._clock = clock
+        self._subscriptions = subscriptions
+        self._exceeded = exceeded
+
+    async def check(self) -> None:
+        """Carry the policies out. Raises LogError."""
+        error = await self._find()
+        if error is not None:
+            self._exceeded()
+
+    async def require(self) -> None:
+        """Raises BacklogQuotaHeld, BacklogQuotaRefused; LogError."""
+        error = await self._find()
+        if error is not None:
+            raise error
+
+    async def _find(self) -> QuotaError | None:
+        """Evict what is to be evicted. Returns why producers are kept away, if they are."""
+        policies = self._policies.effective
+        by_size, by_age = policies.backlog_quota_bytes, policies.backlog_quota_age_s
+        if by_size.limit < 0 and by_age.limit < 0:
+            return None
+        mark = self._slowest()
+        if mark is None:
+            return None
+        error: QuotaError | None = None
+        if by_size.limit >= 0:
+            size = bytes_after(self._log, mark)
+            if size >= by_size.limit and size > 0:
+                if by_size.action is BacklogAction.EVICT_BACKLOG:
+                    target = int(by_size.limit * EVICTION_TARGET)
+                    await self._evict(position_with(self._log, target))
+                else:
+                    error = self._error(by_size, f"its backlog has {size} bytes", "bytes")
+        if error is None and by_age.limit >= 0:
+            age_s = await self._age_s(mark)
+            if age_s > by_age.limit:
+                if by_age.action is BacklogAction.EVICT_BACKLOG:
+                    since_ms = self._clock.now_ms() - by_age.limit * 1_000
+                    first = await self._log.search(lambda it: it.broker_timestamp_ms >= since_ms)
+                    end = self._log.chain.ceiling(first)
+                    await self._evict(self._log.chain.previous_position(end))
+                else:
+                    error = self._error(by_age, f"its oldest message is {age_s:.0f} s old", "s")
+        return error
+
+    def _slowest(self) -> Position | None:
+        """The lowest mark of the durable subscriptions. None: there is none."""
+        durable = [it.cursor for it in self._subscriptions() if it.cursor.durable]
+        return min((cursor.mark_delete for cursor in durable), default=None)
+
+    async def _age_s(self, mark: Position) -> float:
+        """Of the oldest entry after the mark; 0: there is none."""
+        chain = self._log.chain
+        entries = await self._log.read(chain.next_position(mark), entries_max=1, bytes_max=1)
+        if not entries:
+            return 0.0
+        return (self._clock.now_ms() - entries[0].broker_timestamp_ms) / 1_000
+
+    async def _evict(self, through: Position) -> None:
+        """Acknowledge everything up to there for the subscriptions that are behind. Durable on
+        return. Raises LogError."""
+        if not self._policies.is_fresh:
+            return
+        for subscription in list(self._subscriptions()):
+            cursor = subscription.cursor
+            if not cursor.durable or cursor.mark_delete >= through:
+                continue
+            try:
+                skipped = await subscription.skip_through(through)
+            except SubscriptionFenced:
+                continue  # it is being moved or deleted: the next check finds it
+            self.evicted += skipped
+            log.warning(
+                "backlog evicted",
+                topic=str(self._log.name),
+                subscription=subscription.name,
+                entries=skipped,
+            )
+
+    def _error(self, quota: BacklogQuota, found: str, unit: str) -> QuotaError:
+        why = f"{found}, its quota is {quota.limit} {unit}"
+        if quota.action is BacklogAction.HOLD_PRODUCERS:
+            return BacklogQuotaHeld(str(self._log.name), why)
+        return BacklogQuotaRefused(str(self._log.name), why)

@@ -1,0 +1,117 @@
+"""The publish rate of a topic: token buckets of messages and bytes in front of the log.
+
+A publish is let through while there are tokens, and takes as many as it has messages and bytes. So
+the buckets may go below zero, and the average is exact. Without tokens, the producer's publishes
+are held behind a gate, which opens when the buckets are above zero again. Other producers on the
+same connection go on until the held one has gathered HELD_BYTES_MAX (producer.py). From then on the
+broker does not read from the connection: the client would send without end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.topic.pipeline import Gate, Wait, refusing
+from magnetar.protos.entry import payload_bytes_of
+from magnetar.protos.errors import EntryTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.broker.topic.pipeline import Answer, Publish
+    from magnetar.metadata.policies import Rate
+
+
+class Bucket:
+    """Tokens that come at a steady rate, at most those of one period."""
+
+    def __init__(self, tokens_max: int, period_s: float, now: float) -> None:
+        self.tokens_max = tokens_max  # 0: no limit
+        self.period_s = period_s
+        self._tokens = float(tokens_max)
+        self._at = now
+
+    def has_tokens(self, now: float) -> bool:
+        if not self.tokens_max:
+            return True
+        gained = max(now - self._at, 0.0) * self.tokens_max / self.period_s
+        self._tokens = min(self._tokens + gained, float(self.tokens_max))
+        self._at = now
+        return self._tokens > 0
+
+    def take(self, tokens: int) -> None:
+        self._tokens -= tokens
+
+    def wait_s(self) -> float:
+        """How long until there are tokens, counted from the last `has_tokens`."""
+        if not self.tokens_max or self._tokens > 0:
+            return 0.0
+        return (1.0 - self._tokens) * self.period_s / self.tokens_max
+
+
+class RateStage:
+    """Holds publishes while the rate is exceeded. `wake_at` is called with the time at which `open`
+    is to be called; nothing is called while the rate is kept."""
+
+    def __init__(self, wake_at: Callable[[float], None]) -> None:
+        self._wake_at = wake_at
+        self._rate: Rate | None = None
+        self._messages: Bucket | None = None
+        self._bytes: Bucket | None = None
+        self._gate: Gate | None = None  # None: open
+
+    def set_rate(self, rate: Rate, now: float) -> None:
+        """From now on. What is held is decided on anew."""
+        if rate == self._rate:
+            return
+        self._rate = rate
+        limited = bool(rate.messages_max or rate.bytes_max)
+        self._messages = Bucket(rate.messages_max, rate.period_s, now) if limited else None
+        self._bytes = Bucket(rate.bytes_max, rate.period_s, now) if limited else None
+        self.open()
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        messages, size = self._messages, self._bytes
+        if messages is None or size is None:
+            return ()
+        if self._gate is not None:
+            return [Wait(self._gate)]
+        if messages.has_tokens(now) and size.has_tokens(now):
+            sends = publish.sends
+            messages.take(
+                len(sends) + sum([view.num_messages - 1 for view in sends.views.values()])
+            )
+            size.take(sum(map(len, sends.entries)))
+            return ()
+        size.has_tokens(now)
+        self._gate = Gate()
+        self._wake_at(now + max(messages.wait_s(), size.wait_s()))
+        return [Wait(self._gate)]
+
+    def open(self) -> None:
+        """Decide anew on what is held. The caller resumes it."""
+        if self._gate is not None:
+            self._gate.known = True
+            self._gate = None
+
+
+class TopicSizeStage:
+    """Refuses messages that are larger than the topic's policy allows. Chunks are exempt: a message
+    in chunks is meant to be larger than one entry may be."""
+
+    def __init__(self) -> None:
+        self.bytes_max = 0  # 0: no limit of the topic's own
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        sends, limit = publish.sends, self.bytes_max
+        if not limit or max(map(len, sends.entries)) <= limit:
+            return ()
+        refused: dict[int, Exception] = {}
+        for place, entry in enumerate(sends.entries):
+            view = sends.views.get(place)
+            if view is not None and view.chunk is not None:
+                continue
+            size = payload_bytes_of(entry) if view is None else view.payload_bytes
+            if size > limit:
+                refused[place] = EntryTooLarge("payload", size, limit)
+        return refusing(publish, refused)

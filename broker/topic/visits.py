@@ -1,0 +1,22 @@
+"""Chores of what producers need: backlog quotas, and the upkeep of deduplication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.topic.topic import PersistentTopic
+
+if TYPE_CHECKING:
+    from magnetar.broker.topic.protocol import Topic
+
+
+async def check_backlog_quotas(topic: Topic) -> None:
+    """Raises ReadFailed."""
+    if isinstance(topic, PersistentTopic):
+        await topic.quotas.check()
+
+
+async def tend_deduplication(topic: Topic) -> None:
+    """Raises LogError."""
+    if isinstance(topic, PersistentTopic):
+        await topic.deduplication.visit(topic.producers)

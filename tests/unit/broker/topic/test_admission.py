@@ -1,0 +1,136 @@
+"""Access modes of producers: who is fenced, who waits and in which order, how many there may be."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.cluster_state import ClusterState
+from fakes.numbered import numbered
+from fakes.policies import SettablePolicies
+from fakes.topics import opened_topic
+from support import settle, wait_until
+
+from magnetar.broker.errors import ProducerBusy, ProducerFenced
+from magnetar.broker.topic.contract import AccessMode, CloseReason
+from magnetar.broker.topic.producer import ProducerState
+
+SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
+WAIT, FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
+
+
+async def test_a_fencing_producer_takes_the_place_of_all_others_at_once() -> None:
+    async with opened_topic(ClusterState()) as it:
+        shared, shared_session = await it.produce("shared")
+        _, other_session = await it.produce("other")
+        new, _ = await it.produce("new", mode=FENCING)
+        assert new.topic_epoch == 0
+        assert shared_session.reason is other_session.reason is CloseReason.FENCED
+        shared.publish(numbered("shared", 0), 0.0)
+        assert shared.outstanding == 0, "a fenced producer publishes nothing"
+        with pytest.raises(ProducerFenced):  # it reconnects
+            await it.produce("shared", epoch=1)
+        with pytest.raises(ProducerBusy):
+            await it.produce("fresh")
+        newer, _ = await it.produce("newer", mode=FENCING)
+        assert newer.topic_epoch == 1
+        with pytest.raises(ProducerFenced):
+            await it.produce("new", mode=FENCING, topic_epoch=0)
+        assert list(it.topic.producers) == ["newer"], "a fenced one fences nobody"
+
+
+async def test_waiting_producers_become_exclusive_in_the_order_of_their_coming() -> None:
+    async with opened_topic(ClusterState()) as it:
+        leader, _ = await it.produce("leader", mode=EXCLUSIVE)
+        first, first_session = await it.produce("first", mode=WAIT)
+        second, second_session = await it.produce("second", mode=WAIT)
+        gone, gone_session = await it.produce("gone", mode=WAIT)
+        assert first.state is second.state is ProducerState.WAITING
+        first.publish(numbered("first", 0), 0.0)
+        assert first.outstanding == 0, "a waiting producer publishes nothing"
+        gone.close_nowait()
+        leader.close_nowait()
+        await wait_until(lambda: first_session.is_ready)
+        assert first.state is ProducerState.OPEN
+        assert first.topic_epoch == 1
+        assert not second_session.is_ready
+        with pytest.raises(ProducerBusy):
+            await it.produce("shared")
+        await first.close()
+        await wait_until(lambda: second_session.is_ready)
+        assert second.topic_epoch == 2
+        assert not gone_session.is_ready
+        await second.close()
+        assert (await it.produce("shared"))[0].state is ProducerState.OPEN
+
+
+async def test_one_that_finds_the_topic_free_does_not_wait() -> None:
+    async with opened_topic(ClusterState()) as it:
+        handle, session = await it.produce("p", mode=WAIT)
+        assert handle.state is ProducerState.OPEN
+        assert handle.topic_epoch == 0
+        assert not session.is_ready
+
+
+async def test_shared_producers_hold_a_waiting_one_and_new_ones_are_refused() -> None:
+    async with opened_topic(ClusterState()) as it:
+        one, _ = await it.produce("one")
+        two, _ = await it.produce("two")
+        _, session = await it.produce("waits", mode=WAIT)
+        with pytest.raises(ProducerBusy, match="waits"):
+            await it.produce("three")
+        one.close_nowait()
+        await settle()
+        assert not session.is_ready
+        two.close_nowait()
+        await wait_until(lambda: session.is_ready)
+
+
+async def test_a_fencing_producer_ends_the_queue() -> None:
+    async with opened_topic(ClusterState()) as it:
+        await it.produce("leader", mode=EXCLUSIVE)
+        _, waiting = await it.produce("waits", mode=WAIT)
+        await it.produce("new", mode=FENCING)
+        assert isinstance(waiting.refusal, ProducerFenced)
+        assert list(it.topic.producers) == ["new"]
+
+
+async def test_a_former_leader_that_comes_back_too_late_is_fenced() -> None:
+    async with opened_topic(ClusterState()) as it:
+        leader, _ = await it.produce("leader", mode=WAIT)
+        leader.close_nowait()
+        again, _ = await it.produce("leader", mode=WAIT, topic_epoch=leader.topic_epoch)
+        assert again.topic_epoch == leader.topic_epoch
+        again.close_nowait()
+        await it.produce("next", mode=WAIT)
+        with pytest.raises(ProducerFenced):
+            await it.produce("leader", mode=WAIT, topic_epoch=leader.topic_epoch)
+
+
+async def test_a_dead_leader_is_evicted_for_one_that_would_wait() -> None:
+    async with opened_topic(ClusterState()) as it:
+        _, session = await it.produce("leader", mode=EXCLUSIVE)
+        session.alive = False
+        handle, _ = await it.produce("next", mode=WAIT)
+        assert handle.state is ProducerState.OPEN
+        assert session.reason is CloseReason.REPLACED
+
+
+async def test_the_end_of_the_topic_ends_the_wait() -> None:
+    async with opened_topic(ClusterState()) as it:
+        await it.produce("leader", mode=EXCLUSIVE)
+        _, session = await it.produce("waits", mode=WAIT)
+        await it.topic.close()
+        assert session.reason is CloseReason.UNLOADED
+        assert not session.is_ready
+
+
+async def test_max_producers_per_topic() -> None:
+    policies = SettablePolicies(producers_max=2)
+    async with opened_topic(ClusterState(), policies=policies) as it:
+        one, _ = await it.produce("one")
+        await it.produce("two")
+        with pytest.raises(ProducerBusy, match="max_producers_per_topic"):
+            await it.produce("three")
+        one.close_nowait()
+        await it.produce("three")
+        policies.set(producers_max=3)
+        await it.produce("four")

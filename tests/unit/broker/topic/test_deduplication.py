@@ -1,0 +1,210 @@
+"""Deduplication over fake ledgers: what is dropped, what waits, what a takeover knows."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from fakes.cluster_state import ClusterState
+from fakes.numbered import chunks, numbered
+from fakes.policies import SettablePolicies
+from fakes.topics import opened_topic
+from support import settle, wait_until
+
+from magnetar.broker.cursor.sequences import DEDUPLICATION, SEQUENCE_ID_MAX
+from magnetar.broker.errors import NotAllowed, StraddlingBatch
+from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.topic.deduplication import DeduplicationConfig
+
+if TYPE_CHECKING:
+    from fakes.sessions import FakeProducerSession
+    from fakes.topics import TopicRig
+
+    from magnetar.broker.topic.producer import ProducerHandle
+    from magnetar.protos.sends import SendRun
+
+NOWHERE = Position(-1, -1)
+RARE = DeduplicationConfig(entries_interval=1_000_000, interval_s=1e9)
+OFTEN = DeduplicationConfig(entries_interval=3)
+
+
+def on() -> SettablePolicies:
+    return SettablePolicies(deduplication=True)
+
+
+@dataclass
+class Sender:
+    handle: ProducerHandle
+    session: FakeProducerSession
+
+    def send(self, run: SendRun) -> None:
+        self.handle.publish(run, asyncio.get_running_loop().time())
+
+    async def numbers(self, *numbers: int | tuple[int, ...]) -> list[str]:
+        """Send, and wait for the answers."""
+        return await self.answers(numbered(self.handle.name, *numbers))
+
+    async def answers(self, run: SendRun) -> list[str]:
+        before = len(self.session.answers)
+        self.send(run)
+        await wait_until(lambda: len(self.session.answers) == before + len(run), what="answers")
+        return [_shown(answer) for _, answer in self.session.answers[before:]]
+
+
+def _shown(answer: object) -> str:
+    if isinstance(answer, Exception):
+        return type(answer).__name__
+    return "duplicate" if answer == NOWHERE else "stored"
+
+
+async def sender(it: TopicRig, name: str = "p") -> Sender:
+    return Sender(*await it.produce(name))
+
+
+async def stored(it: TopicRig) -> list[str]:
+    """What a new reader gets."""
+    await settle()
+    _, session = await it.subscribe(f"reader {id(object())}", durable=False, start=EARLIEST)
+    await wait_until(lambda: len(session.texts) == it.topic.log.chain.messages)
+    return session.texts
+
+
+async def test_a_repeated_message_is_receipted_and_stored_once() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        one = await sender(it)
+        assert await one.numbers(0, 1, 2) == ["stored"] * 3
+        assert await one.numbers(1, 2, 3) == ["duplicate", "duplicate", "stored"]
+        assert await one.numbers(3, 3, 4, 4) == ["duplicate", "duplicate", "stored", "duplicate"]
+        assert await stored(it) == ["0", "1", "2", "3", "4"]
+        other = await sender(it, "other")
+        assert await other.numbers(0) == ["stored"]
+
+
+async def test_without_the_policy_nothing_is_dropped() -> None:
+    async with opened_topic(ClusterState()) as it:
+        one = await sender(it)
+        assert await one.numbers(0, 0) == ["stored"] * 2
+        assert it.topic.deduplication.last_sequence_id("p") == -1
+
+
+async def test_a_duplicate_in_flight_waits_for_the_first_ones_outcome() -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=on()) as it:
+        one = await sender(it)
+        await one.numbers(0)
+        world.ledgers.hold()
+        one.send(numbered("p", 1, 2))
+        one.handle.close_nowait()  # its connection broke
+        again = await sender(it)
+        assert again.handle.last_sequence_id == 0
+        again.send(numbered("p", 1, 2, 3))
+        await settle()
+        assert again.session.answers == []
+        world.ledgers.release()
+        await wait_until(lambda: len(again.session.answers) == 3)
+        assert [_shown(it) for _, it in again.session.answers] == [
+            "duplicate",
+            "duplicate",
+            "stored",
+        ]
+        assert await stored(it) == ["0", "1", "2", "3"]
+
+
+async def test_a_batch_counts_by_its_last_number_and_a_straddling_one_is_refused() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        one = await sender(it)
+        assert await one.numbers((0, 1, 2), (3, 4)) == ["stored"] * 2
+        assert it.topic.deduplication.last_sequence_id("p") == 4
+        assert await one.numbers((0, 1, 2), (1, 2)) == ["duplicate"] * 2
+        assert await one.numbers((4, 5), (5, 6)) == [StraddlingBatch.__name__, "stored"]
+
+
+async def test_chunks_share_a_number_and_are_told_apart() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        one = await sender(it)
+        assert await one.answers(chunks("p", 5, 3, which=(0, 1))) == ["stored"] * 2
+        assert it.topic.deduplication.last_sequence_id("p") == -1, "the message is incomplete"
+        assert await one.answers(chunks("p", 5, 3)) == ["duplicate", "duplicate", "stored"]
+        assert it.topic.deduplication.last_sequence_id("p") == 5
+        assert await one.answers(chunks("p", 5, 3)) == ["duplicate"] * 3
+        assert await one.answers(chunks("p", 6, 2)) == ["stored"] * 2
+        assert await one.numbers(6, 7) == ["duplicate", "stored"]
+
+
+async def test_a_number_that_no_client_can_be_told_is_refused() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        one = await sender(it)
+        assert await one.numbers(SEQUENCE_ID_MAX + 1) == [NotAllowed.__name__]
+        assert await one.numbers(SEQUENCE_ID_MAX) == ["stored"]
+
+
+async def test_an_entry_in_the_name_of_another_producer_is_refused() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        liar = await sender(it, "liar")
+        victim = await sender(it, "victim")
+        assert await liar.answers(numbered("victim", 100)) == [NotAllowed.__name__]
+        assert await liar.answers(numbered("victim", (1, 100))) == [NotAllowed.__name__]
+        assert await victim.numbers(0) == ["stored"]
+
+
+@pytest.mark.parametrize("config", [RARE, OFTEN], ids=["no snapshot", "snapshots"])
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "died"])
+async def test_the_next_owner_knows_what_is_stored(
+    config: DeduplicationConfig, close: bool
+) -> None:
+    world = ClusterState()
+    async with opened_topic(world, policies=on(), deduplication=config, close=close) as it:
+        one, two = await sender(it, "one"), await sender(it, "two")
+        for number in range(0, 20, 2):
+            await one.numbers(number, number + 1)
+        await two.numbers((0, 1, 2), (3, 4))
+        await two.answers(chunks("two", 9, 2))
+        await settle()
+    async with opened_topic(world, policies=on(), deduplication=config) as it:
+        one, two = await sender(it, "one"), await sender(it, "two")
+        assert (one.handle.last_sequence_id, two.handle.last_sequence_id) == (19, 9)
+        assert await one.numbers(0, 18, 19, 20) == ["duplicate"] * 3 + ["stored"]
+        assert await two.answers(chunks("two", 9, 2)) == ["duplicate"] * 2
+        assert DEDUPLICATION not in it.topic.subscriptions
+
+
+async def test_the_policy_is_followed_while_the_topic_is_open() -> None:
+    world, policies = ClusterState(), SettablePolicies()
+    async with opened_topic(world, policies=policies) as it:
+        one = await sender(it)
+        await one.numbers(0, 1)
+        policies.set(deduplication=True)
+        await wait_until(lambda: it.topic.deduplication.is_settled)
+        assert await one.numbers(2, 2) == ["stored", "duplicate"]
+        policies.is_fresh = False
+        policies.set(deduplication=False)
+        await settle()
+        assert it.topic.deduplication.enabled, "a stale policy forgets nothing"
+        policies.is_fresh = True
+        await it.topic.deduplication.visit(())
+        assert not it.topic.deduplication.enabled
+        assert DEDUPLICATION not in it.topic.log.owned_record.record.subscriptions
+        assert await one.numbers(2) == ["stored"]
+
+
+async def test_a_producer_that_is_gone_for_long_is_forgotten() -> None:
+    world = ClusterState()
+    config = DeduplicationConfig(inactivity_s=60.0)
+    async with opened_topic(world, policies=on(), deduplication=config) as it:
+        one, two = await sender(it, "one"), await sender(it, "two")
+        await one.numbers(7)
+        await two.numbers(8)
+        world.clock.advance_ms(61_000)
+        await it.topic.deduplication.visit({"two"})
+        assert it.topic.deduplication.last_sequence_id("one") == -1
+        assert it.topic.deduplication.last_sequence_id("two") == 8
+
+
+async def test_users_cannot_take_the_reserved_name() -> None:
+    async with opened_topic(ClusterState()) as it:
+        with pytest.raises(NotAllowed, match=DEDUPLICATION):
+            await it.subscribe(DEDUPLICATION)
+        with pytest.raises(NotAllowed, match=DEDUPLICATION):
+            await it.topic.ensure_subscription(DEDUPLICATION, EARLIEST)

@@ -1,0 +1,93 @@
+"""The publish rate as a machine, and over a topic: who is held, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fakes.cluster_state import ClusterState
+from fakes.numbered import numbered
+from fakes.policies import SettablePolicies
+from fakes.topics import opened_topic
+
+from magnetar.broker.log.log import LogConfig
+from magnetar.broker.topic.producer import HELD_BYTES_MAX
+from magnetar.broker.topic.throttle import Bucket
+from magnetar.metadata.policies import Rate
+
+if TYPE_CHECKING:
+    from magnetar.broker.topic.producer import ProducerHandle
+
+ROOMY = LogConfig()
+
+
+def test_a_bucket_may_go_below_zero_and_fills_at_its_rate() -> None:
+    bucket = Bucket(10, 1.0, now=0.0)
+    assert bucket.has_tokens(0.0)
+    bucket.take(25)
+    assert not bucket.has_tokens(0.0)
+    assert 1.5 <= bucket.wait_s() <= 1.61
+    assert not bucket.has_tokens(1.5)
+    assert bucket.has_tokens(1.61)
+    assert bucket.has_tokens(100.0)
+    bucket.take(10)
+    assert not bucket.has_tokens(100.0), "it holds the tokens of one period"
+
+
+def test_a_bucket_without_a_limit_is_never_empty() -> None:
+    bucket = Bucket(0, 1.0, now=0.0)
+    bucket.take(1_000_000)
+    assert bucket.has_tokens(0.0)
+
+
+async def test_the_average_rate_is_kept_and_producers_take_turns() -> None:
+    policies = SettablePolicies(publish_rate=Rate(10, 0, 1))
+    async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
+        loop = asyncio.get_running_loop()
+        one, one_session = await it.produce("one")
+        two, two_session = await it.produce("two")
+        began = loop.time()
+        for number in range(30):
+            one.publish(numbered("one", number), loop.time())
+            two.publish(numbered("two", number), loop.time())
+        await asyncio.sleep(2.05)
+        got = len(one_session.receipted), len(two_session.receipted)
+        assert 28 <= sum(got) <= 32
+        assert min(got) >= 10, "one producer starves the other"
+        await one.wait_drained()
+        await two.wait_drained()
+        assert 4.9 <= loop.time() - began <= 5.3
+        assert one_session.receipted == two_session.receipted == list(range(30))
+
+
+async def test_a_held_producer_reads_on_until_it_holds_too_much() -> None:
+    policies = SettablePolicies(publish_rate=Rate(0, 100_000, 1))
+    async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
+        now = asyncio.get_running_loop().time()
+        handle, _ = await it.produce("p")
+        for number in range(3):
+            run = numbered("p", number)
+            run.entries[0] += bytes(HELD_BYTES_MAX * 2 // 3)
+            run.checksums[0] = -1
+            run.views.clear()
+            handle.publish(run, now)
+            assert await has_room(handle) == (number < 2)
+        policies.set(publish_rate=Rate(0, 0, 1))
+        assert await has_room(handle)
+        await handle.wait_drained()
+
+
+async def has_room(handle: ProducerHandle) -> bool:
+    try:
+        async with asyncio.timeout(0.001):
+            await handle.wait_room()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_no_timer_runs_while_the_rate_is_kept() -> None:
+    policies = SettablePolicies(publish_rate=Rate(1_000, 0, 1))
+    async with opened_topic(ClusterState(), policies=policies) as it:
+        await it.publish("a", "b")
+        assert it.topic._rate_timer is None

@@ -244,7 +244,7 @@ def test_the_publish_rate_is_kept_and_can_be_lifted(
 
 def test_a_message_above_the_topics_size_is_refused(service: Service, topic: str) -> None:
     """Apache's C++ client answers the refusal by a reconnect, and sends the message again until its
-    own time limit; it is so with Pulsar, too."""
+    own time limit."""
     with connected(service, magnetar) as client:
         producer = client.create_producer(topic, batching_enabled=False)
         set_policies(service, topic, max_message_bytes=1_000)

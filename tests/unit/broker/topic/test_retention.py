@@ -25,7 +25,7 @@ def keeping() -> SettablePolicies:
 
 async def test_a_cursor_that_leaves_a_ledger_trims_it() -> None:
     world = ClusterState()
-    async with opened_topic(world, policies=SettablePolicies()) as it:
+    async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         consumer, _ = await it.subscribe()
         positions = await it.publish(*TEXTS)
         first, second = positions[0].ledger, positions[5].ledger
@@ -43,7 +43,7 @@ async def test_a_cursor_that_leaves_a_ledger_trims_it() -> None:
 
 async def test_an_acknowledgement_that_is_not_durable_trims_nothing() -> None:
     world = ClusterState()
-    async with opened_topic(world, policies=SettablePolicies()) as it:
+    async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         consumer, _ = await it.subscribe()
         positions = await it.publish(*TEXTS)
         world.ledgers.hold()
@@ -58,7 +58,7 @@ async def test_an_acknowledgement_that_is_not_durable_trims_nothing() -> None:
 
 async def test_without_durable_subscriptions_a_closed_ledger_is_trimmed_at_once() -> None:
     world = ClusterState()
-    async with opened_topic(world, policies=SettablePolicies()) as it:
+    async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         positions = await it.publish(*TEXTS)
         await wait_until(lambda: it.topic.log.first == positions[10])
         assert it.topic.log.last_index == 11
@@ -66,7 +66,7 @@ async def test_without_durable_subscriptions_a_closed_ledger_is_trimmed_at_once(
 
 async def test_stale_policies_trim_nothing() -> None:
     world = ClusterState()
-    policies = SettablePolicies()
+    policies = SettablePolicies(retention=Retention(0, 0))
     policies.is_fresh = False
     async with opened_topic(world, policies=policies) as it:
         positions = await it.publish(*TEXTS)
@@ -99,11 +99,11 @@ async def test_indexes_go_on_after_everything_was_trimmed_and_a_restart() -> Non
         positions = await it.publish(*TEXTS)
         consumer.acknowledge_cumulative(positions[11])
         await it.topic.subscriptions["s"].flush()
-    async with opened_topic(world, policies=SettablePolicies()) as it:
+    async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         it.topic.trim()
         await wait_until(lambda: it.topic.log.chain.records == ())
         assert it.topic.log.confirmed == positions[11]
-    async with opened_topic(world, policies=SettablePolicies()) as it:
+    async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         assert it.topic.log.last_index == 11
         [position] = await it.publish("next")
         assert position > positions[11]
@@ -153,7 +153,7 @@ async def test_truncate_drops_all_that_was_published_before_it() -> None:
         await it.topic.truncate()
         await it.topic.truncate()
         assert it.topic.log.chain.records == ()
-    async with opened_topic(world, policies=SettablePolicies()) as it:
+    async with opened_topic(world, policies=SettablePolicies(retention=Retention(0, 0))) as it:
         assert it.topic.log.last_index == 12
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 0
 

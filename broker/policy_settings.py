@@ -6,7 +6,7 @@ topic overrides both.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,7 @@ from magnetar.metadata.policies import (
 from magnetar.runtime.config import RoleConfig
 
 _INT32_MAX: Final = (1 << 31) - 1
-_Limit = Annotated[int, Field(ge=0, le=_INT32_MAX)]  # 0: no limit
-_Bytes = Annotated[int, Field(ge=0, le=1 << 53)]
+_BYTES_MAX: Final = 1 << 53
 
 
 class PolicySettings(RoleConfig):
@@ -116,20 +115,78 @@ class PolicySettings(RoleConfig):
     )
 
     # ---- limits; 0: no limit ----
-    max_producers_per_topic: _Limit = 0
-    max_consumers_per_topic: _Limit = 0
-    max_consumers_per_subscription: _Limit = 0
-    max_subscriptions_per_topic: _Limit = 0
-    max_unacked_messages_per_consumer: _Limit = 50_000
-    max_unacked_messages_per_subscription: _Limit = 200_000
-    max_publish_rate_per_topic_in_messages: _Limit = 0
-    max_publish_rate_per_topic_in_bytes: _Bytes = 0
-    dispatch_throttling_rate_per_topic_in_msg: _Limit = 0
-    dispatch_throttling_rate_per_topic_in_byte: _Bytes = 0
-    dispatch_throttling_rate_per_subscription_in_msg: _Limit = 0
-    dispatch_throttling_rate_per_subscription_in_byte: _Bytes = 0
-    subscribe_throttling_rate_per_consumer: _Limit = 0
-    subscribe_rate_period_per_consumer_in_second: int = Field(default=30, ge=1, le=86_400)
+    max_producers_per_topic: int = Field(
+        default=0, ge=0, le=_INT32_MAX, description="producers of a topic; 0: no limit"
+    )
+    max_consumers_per_topic: int = Field(
+        default=0, ge=0, le=_INT32_MAX, description="consumers of a topic; 0: no limit"
+    )
+    max_consumers_per_subscription: int = Field(
+        default=0, ge=0, le=_INT32_MAX, description="consumers of a subscription; 0: no limit"
+    )
+    max_subscriptions_per_topic: int = Field(
+        default=0, ge=0, le=_INT32_MAX, description="subscriptions of a topic; 0: no limit"
+    )
+    max_unacked_messages_per_consumer: int = Field(
+        default=50_000,
+        ge=0,
+        le=_INT32_MAX,
+        description="unacknowledged messages of a consumer before dispatch stops; 0: no limit",
+    )
+    max_unacked_messages_per_subscription: int = Field(
+        default=200_000,
+        ge=0,
+        le=_INT32_MAX,
+        description="unacknowledged messages of a subscription before dispatch stops; 0: no limit",
+    )
+    max_publish_rate_per_topic_in_messages: int = Field(
+        default=0,
+        ge=0,
+        le=_INT32_MAX,
+        description="messages per second that a topic takes; 0: no limit",
+    )
+    max_publish_rate_per_topic_in_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=_BYTES_MAX,
+        description="bytes per second that a topic takes; 0: no limit",
+    )
+    dispatch_throttling_rate_per_topic_in_msg: int = Field(
+        default=0,
+        ge=0,
+        le=_INT32_MAX,
+        description="messages per second that a topic delivers; 0: no limit",
+    )
+    dispatch_throttling_rate_per_topic_in_byte: int = Field(
+        default=0,
+        ge=0,
+        le=_BYTES_MAX,
+        description="bytes per second that a topic delivers; 0: no limit",
+    )
+    dispatch_throttling_rate_per_subscription_in_msg: int = Field(
+        default=0,
+        ge=0,
+        le=_INT32_MAX,
+        description="messages per second that a subscription delivers; 0: no limit",
+    )
+    dispatch_throttling_rate_per_subscription_in_byte: int = Field(
+        default=0,
+        ge=0,
+        le=_BYTES_MAX,
+        description="bytes per second that a subscription delivers; 0: no limit",
+    )
+    subscribe_throttling_rate_per_consumer: int = Field(
+        default=0,
+        ge=0,
+        le=_INT32_MAX,
+        description="subscriptions per period of one consumer; 0: no limit",
+    )
+    subscribe_rate_period_per_consumer_in_second: int = Field(
+        default=30,
+        ge=1,
+        le=86_400,
+        description="period of the limit of subscriptions of one consumer",
+    )
 
     @model_validator(mode="after")
     def retention_is_whole(self) -> Self:

@@ -256,15 +256,13 @@ def stats(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADM
 
 
 def _print_stats(found: dict[str, Any]) -> None:
-    print_table(
-        ("", "rate", "throughput", "messages", "bytes"),
-        (
-            _flow("in", found, "In"),
-            _flow("out", found, "Out"),
-            ("stored", "", "", str(found["msgCount"]), size_of(found["storageSize"])),
-            ("dropped", f"{found['msgDropRate']:.1f}/s", "", str(found.get("msgDropCount", 0)), ""),
-        ),
-    )
+    rows = [_flow("in", found, "In"), _flow("out", found, "Out")]
+    if found["managedLedger"] is None:  # the topic is not persistent
+        dropped = str(found["msgDropCount"])
+        rows.append(("dropped", f"{found['msgDropRate']:.1f}/s", "", dropped, ""))
+    else:
+        rows.append(("stored", "", "", str(found["msgCount"]), size_of(found["storageSize"])))
+    print_table(("", "rate", "throughput", "messages", "bytes"), rows)
     if trouble := (found["managedLedger"] or {}).get("trouble"):
         typer.echo(f"trouble: {trouble}")
     if found["publishers"]:

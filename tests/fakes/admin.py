@@ -1,9 +1,12 @@
-"""Requests to the admin API of a broker in the test's process, without a port."""
+"""Requests to the admin API of a broker in the test's process, without a port.
+
+An app takes a second to build, so tests use it one after the other, each with a broker of its own.
+"""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
 
@@ -14,12 +17,34 @@ if TYPE_CHECKING:
 
     from fakes.broker import RunningBroker
 
+    from magnetar.broker.broker import Broker
+    from magnetar.runtime.http import App
+
+
+class _Present:
+    """Has everything of the broker of the present test."""
+
+    broker: Broker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.broker, name)
+
+
+_FREE: Final[list[tuple[_Present, App]]] = []
+
 
 @asynccontextmanager
 async def admin_of(
     broker: RunningBroker, below: str = "/admin/v2/persistent"
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Paths of requests are `below` this one. An exception that no handler takes is raised here."""
-    transport = httpx.ASGITransport(app=admin_app(broker.broker))
+    if not _FREE:
+        present = _Present()
+        _FREE.append((present, admin_app(cast("Broker", present))))
+    present, app = _FREE.pop()
+    present.broker = broker.broker
+    transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://here{below}") as client:
         yield client
+    del present.broker
+    _FREE.append((present, app))

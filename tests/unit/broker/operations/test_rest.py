@@ -13,7 +13,7 @@ from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 from fastapi import FastAPI
 
-from magnetar.broker.admin.app import BODY_BYTES_MAX, admin_app, bounded
+from magnetar.broker.admin.app import BODY_BYTES_MAX, bounded
 
 pytestmark = pytest.mark.real_loop
 
@@ -202,15 +202,13 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
 
 
 async def test_the_api_page_needs_no_internet() -> None:
-    async with running_broker(ClusterState()) as broker:
-        transport = httpx.ASGITransport(app=admin_app(broker.broker))
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-            page = await client.get("/docs")
-            assert page.status_code == 200
-            assert "https://" not in page.text
-            script = await client.get("/static-offline-docs/swagger-ui-bundle.js")
-            assert len(script.content) > 1_000_000
-            described = (await client.get("/openapi.json")).json()
+    async with running_broker(ClusterState()) as broker, admin_of(broker, below="") as client:
+        page = await client.get("/docs")
+        assert page.status_code == 200
+        assert "https://" not in page.text
+        script = await client.get("/static-offline-docs/swagger-ui-bundle.js")
+        assert len(script.content) > 1_000_000
+        described = (await client.get("/openapi.json")).json()
     prefix = "/admin/v2/persistent/{tenant}/{namespace}"
     assert described["paths"].keys() >= {
         prefix,

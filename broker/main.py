@@ -323,6 +323,7 @@ class BrokerProcess:
                 * self._config.broker_deduplication_producer_inactivity_timeout_minutes,
                 producers_max=self._config.broker_deduplication_max_number_of_producers,
             ),
+            failover=self._config.failover_rules,
         )
 
     def _chores(self) -> list[Chore]:

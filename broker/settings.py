@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from magnetar.broker.dispatch.active import Choice, FailoverRules
 from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
 from magnetar.broker.policy_settings import PolicySettings
 from magnetar.metadata.model import BUNDLES_DEFAULT
@@ -121,6 +122,19 @@ class BrokerSettings(PolicySettings):
         description="how often topics to be deleted by policy are looked for",
     )
 
+    # ---- subscriptions ----
+    active_consumer_failover_delay_time_millis: int = Field(
+        default=1_000,
+        ge=0,
+        le=600_000,
+        description="time for a replaced active consumer to acknowledge what it has",
+    )
+    failover_non_partitioned: Choice = Field(
+        default=Choice.SUBSCRIBE_ORDER,
+        description="how the active consumer of a topic without partitions is chosen: "
+        "subscribe_order, or hash of topic and consumer name",
+    )
+
     # ---- metrics ----
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
@@ -169,6 +183,13 @@ class BrokerSettings(PolicySettings):
             load_timeout_s=self.topic_load_timeout_seconds,
             idle_unload_s=self.idle_topic_unload_seconds,
             inactive_check_s=self.broker_delete_inactive_topics_frequency_seconds,
+        )
+
+    @property
+    def failover_rules(self) -> FailoverRules:
+        return FailoverRules(
+            non_partitioned=self.failover_non_partitioned,
+            delay_s=self.active_consumer_failover_delay_time_millis / 1_000,
         )
 
     @property

@@ -6,12 +6,11 @@ know a setting as soon as it is a field here; `broker/main.py` passes its value 
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from magnetar.broker.dispatch.active import Choice, FailoverRules
 from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
 from magnetar.broker.policy_settings import PolicySettings
 from magnetar.metadata.model import BUNDLES_DEFAULT
@@ -129,8 +128,8 @@ class BrokerSettings(PolicySettings):
         le=600_000,
         description="time for a replaced active consumer to acknowledge what it has",
     )
-    failover_non_partitioned: Choice = Field(
-        default=Choice.SUBSCRIBE_ORDER,
+    failover_non_partitioned: Literal["subscribe_order", "hash"] = Field(
+        default="subscribe_order",
         description="how the active consumer of a topic without partitions is chosen: "
         "subscribe_order, or hash of topic and consumer name",
     )
@@ -183,13 +182,6 @@ class BrokerSettings(PolicySettings):
             load_timeout_s=self.topic_load_timeout_seconds,
             idle_unload_s=self.idle_topic_unload_seconds,
             inactive_check_s=self.broker_delete_inactive_topics_frequency_seconds,
-        )
-
-    @property
-    def failover_rules(self) -> FailoverRules:
-        return FailoverRules(
-            non_partitioned=self.failover_non_partitioned,
-            delay_s=self.active_consumer_failover_delay_time_millis / 1_000,
         )
 
     @property

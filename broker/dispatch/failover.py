@@ -56,8 +56,7 @@ class Failover(SingleActive):
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._candidates.add(consumer)
         if self._active is None:
-            self._active = consumer
-            return [Activate(consumer, True)]
+            return self._activate(now)
         return [Activate(consumer, False), *self._choose(now)]
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:

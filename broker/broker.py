@@ -21,6 +21,7 @@ from magnetar.broker.catalog.catalog import Catalog
 from magnetar.broker.catalog.reserved import is_system
 from magnetar.broker.catalog.watching import WatchedLists
 from magnetar.broker.chores import Chore, Chores
+from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
 from magnetar.broker.errors import (
     IsPartitioned,
     LogDamaged,
@@ -147,6 +148,7 @@ class Broker:
         non_persistent: bool = True,
         non_persistent_per_connection: int = NON_PERSISTENT_PER_CONNECTION,
         deduplication: DeduplicationConfig | None = None,
+        failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -171,6 +173,7 @@ class Broker:
         self._cap = Cap(non_persistent_per_connection, loop.call_soon)
         self.started = asyncio.Event()  # the broker takes requests
         self.message_bytes_max = message_bytes_max
+        self._failover = failover
         self._me = me
         self._store = store
         self._ledgers = ledgers
@@ -518,6 +521,7 @@ class Broker:
             cap=self._cap,
             on_idle=self._on_idle,
             message_bytes_max=self.message_bytes_max,
+            failover=self._failover,
         )
 
     async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
@@ -575,6 +579,7 @@ class Broker:
             budget=self.publish_budget,
             incarnation=f"{self._random.getrandbits(128):032x}",
             guard=partial(self._guard, name),
+            failover=self._failover,
             create=create,
             epoch_min=0 if tombstone is None else tombstone.epoch,
             version_min=-1 if tombstone is None else tombstone.version,

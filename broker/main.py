@@ -16,6 +16,7 @@ from magnetar.bookie.repair.reporting import report_bad_copies
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.broker.broker import Broker
 from magnetar.broker.chores import Chore
+from magnetar.broker.dispatch.active import Choice, FailoverRules
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
@@ -322,6 +323,10 @@ class BrokerProcess:
                 inactivity_s=60.0
                 * self._config.broker_deduplication_producer_inactivity_timeout_minutes,
                 producers_max=self._config.broker_deduplication_max_number_of_producers,
+            ),
+            failover=FailoverRules(
+                non_partitioned=Choice(self._config.failover_non_partitioned),
+                delay_s=self._config.active_consumer_failover_delay_time_millis / 1_000,
             ),
         )
 

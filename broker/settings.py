@@ -6,7 +6,7 @@ know a setting as soon as it is a field here; `broker/main.py` passes its value 
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -119,6 +119,19 @@ class BrokerSettings(PolicySettings):
         default=LIFE_DEFAULTS.inactive_check_s,
         gt=0,
         description="how often topics to be deleted by policy are looked for",
+    )
+
+    # ---- subscriptions ----
+    active_consumer_failover_delay_time_millis: int = Field(
+        default=1_000,
+        ge=0,
+        le=600_000,
+        description="time for a replaced active consumer to acknowledge what it has",
+    )
+    failover_non_partitioned: Literal["subscribe_order", "hash"] = Field(
+        default="subscribe_order",
+        description="how the active consumer of a topic without partitions is chosen: "
+        "subscribe_order, or hash of topic and consumer name",
     )
 
     # ---- metrics ----

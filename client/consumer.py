@@ -150,6 +150,13 @@ class Consumer:
         """Return whether the consumer is attached to a broker now."""
         return self._subscriber.is_attached
 
+    def is_active(self) -> bool:
+        """Return whether the broker delivers messages to this consumer now.
+
+        Of the consumers of a Failover subscription, one is active. The other consumers stand by.
+        """
+        return self._subscriber.is_active
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -249,6 +256,7 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
         name=options.subscription_name,
         type=options.consumer_type,
         consumer_name=options.consumer_name,
+        priority_level=options.priority_level,
         properties=options.properties or {},
         initial_position=options.initial_position,
         start=None,

@@ -103,6 +103,9 @@ class ConsumerBatchReceivePolicy:
         self.timeout_s = timeout_ms / 1000 if timeout_ms > 0 else None  # None: no limit
 
 
+PRIORITY_LEVEL_MAX: Final = (1 << 31) - 1
+"""Of the protocol."""
+
 UNACKED_TIMEOUT_MS_MIN: Final = 10_000
 """Apache's lower limit. Below it, messages that are still being processed would be redelivered."""
 
@@ -252,6 +255,9 @@ class ConsumerOptions:
     regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
     dead_letter_policy: object | None = None
     crypto_failure_action: object | None = None
+    # Not in Apache's Python client; the name is that of its other clients. A lower number is served
+    # first.
+    priority_level: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str):
@@ -275,6 +281,9 @@ class ConsumerOptions:
         if not self.subscription_name:
             raise InvalidConfiguration("subscription_name must not be empty")
         _expect("consumer_type", self.consumer_type, ConsumerType)
+        _expect_at_least(0, "priority_level", self.priority_level)
+        if self.priority_level > PRIORITY_LEVEL_MAX:
+            raise InvalidConfiguration(f"priority_level must be at most {PRIORITY_LEVEL_MAX}")
         _expect("initial_position", self.initial_position, InitialPosition)
         _expect("consumer_name", self.consumer_name, str, type(None))
         _expect_properties("properties", self.properties)

@@ -78,6 +78,7 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
     return Subscription(
         name=name,
         type=ConsumerType.Exclusive,
+        priority_level=0,
         consumer_name=options.reader_name,
         properties={},
         initial_position=InitialPosition.Latest,

@@ -513,6 +513,13 @@ class Consumer:
         """Return whether the consumer is attached to a broker now."""
         return self._subscriber.is_attached
 
+    def is_active(self) -> bool:
+        """Return whether the broker delivers messages to this consumer now.
+
+        Of the consumers of a Failover subscription, one is active. The other consumers stand by.
+        """
+        return self._subscriber.is_active
+
     def __enter__(self) -> Self:
         return self
 

@@ -165,6 +165,7 @@ def message_header(
     partition: int = -1,  # -1: the topic has no partitions
     redelivery_count: int = 0,
     ack_set: Sequence[int] = (),  # signed 64-bit words; (): no message of the entry is acknowledged
+    consumer_epoch: int | None = None,  # None: absent
     entry_size: int,
 ) -> bytes:
     """Encode the part of a MESSAGE frame before the entry."""
@@ -176,6 +177,8 @@ def message_header(
         body += b"\x18" + varint(redelivery_count)
     if ack_set:
         body += b"".join([b"\x20" + varint(word) for word in ack_set])
+    if consumer_epoch is not None:
+        body += b"\x28" + varint(consumer_epoch)
     return _hot_frame(b"\x08\x09\x4a", body, entry_size=entry_size)
 
 

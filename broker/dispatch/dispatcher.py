@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ class Environment:
     confirmed: Callable[[], Position]  # the position of the last entry of the log
     limits: Limits
     redeliveries: Redeliveries
+    topic: str = ""  # its full name; a partition has the name of the partition
+    partition: int | None = None  # None: the topic is no partition
+    failover: FailoverRules = FAILOVER_DEFAULTS
 
 
 class Dispatcher(Protocol):

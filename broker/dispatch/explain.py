@@ -21,6 +21,8 @@ class Why(StrEnum):
     UNACKED_BY_SUBSCRIPTION = "unacked_by_subscription"
     NOTHING_TO_READ = "nothing_to_read"
     CHUNKS = "chunks"
+    DRAINING = "draining"
+    STANDBY = "standby"
     READING = "reading"
     DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"

@@ -106,10 +106,9 @@ class SessionConsumerEvents:
         return self._context.writable(self._consumer_id)
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
+        """With the consumer's epoch, the client drops messages from before its last request for
+        redelivery."""
         epoch = self.handle.epoch if self.handle is not None else None
-        if epoch is not None:
-            self._deliver_stamped(entries, details, epoch)
-            return
         put, consumer_id = self._context.put, self._consumer_id
         wants_broker_metadata = self._context.session.wants_broker_metadata
         for number, entry in enumerate(entries):
@@ -124,29 +123,10 @@ class SessionConsumerEvents:
                 partition=self._partition,
                 redelivery_count=detail.redelivery_count if detail is not None else 0,
                 ack_set=detail.ack_set if detail is not None else (),
+                consumer_epoch=epoch,
                 entry_size=len(broker_metadata) + len(data),
             )
             put(header + broker_metadata, data)
-
-    def _deliver_stamped(
-        self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail], epoch: int
-    ) -> None:
-        """With the consumer's epoch: the client drops messages from before its last request for
-        redelivery."""
-        for number, entry in enumerate(entries):
-            body = pb.CommandMessage(
-                consumer_id=self._consumer_id,
-                message_id=reply.message_id(*entry.position, partition=self._partition),
-                consumer_epoch=epoch,
-            )
-            detail = details.get(number)
-            if detail is not None:
-                body.redelivery_count = detail.redelivery_count
-                body.ack_set.extend(detail.ack_set)
-            wants_broker_metadata = self._context.session.wants_broker_metadata
-            broker_metadata = entry.broker_metadata if wants_broker_metadata else b""
-            parts = framing.encode_payload_command(body, [broker_metadata, entry.data])
-            self._context.put(*parts)
 
     def active_changed(self, active: bool) -> None:
         change = reply.active_consumer_change(self._consumer_id, is_active=active)

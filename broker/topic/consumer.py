@@ -48,7 +48,7 @@ class ConsumerHandle:
         self.active: bool | None = (
             None  # what its client was told; None: the type has no active one
         )
-        self.epoch: int | None = None  # of its last redelivery request; None: it sends no epochs
+        self.epoch = request.consumer_epoch  # deliveries carry it; None: they carry none
         self.machine = Consumer(
             request.consumer_name,
             request.priority,
@@ -116,7 +116,7 @@ class ConsumerHandle:
         """Redeliver these entries. None: all its unacknowledged ones. Later deliveries carry
         `epoch`."""
         if epoch is not None:
-            self.epoch = epoch
+            self.epoch = max(epoch, self.epoch or 0)
         if self.attached:
             self.subscription.on_redeliver(self, positions)
 

@@ -106,6 +106,7 @@ class SubscribeRequest:
     start_rollback_s: int = 0  # a new subscription begins this long ago, by publish time; 0: off
     priority: int = 0  # lower is served first
     key_shared: KeySharedPolicy | None = None  # None: the client sent none
+    consumer_epoch: int | None = None  # of its last redelivery request; None: it sends no epochs
     read_compacted: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     subscription_properties: Mapping[str, str] = field(default_factory=dict)

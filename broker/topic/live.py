@@ -14,6 +14,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, Candidates, FailoverRules
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import (
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 IDLE_S: Final = 60.0
 """Enough for a client to reconnect and find its subscription's counters."""
 
-TYPES: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED)
+TYPES: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.FAILOVER)
 
 
 class NonPersistentTopic:
@@ -70,6 +71,7 @@ class NonPersistentTopic:
         on_idle: Callable[[TopicName], None],
         limits: Limits | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.name = name
@@ -82,6 +84,7 @@ class NonPersistentTopic:
         self._cap = cap
         self._on_idle = on_idle
         self._limits = limits or Limits()
+        self._failover = failover
         self._pipeline = Pipeline(
             [SizeStage(message_bytes_max), ChecksumStage(), FormatStage(), DelayStage()]
         )
@@ -182,6 +185,9 @@ class NonPersistentTopic:
             limits=self._limits,
             left=self._maybe_idle,
             abandoned=self._forget,
+            candidates=lambda: Candidates(
+                str(self.name), self.name.partition, self._failover.non_partitioned
+            ),
         )
 
     def _forget(self, subscription: LiveSubscription) -> None:

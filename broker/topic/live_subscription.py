@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from magnetar.broker.dispatch.live import Live
+from magnetar.broker.dispatch.live import Live, LiveFailover
 from magnetar.broker.errors import ConsumerBusy, ConsumersConnected, NotAllowed
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.consumer import ConsumerHandle
@@ -19,7 +19,8 @@ from magnetar.broker.topic.meter import Meter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from magnetar.broker.dispatch.dispatcher import ConsumerRefused
+    from magnetar.broker.dispatch.active import Candidates
+    from magnetar.broker.dispatch.dispatcher import Activate, ConsumerRefused
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.entry import StoredEntry
@@ -42,7 +43,9 @@ class LiveSubscription:
         limits: Limits,
         left: Callable[[], None],
         abandoned: Callable[[LiveSubscription], None],
+        candidates: Callable[[], Candidates],
     ) -> None:
+        """`candidates`: makes the choice of an active consumer."""
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.name = name
@@ -54,6 +57,7 @@ class LiveSubscription:
         self._limits = limits
         self._left = left
         self._abandoned = abandoned
+        self._candidates = candidates
         self._joined = 0
         self._type = SubscriptionType.EXCLUSIVE
         self._machine = Live(name, exclusive=True)
@@ -66,8 +70,7 @@ class LiveSubscription:
             raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
         if not self.consumers:
             self._type = request.type
-            exclusive = request.type is SubscriptionType.EXCLUSIVE
-            self._machine = Live(self.name, exclusive=exclusive)
+            self._machine = self._machine_for(request.type)
         handle = ConsumerHandle(
             self,
             request,
@@ -77,12 +80,22 @@ class LiveSubscription:
             connected_since=connected_since,
             now=self._loop.time(),
         )
-        self._machine.add_consumer(handle.machine)
+        changes = self._machine.add_consumer(handle.machine)
         self._joined += 1
         self.consumers[handle.machine] = handle
-        if request.type is SubscriptionType.EXCLUSIVE:
-            events.active_changed(True)
+        self._tell(changes)
         return handle
+
+    def _machine_for(self, kind: SubscriptionType) -> Live:
+        if kind is SubscriptionType.FAILOVER:
+            return LiveFailover(self.name, self._candidates())
+        return Live(self.name, exclusive=kind is SubscriptionType.EXCLUSIVE)
+
+    def _tell(self, changes: Sequence[Activate]) -> None:
+        for change in changes:
+            handle = self.consumers[change.consumer]
+            handle.active = change.active
+            handle.events.active_changed(change.active)
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
         """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
@@ -99,7 +112,7 @@ class LiveSubscription:
         """A consumer leaves."""
         del self.consumers[handle.machine]
         handle.attached = False
-        self._machine.remove_consumer(handle.machine)
+        self._tell(self._machine.remove_consumer(handle.machine))
         if not self.consumers and not self.durable:
             self._abandoned(self)
         self._left()

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from magnetar.broker.cursor.acks import ack_set_bits
 from magnetar.broker.cursor.journal import Waiting
+from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
 from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.failover import Failover
 from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.errors import (
     ConsumerBusy,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.cursor.cursors import Cursors
+    from magnetar.broker.dispatch.active import FailoverRules
     from magnetar.broker.dispatch.dispatcher import Action, ConsumerRefused, Dispatcher
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
@@ -67,6 +70,7 @@ disconnects the reader. A client reconnects within a second, or gives up after 3
 DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
     SubscriptionType.EXCLUSIVE: Exclusive,
     SubscriptionType.SHARED: Shared,
+    SubscriptionType.FAILOVER: Failover,
 }
 
 
@@ -115,8 +119,11 @@ class Subscription:
         abandoned: Callable[[Subscription], None],
         dispatchers: Mapping[SubscriptionType, MakeDispatcher] = DISPATCHERS,
         guard: Guard | None = None,
+        partition: int | None = None,
+        failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> None:
-        """`guard`: the topic's; None: exceptions of timers are not caught."""
+        """`guard`: the topic's; None: exceptions of timers are not caught. `partition`: the index
+        of the topic among its partitions; None: it is no partition."""
         self._loop = asyncio.get_running_loop()
         self.cursor = cursor
         self.state = SubscriptionState.OPEN
@@ -130,6 +137,8 @@ class Subscription:
         self._guard = guard or Guard(topic)
         self._abandoned = abandoned
         self._dispatchers = dispatchers
+        self._partition = partition
+        self._failover = failover
         self._joined = 0  # consumers so far; the join number of the next one
         self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
@@ -499,6 +508,11 @@ class Subscription:
         """Messages that consumers have and have not acknowledged."""
         return sum(machine.unacked for machine in self.consumers)
 
+    @property
+    def active_name(self) -> str:
+        """The name of the active consumer. "": there is none, or the type has none."""
+        return next((handle.name for handle in self.consumers.values() if handle.active), "")
+
     def explain(self) -> list[Reason]:
         """Why the subscription delivers nothing now."""
         match self.state:
@@ -535,6 +549,7 @@ class Subscription:
             "msgBacklogMessages": backlog.messages,
             "backlogSize": self.cursor.backlog_bytes,
             "earliestMsgPublishTimeInBacklog": oldest.published_ms if oldest is not None else 0,
+            "activeConsumerName": self.active_name,
             "unackedMessages": self.unacked,
             "markDeletePosition": str(self.cursor.mark_delete),
             "readPosition": None if self.read_position is None else str(self.read_position),
@@ -561,6 +576,9 @@ class Subscription:
             lambda: self._log.confirmed,
             self._limits,
             self.cursor.redeliveries,
+            topic=self._topic,
+            partition=self._partition,
+            failover=self._failover,
         )
 
     def _carry_out(self, actions: list[Action], now: float) -> None:

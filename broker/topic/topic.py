@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.cursor.journal import CursorConfig
 from magnetar.broker.cursor.sequences import DEDUPLICATION
+from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import UNLIMITED, Limits
 from magnetar.broker.errors import (
@@ -140,6 +141,7 @@ class PersistentTopic:
         budget: PublishBudget | None = None,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
         deduplication: DeduplicationConfig | None = None,
+        failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
         OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
@@ -185,6 +187,7 @@ class PersistentTopic:
             limits=limits,
             message_bytes_max=message_bytes_max,
             guard=guard,
+            failover=failover,
         )
 
     def __init__(
@@ -202,6 +205,7 @@ class PersistentTopic:
         limits: Limits | None,
         message_bytes_max: int,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
+        failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> None:
         now = asyncio.get_running_loop().time()
         self.name = name
@@ -214,6 +218,7 @@ class PersistentTopic:
         self._tasks = tasks
         self._on_failed = on_failed
         self._limits = Limits() if limits is None else limits
+        self._failover = failover
         self._rate = DispatchRate("topic")
         self._consumer_admission = ConsumerAdmission(str(name))
         self._creating: set[_Key] = set()  # subscriptions that are being created
@@ -545,6 +550,8 @@ class PersistentTopic:
             spawn=self._spawn_read,
             guard=self.guard,
             abandoned=self._forget_subscription,
+            partition=self.name.partition,
+            failover=self._failover,
         )
         self._subscriptions[cursor.name, cursor.durable] = subscription
         with suppress(PoliciesUnavailable):

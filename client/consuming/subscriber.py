@@ -77,6 +77,7 @@ class Subscriber:
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
+        self._active: bool | None = None  # as the broker said; None: not attached, or not said
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
         self._failure: PulsarException | None = None  # None: neither closed nor failed
@@ -97,6 +98,13 @@ class Subscriber:
     @property
     def is_attached(self) -> bool:
         return self._connection is not None
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether the broker delivers to this consumer."""
+        if self._connection is None:
+            return False
+        return self._active is True if self.subscription.is_ordered else True
 
     @property
     def is_over(self) -> bool:
@@ -331,6 +339,7 @@ class Subscriber:
 
     async def attach(self, connection: Connection) -> None:
         consumer_id, start = next(self._parts.ids), self._start
+        self._active = None
         connection.add_consumer(consumer_id, self)
         try:
             await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
@@ -378,7 +387,7 @@ class Subscriber:
             self._refuse_corrupt(key, error, permits_of(entry, command.ack_set))
             return
         sent, wanted = self._wanted(key, received, command.ack_set)
-        if command.HasField("consumer_epoch") and command.consumer_epoch < self._epoch:
+        if command.consumer_epoch < self._epoch:  # absent: from before the first request
             wanted = 0
         delivery = Delivery(
             self.topic,
@@ -393,6 +402,9 @@ class Subscriber:
         shown_bytes = sum([len(message.data()) for message in shown])
         self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
         self._burst += shown
+
+    def on_active_changed(self, *, active: bool) -> None:
+        self._active = active
 
     def on_frame_end(self) -> None:
         if self._burst:
@@ -507,7 +519,8 @@ class Subscriber:
     def _subscribe_command(self, consumer_id: int) -> pb.CommandSubscribe:
         command = subscribe_command(self.topic, self.subscription)
         command.consumer_id = consumer_id
-        command.consumer_epoch = self._epoch
+        if self._epoch:
+            command.consumer_epoch = self._epoch
         if not self.subscription.is_durable and self._start is not None:
             command.start_message_id.CopyFrom(id_data(self._start.key))
         return command

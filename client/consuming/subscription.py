@@ -21,6 +21,7 @@ class Subscription:
     name: str
     type: ConsumerType
     consumer_name: str | None
+    priority_level: int  # a lower number is served first
     properties: Mapping[str, str]
     initial_position: InitialPosition
     start: MessageId | None  # None: the subscription is durable; the broker knows its place
@@ -51,6 +52,7 @@ def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubsc
         subscription=subscription.name,
         subType=_SUB_TYPES[subscription.type],
         consumer_name=subscription.consumer_name or None,
+        priority_level=subscription.priority_level or None,
         durable=subscription.is_durable,
         metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
         initialPosition=_INITIAL_POSITIONS[subscription.initial_position],

@@ -82,6 +82,7 @@ class ConsumerSession(Protocol):
     """The calls that a connection makes to a consumer, under the rules of ProducerSession."""
 
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None: ...
+    def on_active_changed(self, *, active: bool) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
     def on_frame_end(self) -> None:
@@ -309,6 +310,11 @@ class Connection:
             self._touched[consumer] = None
             consumer.on_message(body, entry)
 
+    def _on_active_changed(self, body: pb.CommandActiveConsumerChange) -> None:
+        consumer = self._consumers.get(body.consumer_id)
+        if consumer is not None:
+            consumer.on_active_changed(active=body.is_active)
+
     def _on_close_producer(self, body: pb.CommandCloseProducer) -> None:
         producer = self._producers.pop(body.producer_id, None)
         if producer is not None:
@@ -419,6 +425,6 @@ _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: Connection._on_answer,
     pb.BaseCommand.PING: Connection._on_ping,
     pb.BaseCommand.PONG: Connection._ignore,
-    pb.BaseCommand.ACTIVE_CONSUMER_CHANGE: Connection._ignore,
+    pb.BaseCommand.ACTIVE_CONSUMER_CHANGE: Connection._on_active_changed,
     pb.BaseCommand.REACHED_END_OF_TOPIC: Connection._ignore,
 }

@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
+from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
 from magnetar.broker.dispatch.dispatcher import (
     Activate,
     ConsumerRefused,
@@ -32,6 +33,7 @@ from magnetar.broker.log.position import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from magnetar.broker.dispatch.active import FailoverRules
     from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, EntryDetail
     from magnetar.protos.entry import Chunk
 
@@ -123,6 +125,8 @@ class DispatcherRig:
         *,
         shared: bool,
         limits: Limits | None = None,
+        partition: int | None = None,
+        failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> None:
         self.limits = limits or Limits(
             unacked_per_consumer=12, unacked_per_subscription=20, turn_messages=4, read_entries=5
@@ -136,9 +140,18 @@ class DispatcherRig:
         self.outstanding: Read | Replay | None = None
         self.joined = 0
         self.now = 1_000.0  # advances with every event
-        self.machine = make(
-            Environment("s", self.acks, self.confirmed, self.limits, self.acks.redeliveries)
+        self._make = make
+        self._environment = Environment(
+            "s",
+            self.acks,
+            self.confirmed,
+            self.limits,
+            self.acks.redeliveries,
+            topic="t",
+            partition=partition,
+            failover=failover,
         )
+        self.machine = make(self._environment)
 
     def confirmed(self) -> Position:
         return self.log[-1].position if self.log else Position(0, -1)
@@ -161,6 +174,16 @@ class DispatcherRig:
         )  # everything that a dispatcher reads
         self.log.append(StoredEntry(Position(ledger, entry), 0, 0, view))
         self.carry_out(self.machine.advance(self.tick()))
+
+    def sleep(self, seconds: float) -> None:
+        """Time passes. The timer of the dispatcher is called when it is due."""
+        until = self.now + seconds
+        while (due := self.machine.next_timer()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.carry_out(self.machine.on_timer(self.now))
+            after = self.machine.next_timer()
+            assert after is None or after > self.now, "the timer is due at once again"
+        self.now = until
 
     def tick(self) -> float:
         """The time of the next event."""
@@ -239,6 +262,27 @@ class DispatcherRig:
             if entry.position == position and entry.view.chunk is not None:
                 return entry.view.chunk.uuid
         return ""
+
+    def seek(self, target: Position) -> None:
+        """Everything before `target` is acknowledged. As the subscription does it: the consumers
+        that may have entries leave, the others join a new dispatcher."""
+        self.outstanding = None
+        self.owner.clear()
+        self.given_back.clear()
+        self.acks.acked.clear()
+        self.acks.partial.clear()
+        for position in list(self.acks.redeliveries):
+            self.acks.redeliveries.pop(position)
+        for entry in self.log:
+            if entry.position < target:
+                self.acks.acknowledge(entry.position)
+        self.members = [it for it in self.members if it.active and not it.active[-1]]
+        self.machine = self._make(self._environment)
+        joined, self.members = self.members, []
+        for member in joined:
+            self.members.append(member)
+            self.carry_out(self.machine.add_consumer(member.machine, self.tick()))
+        self.carry_out(self.machine.advance(self.tick()))
 
     def answer_read(self, *, entries_max: int = 1_000, fail: bool = False) -> None:
         """The outstanding read ends. `entries_max` cuts it short, as the byte limit does."""

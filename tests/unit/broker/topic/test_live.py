@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 NAME = TopicName.parse("non-persistent://public/default/t")
 CLIENT = ClientInfo("1.2.3.4:5", "test")
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
+FAILOVER = SubscriptionType.FAILOVER
 
 
 class World:
@@ -67,9 +68,12 @@ class World:
         durable: bool = True,
         room: bool = True,
         alive: bool = True,
+        priority: int = 0,
     ) -> tuple[ConsumerHandle, FakeConsumerSession]:
         session = FakeConsumerSession(room=room, alive=alive)
-        request = SubscribeRequest(1, subscription, kind, CLIENT, durable=durable)
+        request = SubscribeRequest(
+            1, subscription, kind, CLIENT, durable=durable, priority=priority
+        )
         handle = await self.topic.subscribe(request, session)
         if permits:
             handle.flow(permits)
@@ -227,3 +231,21 @@ async def test_a_closed_topic_disconnects_its_clients_and_takes_no_more() -> Non
         await world.consume()
     await asyncio.sleep(2 * IDLE_S)
     assert world.idle == []
+
+
+async def test_only_the_active_consumer_of_a_failover_subscription_gets_messages() -> None:
+    world = World()
+    one, first = await world.consume(kind=FAILOVER)
+    _, second = await world.consume(kind=FAILOVER)
+    producer, _ = await world.produce()
+    world.send(producer, "a")
+    assert (first.texts, second.texts) == (["a"], [])
+    assert (first.active, second.active) == ([True], [False])
+    one.close_nowait()
+    assert second.active == [False, True]
+    world.send(producer, "b", first=1)
+    assert second.texts == ["b"]
+    _, third = await world.consume(kind=FAILOVER, priority=-1)
+    assert (second.active, third.active) == ([False, True, False], [False, True])
+    with pytest.raises(ConsumerBusy):
+        await world.consume(kind=SHARED)

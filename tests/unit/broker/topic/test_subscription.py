@@ -335,7 +335,7 @@ async def test_subscription_type_changes_after_all_consumers_left() -> None:
         assert it.topic.subscriptions["s"].type is EXCLUSIVE
 
 
-@pytest.mark.parametrize("kind", [SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED])
+@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED])
 async def test_unsupported_subscription_requests_are_not_allowed(kind: SubscriptionType) -> None:
     async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=kind.title):
@@ -345,6 +345,55 @@ async def test_unsupported_subscription_requests_are_not_allowed(kind: Subscript
         with pytest.raises(NotAllowed):
             await it.subscribe("")
         assert it.topic.subscriptions == {}
+
+
+async def test_failover_passes_unacknowledged_entries_to_the_next_consumer() -> None:
+    failover = SubscriptionType.FAILOVER
+    async with opened_topic(ClusterState()) as it:
+        await it.publish(*TEXTS)
+        one, first = await it.subscribe(kind=failover)
+        await delivered(first, TEXTS)
+        two, second = await it.subscribe(kind=failover)
+        assert (first.active, second.active) == ([True], [False])
+        assert it.topic.subscriptions["s"].active_name == one.name
+        with pytest.raises(ConsumerBusy, match="Failover"):
+            await it.subscribe(kind=SHARED)
+        one.acknowledge_cumulative(first.positions[1])
+        one.close_nowait()
+        await delivered(second, TEXTS[2:])
+        assert second.active == [False, True]
+        assert it.topic.subscriptions["s"].active_name == two.name
+
+
+async def test_failover_switches_after_the_delay_and_accepts_late_acks() -> None:
+    failover = SubscriptionType.FAILOVER
+    async with opened_topic(ClusterState()) as it:
+        await it.publish(*TEXTS)
+        low, first = await it.subscribe(kind=failover, priority=1)
+        await delivered(first, TEXTS)
+        began_s = asyncio.get_running_loop().time()
+        _, second = await it.subscribe(kind=failover, permits=1)
+        assert Why.DRAINING in whys(it)
+        await wait_until(lambda: second.texts == TEXTS[:1])
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(1.0, abs=0.1)
+        assert (first.active, second.active) == ([True, False], [False, True])
+        low.acknowledge(first.positions[1:])
+        it.topic.subscriptions["s"].advance()
+        await settle()
+        assert second.texts == TEXTS[:1]
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 1
+
+
+async def test_seek_closes_only_the_active_consumer_of_a_failover_subscription() -> None:
+    failover = SubscriptionType.FAILOVER
+    async with opened_topic(ClusterState()) as it:
+        await it.publish(*TEXTS)
+        _, first = await it.subscribe(kind=failover)
+        two, second = await it.subscribe(kind=failover)
+        await delivered(first, TEXTS)
+        await two.seek(first.positions[1])  # a standby may ask for it, too
+        assert (first.reason, second.reason) == (CloseReason.SEEK, None)
+        await delivered(second, TEXTS[1:])
 
 
 async def test_shared_consumer_gets_pending_entries_of_a_closed_one() -> None:

@@ -1,0 +1,157 @@
+"""Dispatch to the active consumer of a Failover subscription. The other consumers stand by.
+
+Theory of operation. `Candidates` chooses the active consumer (active.py). When a consumer joins or
+leaves, the choice may change:
+
+    the active consumer left       the next one becomes active at once
+    the active consumer is there   it drains: it gets nothing more, and may acknowledge what it has.
+                                   The next one becomes active when it has acknowledged everything,
+                                   when it asks for redelivery, or after `delay_s`.
+
+The next active consumer starts at the first unacknowledged entry. So a drain in time redelivers
+nothing. After `delay_s`, the next consumer gets entries that the former one may still process.
+Acknowledgements of the former one are accepted at any time.
+
+Every consumer is told whether it is active when it joins, and whenever that changes. A draining
+consumer is told at the end of its drain.
+
+Invariants (see `check`):
+    1. There is an active consumer as long as a consumer is connected.
+    2. Unless it drains, the active consumer is the chosen one.
+    3. During a drain no entry is held; see also single_active.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.broker.dispatch.active import Candidates
+from magnetar.broker.dispatch.dispatcher import Activate, after
+from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.single_active import SingleActive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.broker.dispatch.dispatcher import Action, Environment
+    from magnetar.broker.dispatch.permits import Consumer
+    from magnetar.broker.log.position import Position
+
+
+class Failover(SingleActive):
+    """A `Dispatcher`."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        rules = environment.failover
+        self._delay_s = rules.delay_s
+        self._candidates = Candidates(
+            environment.topic, environment.partition, rules.non_partitioned
+        )
+        self._drained_at: float | None = None  # the end of the drain; None: no consumer drains
+
+    def _receiver(self) -> Consumer | None:
+        return self._active if self._drained_at is None else None
+
+    def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        self._candidates.add(consumer)
+        if self._active is None:
+            return self._activate(now)
+        return [Activate(consumer, False), *self._choose(now)]
+
+    def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        self._candidates.remove(consumer)
+        if consumer is not self._active:
+            return self._choose(now)
+        self._active = self._drained_at = None
+        self._rewind()
+        return self._activate(now) if self._candidates else []
+
+    def on_redeliver(
+        self, consumer: Consumer, positions: Sequence[Position] | None, now: float
+    ) -> list[Action]:
+        if consumer is self._active and self._drained_at is not None:
+            return self._switch(now)  # it has returned what it had
+        return super().on_redeliver(consumer, positions, now)
+
+    def on_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
+        return self._maybe_switch(now)
+
+    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
+        return self._maybe_switch(now)
+
+    def on_acked_through(self, position: Position, now: float) -> list[Action]:
+        return self._maybe_switch(now)
+
+    def next_timer(self) -> float | None:
+        return self._drained_at
+
+    def on_timer(self, now: float) -> list[Action]:
+        return self._maybe_switch(now)
+
+    def explain(self, now: float) -> list[Reason]:
+        active = self._active
+        reasons: list[Reason] = []
+        if active is not None and self._drained_at is not None:
+            detail = (
+                f"consumer {self._candidates.chosen().name!r} becomes active when "
+                f"{active.name!r} has acknowledged the entries before {self.read_position}, "
+                f"or in {max(0.0, self._drained_at - now):.1f} s"
+            )
+            reasons.append(Reason(Why.DRAINING, detail))
+        elif active is not None and len(self._candidates) > 1 and not active.available:
+            detail = f"{active.name!r} is active; consumers on standby: {len(self._candidates) - 1}"
+            reasons.append(Reason(Why.STANDBY, detail))
+        return [*reasons, *super().explain(now)]
+
+    def check(self) -> None:
+        super().check()
+        consumers = list(self._candidates)
+        assert (self._active is None) == (not consumers), "1"
+        if self._active is not None:
+            assert self._active in consumers, "1"
+            drains = self._active is not self._candidates.chosen()
+            assert drains == (self._drained_at is not None), "2"
+        else:
+            assert self._drained_at is None
+        assert not any(consumer.pending for consumer in consumers)
+
+    # ---- the active consumer ---------------------------------------------------------------------
+
+    def _choose(self, now: float) -> list[Action]:
+        """The consumers have changed: begin or end a drain if the choice has, too."""
+        if not self._candidates:
+            return []
+        if self._candidates.chosen() is self._active:
+            if self._drained_at is None:
+                return []
+            self._drained_at = None
+            return self.advance(now)
+        if self._drained_at is None:
+            self._drained_at = now + self._delay_s
+            self._rewinds += 1
+            if self._held:
+                self.read_position = self._held[0].position
+                self._held = []
+        return self._maybe_switch(now)
+
+    def _maybe_switch(self, now: float) -> list[Action]:
+        """End a drain that is complete or whose time is over."""
+        if self._drained_at is None:
+            return []
+        oldest = self._acks.first_unacked(after(self._acks.mark_delete))
+        if now < self._drained_at and oldest < self.read_position:
+            return []
+        return self._switch(now)
+
+    def _switch(self, now: float) -> list[Action]:
+        former, self._drained_at = self._active, None
+        assert former is not None
+        self._rewind()
+        return [Activate(former, False), *self._activate(now)]
+
+    def _activate(self, now: float) -> list[Action]:
+        self._active = self._candidates.chosen()
+        return [Activate(self._active, True), *self.advance(now)]

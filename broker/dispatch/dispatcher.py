@@ -20,9 +20,10 @@ anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from magnetar.broker.dispatch.key_shared_policy import KeySharedSettings
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Environment:
     confirmed: Callable[[], Position]  # the position of the last entry of the log
     limits: Limits
     redeliveries: Redeliveries
+    key_shared: KeySharedSettings = field(default_factory=KeySharedSettings)
 
 
 class Dispatcher(Protocol):

@@ -435,6 +435,15 @@ class ConsumerBusy(BrokerError):
         self.why = why
 
 
+class ConsumerAssignFailed(BrokerError):
+    """The hash ranges or the policy of a Key_Shared consumer do not fit the connected ones."""
+
+    def __init__(self, subscription: str, why: str) -> None:
+        super().__init__(f"subscription {subscription!r}: {why}")
+        self.subscription = subscription
+        self.why = why
+
+
 class NotAllowed(BrokerError):
     """The request contradicts itself or its target, or needs something that is not supported."""
 

@@ -34,6 +34,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.BacklogQuotaHeld, pb.ProducerBlockedQuotaExceededError),
     (errors.BacklogQuotaRefused, pb.ProducerBlockedQuotaExceededException),
     (errors.ConsumerBusy, pb.ConsumerBusy),
+    (errors.ConsumerAssignFailed, pb.ConsumerAssignError),
     (errors.NonPersistentInUse, pb.NotAllowedError),
     (errors.ReservedName, pb.NotAllowedError),
     (errors.IsPartitioned, pb.NotAllowedError),

@@ -63,6 +63,12 @@ class ChunkRoutes:
         message = self._messages.get(chunk.uuid)
         return None if message is None else message.owner
 
+    def begun(self, uuid: str) -> Consumer | None:
+        """The consumer that has chunks of the message, while its last one is still to come. None:
+        there is none."""
+        message = self._messages.get(uuid)
+        return None if message is None or message.ended or not message.out else message.owner
+
     def must_wait(self, chunk: Chunk, position: Position, acks: Acks) -> bool:
         """Whether an earlier chunk of the message waits, too, and must go first."""
         message = self._messages.get(chunk.uuid)

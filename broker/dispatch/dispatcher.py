@@ -20,10 +20,11 @@ anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
+from magnetar.broker.dispatch.key_shared_policy import KeySharedSettings
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Environment:
     topic: str = ""  # its full name; a partition has the name of the partition
     partition: int | None = None  # None: the topic is no partition
     failover: FailoverRules = FAILOVER_DEFAULTS
+    key_shared: KeySharedSettings = field(default_factory=KeySharedSettings)
 
 
 class Dispatcher(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from magnetar.broker.dispatch.acks import Acks
 
@@ -87,6 +87,18 @@ class PositionMap:
             if not entries:
                 del self._ledgers[ledger]
         return removed
+
+    def ledgers(self) -> Mapping[int, Mapping[int, int]]:
+        """The numbers by ledger and entry. The caller must not keep it over a change."""
+        return self._ledgers
+
+    def pop_entries(self, ledger: int, entries: Iterable[int]) -> list[int]:
+        """Remove these entries of one ledger, which must be there. Returns their numbers."""
+        numbers = self._ledgers[ledger]
+        found = [numbers.pop(entry) for entry in entries]
+        if not numbers:
+            del self._ledgers[ledger]
+        return found
 
     def drain(self) -> dict[int, dict[int, int]]:
         """Remove everything. Returns the numbers by ledger and entry."""

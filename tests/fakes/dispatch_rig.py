@@ -25,6 +25,7 @@ from magnetar.broker.dispatch.dispatcher import (
     Replay,
 )
 from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.key_shared_policy import KeySharedSettings
 from magnetar.broker.dispatch.permits import Consumer, Limits
 from magnetar.broker.dispatch.positions import PositionMap
 from magnetar.broker.log.entry import StoredEntry
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.dispatch.active import FailoverRules
     from magnetar.broker.dispatch.dispatcher import Action, Dispatcher, EntryDetail
+    from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
     from magnetar.protos.entry import Chunk
 
 
@@ -43,6 +45,11 @@ class View:
     num_messages: int
     is_batch: bool
     chunk: Chunk | None = None
+    partition_key: str | None = None
+    ordering_key: bytes | None = None
+    partition_key_b64: bool = False
+    producer_name: str = "p"
+    sequence_id: int = 0
 
 
 @dataclass(slots=True)
@@ -127,7 +134,9 @@ class DispatcherRig:
         limits: Limits | None = None,
         partition: int | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
+        key_shared: KeySharedSettings | None = None,
     ) -> None:
+        self.keyed = key_shared is not None
         self.limits = limits or Limits(
             unacked_per_consumer=12, unacked_per_subscription=20, turn_messages=4, read_entries=5
         )
@@ -140,7 +149,6 @@ class DispatcherRig:
         self.outstanding: Read | Replay | None = None
         self.joined = 0
         self.now = 1_000.0  # advances with every event
-        self._make = make
         self._environment = Environment(
             "s",
             self.acks,
@@ -150,7 +158,9 @@ class DispatcherRig:
             topic="t",
             partition=partition,
             failover=failover,
+            key_shared=key_shared or KeySharedSettings(),
         )
+        self._make = make
         self.machine = make(self._environment)
 
     def confirmed(self) -> Position:
@@ -165,13 +175,13 @@ class DispatcherRig:
         batch: bool = False,
         new_ledger: bool = False,
         chunk: Chunk | None = None,
+        key: str | None = None,
     ) -> None:
         last = self.confirmed()
         ledger = last.ledger + 3 if new_ledger and self.log else last.ledger
         entry = last.entry + 1 if ledger == last.ledger else 0
-        view: Any = View(
-            messages if batch else 1, batch, chunk
-        )  # everything that a dispatcher reads
+        # Everything that a dispatcher reads.
+        view: Any = View(messages if batch else 1, batch, chunk, key, sequence_id=entry)
         self.log.append(StoredEntry(Position(ledger, entry), 0, 0, view))
         self.carry_out(self.machine.advance(self.tick()))
 
@@ -190,11 +200,18 @@ class DispatcherRig:
         self.now += 0.001
         return self.now
 
-    def join(self, *, priority: int = 0, name: str = "") -> Member:
+    def join(
+        self, *, priority: int = 0, name: str = "", policy: KeySharedPolicy | None = None
+    ) -> Member:
         self.joined += 1
         member = Member(name or f"c{self.joined}")
         member.machine = Consumer(
-            member.name, priority, lambda: member.writable, self.limits, join_number=self.joined
+            member.name,
+            priority,
+            lambda: member.writable,
+            self.limits,
+            join_number=self.joined,
+            key_shared=policy,
         )
         before = self.state()
         try:
@@ -300,6 +317,13 @@ class DispatcherRig:
             there = [entry for entry in self.log if tried[0] <= entry.position <= tried[-1]]
             self.carry_out(self.machine.on_replayed(there, tried[-1], self.tick()))
 
+    def fire_timer(self) -> None:
+        """Let the time come that the dispatcher has asked for."""
+        due = self.machine.next_timer()
+        assert due is not None
+        self.now = max(self.now, due)
+        self.carry_out(self.machine.on_timer(self.now))
+
     def settle(self) -> None:
         """Answer reads until none is outstanding."""
         for _ in range(10_000):
@@ -371,6 +395,8 @@ class DispatcherRig:
         general = {reason.why for reason in reasons if not reason.consumer}
         assert general, f"delivers nothing without a reason: {reasons}"
         assert (Why.READING in general) == (self.outstanding is not None)
+        if self.keyed:
+            return  # an available consumer may have nothing to do: its keys have no entries
         if Why.CHUNKS in general:
             return  # they wait for a consumer that is not available
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:

@@ -1,0 +1,634 @@
+"""Dispatch to the consumers of a Key_Shared subscription: the entries of a key to one consumer, in
+order.
+
+Theory of operation. The hash of the key of an entry is its *slot*. A selector (ring.py, halving.py,
+sticky_ranges.py) says which consumer has the slot. From its read until its acknowledgement an entry
+is in exactly one place:
+
+    pending    delivered to one consumer, which has not acknowledged it
+    waiting    read before, and its consumer cannot take it now, or it is to be delivered again
+    in flight  the dispatcher reads it a second time, from the waiting ones
+
+The dispatcher holds no entry in memory. It reads on past the entries that wait, up to the limit of
+the look-ahead, so one slow consumer does not stop the others.
+
+When a slot moves to another consumer while entries of it are pending, it drains (draining.py). An
+entry passes these gates:
+
+    1. New entries wait while older entries of their slot wait.
+    2. A waiting entry is read again only if its consumer has the slot, has room, and no other
+       consumer drains the slot.
+    3. At its delivery the entry is checked again, because consumers may have come, left or returned
+       entries during the read. The check and the addition to the pending entries are one step, so
+       no event comes between them.
+
+An entry that does not pass holds back the later entries of its slot in the same read.
+
+All chunks of a message go to one consumer: they have one key. A slot with a message whose last
+chunk is still to come is *pinned*: it stays at its consumer, and moves after the last chunk.
+Without this, the consumer would wait for the last chunk, and the last chunk for the consumer.
+
+`allow_out_of_order` (a policy of the consumers) leaves out the draining and gate 1.
+
+Invariants (see `check`):
+    1. An entry is in at most one of the three places, and pending at most one consumer.
+    2. An entry that was never delivered is at or after `read_position`, or waiting or in flight.
+    3. Ordered: the pending entries of a slot are at one consumer.
+    4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
+       its references are these entries.
+    5. A waiting slot is queued for its consumer, unless it drains at another one, is about to be
+       unblocked, or has no consumer.
+    6. Every number of unacknowledged messages is the sum over the pending entries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
+from magnetar.broker.dispatch.chunks import ChunkRoutes
+from magnetar.broker.dispatch.dispatcher import (
+    ConsumerRefused,
+    Deliver,
+    EntryDetail,
+    Read,
+    Replay,
+    after,
+)
+from magnetar.broker.dispatch.draining import DrainingHashes
+from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.halving import Halving
+from magnetar.broker.dispatch.key_shared_policy import KeySharedMode, KeySharedPolicy
+from magnetar.broker.dispatch.keyed_replay import KeyedReplay
+from magnetar.broker.dispatch.positions import PositionMap
+from magnetar.broker.dispatch.ring import Ring
+from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
+from magnetar.broker.dispatch.sticky_ranges import StickyRanges
+from magnetar.broker.errors import ConsumerBusy
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from magnetar.broker.dispatch.dispatcher import Action, Environment
+    from magnetar.broker.dispatch.key_shared_policy import HashRange
+    from magnetar.broker.dispatch.permits import Consumer
+    from magnetar.broker.dispatch.selector import Moved, Selector
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+
+EXPLAINED_MAX: Final = 10
+"""Draining hashes that `explain` names; it counts the others."""
+
+
+class KeyShared:
+    """A `Dispatcher`."""
+
+    cumulative_acks: Final = False
+
+    def __init__(self, environment: Environment) -> None:
+        self._subscription = environment.subscription
+        self._acks = environment.acks
+        self._confirmed = environment.confirmed
+        self._limits = environment.limits
+        self._redeliveries = environment.redeliveries
+        self._settings = environment.key_shared
+        self.read_position = after(self._acks.mark_delete)
+        self.policy = KeySharedPolicy()  # of the connected consumers
+        self._consumers: list[Consumer] = []
+        self._selector: Selector = Ring()
+        self._slots = PositionMap()  # of the pending entries
+        self._replay = KeyedReplay()  # the waiting entries
+        self._draining = DrainingHashes()
+        self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
+        self._unblock_at = 0.0  # valid while `_unblocked` is not empty
+        self._reading: Read | Replay | None = None  # None: no read is outstanding
+        self._in_flight: dict[Position, int] = {}  # with their slots, ascending
+        self._returned: set[int] = set()  # slots with entries returned during the replay
+        self._turn = 0  # the consumer whose waiting entries are read first
+        self._chunks = ChunkRoutes()
+        self._unfinished: dict[str, int] = {}  # uuid -> slot, of messages whose last chunk is ahead
+        self._pins: dict[int, Consumer] = {}  # their slots
+        self._full = False  # True from the subscription's limit of unacked messages to half of it
+
+    @property
+    def unacked(self) -> int:
+        """Delivered and unacknowledged messages."""
+        return sum(consumer.unacked for consumer in self._consumers)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that were read and wait for their consumer."""
+        return len(self._replay) + len(self._in_flight)
+
+    # ---- consumers -------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        policy = consumer.key_shared or KeySharedPolicy()
+        policy = KeySharedPolicy(policy.mode, (), policy.allow_out_of_order)
+        selector = self._selector
+        if not self._consumers:
+            selector = self._selector_of(policy)
+        elif policy != self.policy:
+            why = f"its consumers use the Key_Shared policy {self.policy}, not {policy}"
+            raise ConsumerRefused(ConsumerBusy(self._subscription, why))
+        moved = selector.add(consumer)
+        self._selector, self.policy = selector, policy
+        self._consumers.append(consumer)
+        self._on_moved(moved)
+        return []
+
+    def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
+        self._consumers.remove(consumer)
+        consumer.on_unacked(-consumer.unacked)
+        moved = self._selector.remove(consumer)
+        self._chunks.on_left(consumer)
+        self._refresh_pins()
+        self._replay.on_left(consumer)
+        ready = set(self._draining.on_left(consumer))
+        for ledger, entries in consumer.pending.drain().items():
+            self._redeliveries.count_again(ledger, entries)
+            slots = self._slots.pop_entries(ledger, entries)
+            ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
+        self._returned |= ready
+        self._on_moved(moved)
+        self._queue(ready)
+        return self.advance(now)
+
+    def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
+        consumer.permits += permits
+        return self.advance(now)
+
+    # ---- returned and acknowledged ---------------------------------------------------------------
+
+    def on_redeliver(
+        self, consumer: Consumer, positions: Sequence[Position] | None, now: float
+    ) -> list[Action]:
+        if positions is None:
+            positions = list(consumer.pending)
+        if self._chunks:
+            mine = [position for position in positions if consumer.pending.get(position)]
+            positions = self._chunks.with_whole_messages(mine)
+        for position in positions:
+            slot = self._forget(position, consumer, now)
+            if slot:
+                self._redeliveries.count_again(position.ledger, (position.entry,))
+                self._wait(position, slot)
+        self._refresh_pins()
+        return self.advance(now)
+
+    def on_acked(
+        self, consumer: Consumer, positions: Sequence[Position], now: float
+    ) -> list[Action]:
+        for position in positions:
+            if not self._forget(position, consumer, now):
+                for other in self._consumers:
+                    if self._forget(position, other, now):
+                        break
+            if self._chunks:
+                self._chunks.on_gone(position)
+        self._refresh_pins()
+        return self.advance(now)
+
+    def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
+        if self._acks.is_acked(position):
+            return self.on_acked(consumer, [position], now)
+        ack_set = self._acks.batch_ack_set(position)
+        owners = [it for it in (consumer, *self._consumers) if it.pending.get(position)]
+        if owners and ack_set is not None:
+            # Acknowledging adds no message, whatever the bits beyond the batch say.
+            owner, before = owners[0], owners[0].pending.get(position)
+            left = min(unacked_in(ack_set), before)
+            owner.on_unacked(left - before)
+            owner.pending.set(position, left)
+        return self.advance(now)
+
+    def on_acked_through(self, position: Position, now: float) -> list[Action]:
+        for consumer in self._consumers:
+            for gone in [it for it in consumer.pending if it <= position]:
+                self._forget(gone, consumer, now)
+                self._chunks.on_gone(gone)
+        self._refresh_pins()
+        return self.advance(now)
+
+    # ---- reads -----------------------------------------------------------------------------------
+
+    def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
+        reading, self._reading = self._reading, None
+        assert isinstance(reading, Read)
+        if not entries:
+            self.read_position = max(self.read_position, after(reading.through))
+            return self.advance(now)
+        assert entries[0].position >= reading.first
+        self.read_position = after(entries[-1].position)
+        spread, slot_of = self._settings.spread_keyless, self._selector.slot_of
+        slots = [slot_of(hash_of(sticky_key(it.view, spread_keyless=spread))) for it in entries]
+        blocked: Container[int] = () if self.policy.allow_out_of_order else self._replay
+        return self._dispatch(entries, slots, blocked) + self.advance(now)
+
+    def on_replayed(
+        self, entries: list[StoredEntry], through: Position, now: float
+    ) -> list[Action]:
+        reading, self._reading = self._reading, None
+        assert isinstance(reading, Replay)
+        in_flight, self._in_flight = self._in_flight, {}
+        blocked, self._returned = self._returned, set()
+        found = [entry for entry in entries if entry.position in in_flight]
+        slots = [in_flight.pop(entry.position) for entry in found]
+        actions = self._dispatch(found, slots, blocked)
+        for position, slot in in_flight.items():
+            if position > through:
+                self._wait(position, slot)
+            else:
+                self._chunks.on_gone(position)  # it does not exist any more
+        self._refresh_pins()
+        return actions + self.advance(now)
+
+    def on_read_failed(self, now: float) -> list[Action]:
+        reading, self._reading = self._reading, None
+        assert reading is not None
+        in_flight, self._in_flight = self._in_flight, {}
+        self._returned = set()
+        for position, slot in in_flight.items():
+            self._wait(position, slot)
+        return self.advance(now)
+
+    def advance(self, now: float) -> list[Action]:
+        if self._reading is None and self._consumers:
+            self._reading = self._next_replay() or self._next_read()
+            if self._reading is not None:
+                return [self._reading]
+        return []
+
+    # ---- time ------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        return self._unblock_at if self._unblocked else None
+
+    def on_timer(self, now: float) -> list[Action]:
+        assert self._unblocked
+        ready, self._unblocked = self._unblocked, set()
+        self._queue(ready)
+        return self.advance(now)
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def explain(self, now: float) -> list[Reason]:
+        if not self._consumers:
+            return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
+        reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
+        if self._reading is not None:
+            what = "new entries" if isinstance(self._reading, Read) else "waiting entries"
+            reasons.append(Reason(Why.READING, f"the broker is reading {what}"))
+        reasons += self._explain_waiting()
+        if self._reading is not None:
+            return reasons
+        if self._is_full():
+            half = self._limits.unacked_per_subscription // 2
+            detail = f"{self.unacked} messages are unacknowledged; the broker reads on at {half}"
+            reasons.append(Reason(Why.UNACKED_BY_SUBSCRIPTION, detail))
+        elif self._look_ahead_room() <= 0:
+            detail = (
+                f"{len(self._replay)} entries wait for their consumers; "
+                f"the broker reads on below {self._look_ahead_max()}"
+            )
+            reasons.append(Reason(Why.LOOK_AHEAD, detail))
+        if self._acks.first_unacked(self.read_position) > self._confirmed():
+            pending = sum(len(consumer.pending) for consumer in self._consumers)
+            detail = (
+                f"every entry up to {self._confirmed()} is delivered, waiting or acknowledged; "
+                f"{pending} entries are pending acknowledgement"
+            )
+            reasons.append(Reason(Why.NOTHING_TO_READ, detail))
+        return reasons
+
+    def ranges(self, consumer: Consumer) -> list[HashRange]:
+        """The slots that the consumer has."""
+        return self._selector.ranges(consumer)
+
+    def slot_of_key(self, key: bytes) -> int:
+        return self._selector.slot_of(hash_of(key))
+
+    def holder(self, slot: int) -> tuple[Consumer | None, Consumer | None]:
+        """The consumer that gets new entries of the slot, and the one that drains it."""
+        draining = self._draining.get(slot)
+        return self._target(slot), None if draining is None else draining.consumer
+
+    def pending_of(self, consumer: Consumer) -> Iterable[tuple[Position, int, int]]:
+        """The pending entries of a consumer: position, unacknowledged messages, slot."""
+        for position in consumer.pending:
+            yield position, consumer.pending.get(position), self._slots.get(position)
+
+    def describe_draining(self, consumer: Consumer) -> dict[str, object]:
+        """Pulsar's names, in its ConsumerStats."""
+        draining = self._draining.of(consumer)
+        messages = Counter[int]()
+        if draining:
+            for _, count, slot in self.pending_of(consumer):
+                if slot in draining:
+                    messages[slot] += count
+        return {
+            "drainingHashesCount": len(draining),
+            "drainingHashesClearedTotal": self._draining.cleared(consumer),
+            "drainingHashesUnackedMessages": messages.total(),
+            "drainingHashes": [
+                {
+                    "hash": slot,
+                    "unackMsgs": messages[slot],
+                    "blockedAttempts": draining[slot].blocked_attempts,
+                }
+                for slot in sorted(draining)
+            ],
+        }
+
+    def check(self) -> None:
+        self._selector.check()
+        self._replay.check()
+        self._chunks.check()
+        places = [*self._replay, *self._in_flight]
+        assert (not self._in_flight) == (not isinstance(self._reading, Replay))
+        ordered = not self.policy.allow_out_of_order
+        holders: dict[int, Consumer] = {}
+        astray: Counter[tuple[int, Consumer]] = Counter()
+        for consumer in self._consumers:
+            consumer.check()
+            places += consumer.pending
+            for position in consumer.pending:
+                slot = self._slots.get(position)
+                assert slot, "a pending entry without a slot"
+                if ordered:
+                    assert holders.setdefault(slot, consumer) is consumer, "3"
+                if self._target(slot) is not consumer:
+                    astray[slot, consumer] += 1
+        assert len(self._slots) == sum(len(it.pending) for it in self._consumers)
+        if ordered:
+            for (slot, consumer), count in astray.items():
+                draining = self._draining.get(slot)
+                assert draining is not None, "4: it does not drain"
+                assert draining.consumer is consumer, "4: it drains elsewhere"
+                assert draining.references == count, "4: the references"
+            for slot in self._draining:
+                assert holders.get(slot) is not None, "4: it drains without pending entries"
+        else:
+            assert not self._draining
+        for slot in self._replay.slots():
+            target = self._target(slot)
+            if target is not None and slot not in self._unblocked and not self._drains(slot):
+                assert self._replay.is_queued(slot, target), "5"
+        assert len(places) == len(set(places)), "an entry is in two places"
+        assert all(position < self.read_position for position in places)
+        if isinstance(self._reading, Read):
+            assert self._reading.first == self.read_position
+        for position in self._redeliveries:
+            assert not self._acks.is_acked(position)
+
+    # ---- delivering ------------------------------------------------------------------------------
+
+    def _dispatch(
+        self, entries: list[StoredEntry], slots: list[int], blocked: Container[int]
+    ) -> list[Action]:
+        """Deliver what passes the gates, and let the rest wait. `blocked`: slots that must wait."""
+        acks, draining = self._acks, self._draining
+        plain = (
+            not self._redeliveries and bool(entries) and entries[0].position > acks.highest_acked
+        )
+        deliveries: dict[Consumer, Deliver] = {}
+        rooms: dict[Consumer, int] = {}
+        held: set[int] = set()
+        ack_set: tuple[int, ...] = ()
+        for entry, slot in zip(entries, slots, strict=True):
+            position = entry.position
+            if plain:
+                messages = entry.view.num_messages
+            else:
+                messages, ack_set = unacked_messages(entry, acks)
+                if messages == 0:
+                    self._chunks.on_gone(position)
+                    continue
+            consumer = self._target(slot)
+            waits = slot in held or slot in blocked
+            if draining and draining.blocks(slot, consumer):
+                waits = True
+            if not waits:
+                room = self._room(consumer, rooms)
+                waits = room <= 0
+            if waits or consumer is None:
+                held.add(slot)
+                self._wait(position, slot)
+                if entry.view.chunk is not None:
+                    self._chunks.on_deferred(entry.view.chunk, position)
+                continue
+            rooms[consumer] = room - messages
+            delivery = deliveries.get(consumer)
+            if delivery is None:
+                delivery = deliveries[consumer] = Deliver(consumer, [], {}, 0)
+            if not plain:
+                count = self._redeliveries.get(position)
+                if count or ack_set:
+                    delivery.details[len(delivery.entries)] = EntryDetail(count, ack_set)
+            delivery.entries.append(entry)
+            delivery.messages += messages
+            consumer.pending.set(position, messages)
+            self._slots.set(position, slot)
+            if entry.view.chunk is not None:
+                self._on_chunk(entry, slot, consumer)
+        for consumer, delivery in deliveries.items():
+            consumer.on_given(len(delivery.entries), delivery.messages)
+            consumer.on_unacked(delivery.messages)
+        return list(deliveries.values())
+
+    @staticmethod
+    def _room(consumer: Consumer | None, rooms: Mapping[Consumer, int]) -> int:
+        """How many messages the consumer may still get."""
+        if consumer is None:
+            return 0
+        room = rooms.get(consumer)
+        if room is None:
+            room = consumer.message_room if consumer.available else 0
+        return room
+
+    def _wait(self, position: Position, slot: int) -> None:
+        if self._replay.add(position, slot):
+            self._queue((slot,))
+        if isinstance(self._reading, Replay):
+            self._returned.add(slot)
+
+    def _queue(self, slots: Iterable[int]) -> None:
+        """Let the consumers of these slots get the waiting entries, if they may."""
+        for slot in slots:
+            target = self._target(slot)
+            if target is not None and slot in self._replay and not self._drains(slot):
+                self._replay.queue(slot, target)
+
+    def _forget(self, position: Position, consumer: Consumer, now: float) -> int:
+        """The entry is not pending at the consumer any more. Returns its slot; 0: it was not."""
+        messages = consumer.pending.pop(position)
+        if not messages:
+            return 0
+        consumer.on_unacked(-messages)
+        slot = self._slots.pop(position)
+        if self._draining and self._draining.on_gone(slot, consumer) and slot in self._replay:
+            if not self._unblocked:
+                self._unblock_at = now + self._settings.unblocking_interval_s
+            self._unblocked.add(slot)
+        return slot
+
+    # ---- slots -----------------------------------------------------------------------------------
+
+    def _target(self, slot: int) -> Consumer | None:
+        """The consumer that gets the entries of the slot."""
+        if self._pins and slot in self._pins:
+            return self._pins[slot]
+        return self._selector.select(slot)
+
+    def _drains(self, slot: int) -> bool:
+        """Whether another consumer than its own drains the slot."""
+        draining = self._draining.get(slot)
+        return draining is not None and draining.consumer is not self._target(slot)
+
+    def _selector_of(self, policy: KeySharedPolicy) -> Selector:
+        if policy.mode is KeySharedMode.STICKY:
+            return StickyRanges(self._subscription)
+        points = self._settings.ring_points
+        return Ring(points) if points else Halving(self._subscription)
+
+    def _on_moved(self, moved: list[Moved]) -> None:
+        """These slots have other consumers now."""
+        mask = bytearray(SLOTS)
+        for first, last, _ in moved:
+            mask[first : last + 1] = b"\1" * (last + 1 - first)
+        if not self.policy.allow_out_of_order:
+            for source in dict.fromkeys(it.source for it in moved):
+                if source is not None and source.pending:
+                    self._draining.register(source, self._astray(source, mask))
+        self._queue([slot for slot in self._replay.slots() if mask[slot]])
+
+    def _astray(self, consumer: Consumer, mask: bytearray) -> dict[int, int]:
+        """The pending entries of the consumer in slots of the mask that it does not have any more,
+        counted by slot."""
+        counts = Counter[int]()
+        for ledger, entries in consumer.pending.ledgers().items():
+            slots = self._slots.ledgers()[ledger]
+            counts.update(filter(mask.__getitem__, map(slots.__getitem__, entries)))
+        return {slot: n for slot, n in counts.items() if self._target(slot) is not consumer}
+
+    # ---- chunks ----------------------------------------------------------------------------------
+
+    def _on_chunk(self, entry: StoredEntry, slot: int, consumer: Consumer) -> None:
+        chunk = entry.view.chunk
+        assert chunk is not None
+        if self._chunks.owner(chunk) not in (None, consumer):
+            return  # its producer gave the chunks of one message different keys
+        self._chunks.on_given(chunk, entry.position, consumer)
+        if chunk.index < chunk.count - 1:
+            self._unfinished.setdefault(chunk.uuid, slot)
+            self._pins[self._unfinished[chunk.uuid]] = consumer
+        else:
+            self._refresh_pins()
+
+    def _refresh_pins(self) -> None:
+        """Unpin the slots whose chunked messages are complete or gone."""
+        if not self._unfinished:
+            return
+        for uuid in [it for it in self._unfinished if self._chunks.begun(it) is None]:
+            del self._unfinished[uuid]
+        pinned = set(self._unfinished.values())
+        for slot in [it for it in self._pins if it not in pinned]:
+            consumer = self._pins.pop(slot)
+            if consumer in self._consumers and not self.policy.allow_out_of_order:
+                mask = bytearray(SLOTS)
+                mask[slot] = 1
+                self._draining.register(consumer, self._astray(consumer, mask))
+            self._queue((slot,))
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def _next_replay(self) -> Replay | None:
+        """The waiting entries that can be delivered now, fairly by consumer."""
+        if not self._replay:
+            return None
+        limit, count = self._limits.read_entries, len(self._consumers)
+        self._turn = (self._turn + 1) % count
+        taken: dict[Position, int] = {}
+        for number in range(count):
+            consumer = self._consumers[(self._turn + number) % count]
+            if not self._replay.has_queued(consumer) or not consumer.available:
+                continue
+            room = min(consumer.entry_room(), limit - len(taken))
+            if room <= 0:
+                break
+            gate = partial(self._passes_replay_gate, consumer=consumer)
+            taken.update(self._replay.take(consumer, room, self._acks, gate))
+        if not taken:
+            return None
+        positions = sorted(taken)
+        self._in_flight = {position: taken[position] for position in positions}
+        self._returned = set()
+        return Replay(positions)
+
+    def _passes_replay_gate(self, slot: int, consumer: Consumer) -> bool:
+        """Gate 2, but for the room of the consumer."""
+        if self._target(slot) is not consumer:
+            return False
+        return not (self._draining and self._draining.blocks(slot, consumer))
+
+    def _next_read(self) -> Read | None:
+        entries_max = min(self._entry_room(), self._look_ahead_room())
+        if entries_max <= 0 or self._is_full():
+            return None
+        first, confirmed = self._acks.first_unacked(self.read_position), self._confirmed()
+        if first > confirmed:
+            return None
+        self.read_position = first
+        return Read(first, entries_max, confirmed, 0)
+
+    def _entry_room(self) -> int:
+        """How many entries to read for the available consumers. 0: no consumer is available."""
+        room, limit = 0, self._limits.read_entries
+        for consumer in self._consumers:
+            if room < limit and consumer.available:
+                room += consumer.entry_room()
+        return min(room, limit)
+
+    def _look_ahead_max(self) -> int:
+        settings = self._settings
+        each = settings.look_ahead_per_consumer * len(self._consumers)
+        return min(each, settings.look_ahead_per_subscription)
+
+    def _look_ahead_room(self) -> int:
+        return self._look_ahead_max() - len(self._replay)
+
+    def _is_full(self) -> bool:
+        limit = self._limits.unacked_per_subscription
+        self._full = self.unacked > limit // 2 if self._full else self.unacked >= limit
+        return self._full
+
+    # ---- reasons ---------------------------------------------------------------------------------
+
+    def _explain_waiting(self) -> list[Reason]:
+        """Why waiting entries are not delivered, other than by their consumers' permits."""
+        reasons: list[Reason] = []
+        blocking = [slot for slot in self._draining if self._drains(slot) and slot in self._replay]
+        for slot in sorted(blocking)[:EXPLAINED_MAX]:
+            draining = self._draining.get(slot)
+            assert draining is not None
+            target = self._target(slot)
+            detail = (
+                f"hash {slot} drains: {draining.references} entries are pending at consumer "
+                f"{draining.consumer.name!r}; {self._replay.waiting(slot)} entries wait for "
+                f"{'a consumer' if target is None else repr(target.name)}"
+            )
+            reasons.append(Reason(Why.DRAINING, detail))
+        if len(blocking) > EXPLAINED_MAX:
+            detail = f"{len(blocking) - EXPLAINED_MAX} more hashes drain and have waiting entries"
+            reasons.append(Reason(Why.DRAINING, detail))
+        if self._unblocked:
+            detail = f"{len(self._unblocked)} hashes have drained; the broker delivers them soon"
+            reasons.append(Reason(Why.UNBLOCKING, detail))
+        unassigned = [slot for slot in self._replay.slots() if self._target(slot) is None]
+        if unassigned:
+            count = sum(map(self._replay.waiting, unassigned))
+            detail = f"{count} entries wait for a consumer with their hash, such as {unassigned[0]}"
+            reasons.append(Reason(Why.UNASSIGNED, detail))
+        return reasons

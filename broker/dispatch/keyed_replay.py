@@ -1,0 +1,146 @@
+"""The entries of a Key_Shared subscription that wait for their consumer, in order per slot.
+
+Theory of operation. The entries of a slot wait in a heap, lowest position first. Each consumer has
+a queue of the slots that it may get now, ordered by the lowest waiting position. A slot that has to
+wait (it drains at another consumer, or no consumer has it) is in no queue. The dispatcher queues it
+again when that changes.
+
+An item of a queue is valid only while its position is the lowest of its slot and the slot belongs
+to the consumer. `take` drops the others. So nothing has to be searched when a slot moves.
+
+Positions are stored as integers, which the garbage collector does not visit.
+
+Invariants (`check`):
+    1. No heap is empty, and `len` is the number of positions in them.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.log.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from magnetar.broker.dispatch.acks import Acks
+    from magnetar.broker.dispatch.permits import Consumer
+
+_ENTRY_BITS: Final = 64
+_ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
+_SLOT_BITS: Final = 16
+_SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
+
+
+class KeyedReplay:
+    __slots__ = ("_by_slot", "_count", "_queues")
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, list[int]] = {}
+        self._queues: dict[Consumer, list[int]] = {}  # lowest position and slot; a heap
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_slot)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, slot: object) -> bool:
+        """Whether entries of the slot wait."""
+        return slot in self._by_slot
+
+    def __iter__(self) -> Iterator[Position]:
+        for heap in self._by_slot.values():
+            yield from map(_position, heap)
+
+    def slots(self) -> Iterator[int]:
+        return iter(self._by_slot)
+
+    def waiting(self, slot: int) -> int:
+        """The number of entries of the slot that wait."""
+        return len(self._by_slot.get(slot, ()))
+
+    def has_queued(self, consumer: Consumer) -> bool:
+        """Whether `take` may find something for the consumer."""
+        return bool(self._queues.get(consumer))
+
+    def add(self, position: Position, slot: int) -> bool:
+        """The owner must not add a position twice. Returns whether it is the lowest of its slot, so
+        that the slot must be queued."""
+        packed = position[0] << _ENTRY_BITS | position[1]
+        heap = self._by_slot.get(slot)
+        self._count += 1
+        if heap is None:
+            self._by_slot[slot] = [packed]
+            return True
+        heappush(heap, packed)
+        return heap[0] == packed
+
+    def add_all(self, ledger: int, entries: Iterable[tuple[int, int]]) -> set[int]:
+        """Add entries of a ledger with their slots. Returns the slots, which must be queued."""
+        start, grown, by_slot, count = ledger << _ENTRY_BITS, set(), self._by_slot, 0
+        for entry, slot in entries:
+            heap = by_slot.get(slot)
+            if heap is None:
+                heap = by_slot[slot] = []
+            heap.append(start | entry)
+            grown.add(slot)
+            count += 1
+        for slot in grown:
+            heapify(by_slot[slot])
+        self._count += count
+        return grown
+
+    def is_queued(self, slot: int, consumer: Consumer) -> bool:
+        """Costs O(queue), for checks."""
+        item = self._by_slot[slot][0] << _SLOT_BITS | slot
+        return item in self._queues.get(consumer, ())
+
+    def queue(self, slot: int, consumer: Consumer) -> None:
+        """The consumer may get the slot now. Entries of it must wait."""
+        item = self._by_slot[slot][0] << _SLOT_BITS | slot
+        queue = self._queues.get(consumer)
+        if queue is None:
+            self._queues[consumer] = [item]
+        else:
+            heappush(queue, item)
+
+    def on_left(self, consumer: Consumer) -> None:
+        self._queues.pop(consumer, None)
+
+    def take(
+        self, consumer: Consumer, count: int, acks: Acks, allowed: Callable[[int], bool]
+    ) -> list[tuple[Position, int]]:
+        """Remove the lowest `count` unacknowledged positions that wait for the consumer, with their
+        slots. `allowed`: whether the consumer may get the slot; if not, it leaves the queue."""
+        queue = self._queues.get(consumer)
+        taken: list[tuple[Position, int]] = []
+        highest_acked = acks.highest_acked
+        while queue and len(taken) < count:
+            item = heappop(queue)
+            slot = item & _SLOT_MASK
+            heap = self._by_slot.get(slot)
+            if heap is None or heap[0] != item >> _SLOT_BITS or not allowed(slot):
+                continue
+            position = _position(heappop(heap))
+            self._count -= 1
+            if position > highest_acked or not acks.is_acked(position):
+                taken.append((position, slot))
+            if heap:
+                heappush(queue, heap[0] << _SLOT_BITS | slot)
+            else:
+                del self._by_slot[slot]
+        if queue is not None and not queue:
+            del self._queues[consumer]
+        return taken
+
+    def check(self) -> None:
+        """Assert the invariants of the docstring."""
+        assert all(self._by_slot.values()), "1"
+        assert self._count == sum(map(len, self._by_slot.values())), "1"
+
+
+def _position(packed: int) -> Position:
+    return Position(packed >> _ENTRY_BITS, packed & _ENTRY_MASK)

@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import pytest
+from fakes.dispatch_rig import DispatcherRig, Member
+
+from magnetar.broker.dispatch.dispatcher import ConsumerRefused, Read
+from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.key_shared import KeyShared
+from magnetar.broker.dispatch.key_shared_policy import (
+    HashRange,
+    KeySharedMode,
+    KeySharedPolicy,
+    KeySharedSettings,
+)
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.dispatch.sticky_hash import hash_of
+from magnetar.broker.errors import ConsumerAssignFailed, ConsumerBusy
+from magnetar.broker.log.position import Position
+from magnetar.protos.entry import Chunk
+
+LARGE = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000, read_entries=100)
+
+
+class World(DispatcherRig):
+    """A rig of a Key_Shared dispatcher."""
+
+    machine: KeyShared
+
+    def keys(self, member: Member) -> list[str]:
+        """The keys of the deliveries, in order."""
+        return [self.log[self.at(position)].view.partition_key or "" for position in member.inbox]
+
+    def at(self, position: Position) -> int:
+        return next(n for n, entry in enumerate(self.log) if entry.position == position)
+
+    def whys(self) -> set[Why]:
+        return {reason.why for reason in self.machine.explain(self.now)}
+
+    def key_for(self, member: Member) -> str:
+        """A key whose entries the consumer gets now."""
+        for number in range(10_000):
+            slot = self.machine.slot_of_key(f"key-{number}".encode())
+            if self.machine.holder(slot)[0] is member.machine:
+                return f"key-{number}"
+        raise AssertionError("no key")
+
+    def moving_key(self, source: Member, target_name: str) -> str:
+        """A key of `source` that a consumer of this name takes when it joins."""
+        from magnetar.broker.dispatch.ring import Ring
+
+        ring = Ring()
+        for member in self.members:
+            ring.add(member.machine)
+        newcomer = Member(target_name)
+        newcomer.machine = type(source.machine)(target_name, 0, lambda: True, self.limits)
+        before = {n: ring.select(ring.slot_of(hash_of(f"key-{n}"))) for n in range(500)}
+        ring.add(newcomer.machine)
+        for number, owner in before.items():
+            now = ring.select(ring.slot_of(hash_of(f"key-{number}")))
+            if owner is source.machine and now is newcomer.machine:
+                return f"key-{number}"
+        raise AssertionError("no key")
+
+
+def world(limits: Limits | None = LARGE, settings: KeySharedSettings | None = None) -> World:
+    return World(KeyShared, shared=True, limits=limits, key_shared=settings or KeySharedSettings())
+
+
+def test_each_key_goes_to_one_consumer_in_order() -> None:
+    it = world()
+    members = [it.join(name=f"c{n}") for n in range(3)]
+    for member in members:
+        it.flow(member, 100)
+    for number in range(60):
+        it.append(key=f"key-{number % 12}")
+        it.settle()
+    assert sum(len(member.inbox) for member in members) == 60
+    seen = [set(it.keys(member)) for member in members]
+    assert sum(map(len, seen)) == 12
+    for member in members:
+        assert member.inbox == sorted(member.inbox)
+
+
+def test_key_moves_after_its_pending_entries_are_acknowledged() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 100)
+    it.append(key=key)
+    it.settle()
+    assert second.inbox == []
+    assert Why.DRAINING in it.whys()
+    it.ack(first, Position(0, 0))
+    assert it.machine.next_timer() is None
+    it.ack(first, Position(0, 1))
+    it.settle()
+    assert second.inbox == [], "unblocked keys wait for the interval"
+    assert it.machine.next_timer() == pytest.approx(it.now + 0.010)
+    it.fire_timer()
+    it.settle()
+    assert second.inbox == [Position(0, 2)]
+
+
+def test_key_moves_when_its_consumer_leaves() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 100)
+    it.append(key=key)
+    it.settle()
+    assert second.inbox == []
+    it.leave(first)
+    it.settle()
+    assert second.inbox == [Position(0, 0), Position(0, 1)]
+    assert second.counts == [1, 0]
+
+
+def test_other_keys_go_on_while_one_drains() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 100)
+    it.append(key=key)
+    it.append(key=it.key_for(second) if it.key_for(second) != key else "x")
+    it.append(key=it.key_for(first))
+    it.settle()
+    assert Position(0, 3) in first.inbox
+    assert it.machine.waiting >= 1
+
+
+def test_slot_that_returns_to_its_consumer_stops_draining() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second")
+    it.append(key=key)
+    it.settle()
+    it.leave(second)
+    it.settle()
+    assert first.inbox == [Position(0, 0), Position(0, 1)]
+    assert it.machine.describe_draining(first.machine)["drainingHashesCount"] == 0
+
+
+def test_new_entry_waits_behind_a_waiting_entry_of_its_key() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 1)
+    for _ in range(3):
+        it.append(key="k")
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 50)
+    it.append(key="k")
+    it.settle()
+    it.flow(first, 50)
+    it.settle()
+    assert first.inbox + second.inbox == sorted(first.inbox + second.inbox)
+
+
+def test_entry_returned_during_the_replay_goes_first() -> None:
+    # PIP-379's race: the older entry comes back while the newer one is being read again.
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 1)
+    it.append(key="k")
+    it.append(key="k")
+    it.settle()
+    it.flow(first, 1)
+    it.answer_read()  # the second entry waited; now it is delivered
+    it.redeliver(first, [Position(0, 1)])
+    it.flow(first, 1)
+    assert it.outstanding is not None
+    it.redeliver(first, [Position(0, 0)])
+    it.flow(first, 10)
+    it.settle()
+    assert first.inbox[-2:] == [Position(0, 0), Position(0, 1)]
+
+
+def test_dispatcher_reads_on_past_what_waits_up_to_the_limit() -> None:
+    settings = KeySharedSettings(look_ahead_per_consumer=5, look_ahead_per_subscription=8)
+    it = world(settings=settings)
+    slow, quick = it.join(name="slow"), it.join(name="quick")
+    it.flow(quick, 1_000)
+    for _ in range(20):
+        it.append(key=it.key_for(slow))
+        it.append(key=it.key_for(quick))
+    it.settle()
+    assert it.machine.waiting == 8
+    assert len(quick.inbox) >= 7
+    assert Why.LOOK_AHEAD in it.whys()
+    it.flow(slow, 100)
+    it.settle()
+    assert len(slow.inbox) == len(quick.inbox) == 20
+
+
+def test_sticky_entries_wait_for_a_consumer_with_their_slot() -> None:
+    it = world()
+    low = KeySharedPolicy(KeySharedMode.STICKY, (HashRange(0, 32767),))
+    high = KeySharedPolicy(KeySharedMode.STICKY, (HashRange(32768, 65535),))
+    first = it.join(policy=low)
+    it.flow(first, 100)
+    for number in range(20):
+        it.append(key=f"key-{number}")
+    it.settle()
+    assert 0 < len(first.inbox) < 20
+    assert Why.UNASSIGNED in it.whys()
+    second = it.join(policy=high)
+    it.flow(second, 100)
+    it.settle()
+    assert len(first.inbox) + len(second.inbox) == 20
+    with pytest.raises(ConsumerRefused) as refused:
+        it.join(policy=high)
+    assert isinstance(refused.value.error, ConsumerAssignFailed)
+    assert refused.value.incumbents == (second.machine,)
+
+
+def test_other_policy_than_the_connected_consumers_is_refused() -> None:
+    it = world()
+    first = it.join()
+    for policy in (
+        KeySharedPolicy(KeySharedMode.STICKY, (HashRange(0, 10),)),
+        KeySharedPolicy(allow_out_of_order=True),
+    ):
+        with pytest.raises(ConsumerRefused) as refused:
+            it.join(policy=policy)
+        assert isinstance(refused.value.error, ConsumerBusy)
+    it.leave(first)
+    it.join(policy=KeySharedPolicy(KeySharedMode.STICKY, (HashRange(0, 10),)))
+
+
+def test_out_of_order_delivery_does_not_drain() -> None:
+    it = world()
+    policy = KeySharedPolicy(allow_out_of_order=True)
+    first = it.join(name="first", policy=policy)
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second", policy=policy)
+    it.flow(second, 100)
+    it.append(key=key)
+    it.settle()
+    assert second.inbox == [Position(0, 1)]
+
+
+def test_entries_without_a_key_are_spread_or_go_to_one_consumer() -> None:
+    for spread in (True, False):
+        it = world(settings=KeySharedSettings(spread_keyless=spread))
+        members = [it.join() for _ in range(3)]
+        for member in members:
+            it.flow(member, 1_000)
+        for _ in range(60):
+            it.append()
+        it.settle()
+        counts = sorted(len(member.inbox) for member in members)
+        assert (counts[0] > 0) is spread
+        assert sum(counts) == 60
+
+
+def test_chunks_follow_the_first_one_although_their_key_moves() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    chunks = [Chunk("u", index, 3, 30) for index in range(3)]
+    it.append(key=key, chunk=chunks[0])
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 100)
+    it.append(key=key, chunk=chunks[1])
+    it.append(key=key, chunk=chunks[2])
+    it.append(key=key)
+    it.settle()
+    assert first.inbox == [Position(0, n) for n in range(3)]
+    assert second.inbox == []
+    it.ack(first, *first.inbox)
+    it.fire_timer()
+    it.settle()
+    assert second.inbox == [Position(0, 3)]
+
+
+def test_returned_chunk_brings_its_whole_message_back() -> None:
+    it = world()
+    first = it.join()
+    it.flow(first, 100)
+    for index in range(3):
+        it.append(key="k", chunk=Chunk("u", index, 3, 30))
+    it.settle()
+    it.redeliver(first, [Position(0, 2)])
+    it.settle()
+    assert first.inbox == [Position(0, n) for n in (0, 1, 2, 0, 1, 2)]
+
+
+def test_failed_read_is_asked_again() -> None:
+    it = world()
+    first = it.join()
+    it.flow(first, 1)
+    it.append(key="k")
+    it.append(key="k")
+    it.settle()
+    it.redeliver(first)
+    it.flow(first, 5)
+    it.answer_read(fail=True)
+    it.settle()
+    assert first.inbox == [Position(0, 0), Position(0, 0), Position(0, 1)]
+
+
+def test_no_permits_and_no_consumers_are_explained() -> None:
+    it = world()
+    it.append(key="k")
+    assert it.whys() == {Why.NO_CONSUMERS}
+    it.join()
+    assert Why.NO_PERMITS in it.whys()
+
+
+def test_subscription_limit_stops_reading_and_not_redelivery() -> None:
+    it = world(Limits(unacked_per_consumer=1_000, unacked_per_subscription=10, read_entries=5))
+    first = it.join()
+    it.flow(first, 1_000)
+    for _ in range(30):
+        it.append(key="k")
+    it.settle()
+    assert len(first.inbox) == 10
+    assert Why.UNACKED_BY_SUBSCRIPTION in it.whys()
+    it.redeliver(first)
+    it.settle()
+    assert first.inbox[10:] == first.inbox[:10] + [
+        Position(0, n) for n in range(10, len(first.inbox) - 10)
+    ]
+
+
+def test_statistics_of_draining_hashes() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(3, batch=True, key=key)
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 100)
+    slot = it.machine.slot_of_key(key.encode())
+    it.append(key=key)
+    it.append(key=key)
+    it.settle()
+    assert it.machine.describe_draining(first.machine) == {
+        "drainingHashesCount": 1,
+        "drainingHashesClearedTotal": 0,
+        "drainingHashesUnackedMessages": 4,
+        "drainingHashes": [{"hash": slot, "unackMsgs": 4, "blockedAttempts": 2}],
+    }
+    it.ack(first, Position(0, 0), Position(0, 1))
+    stats = it.machine.describe_draining(first.machine)
+    assert stats["drainingHashesCount"] == 0
+    assert stats["drainingHashesClearedTotal"] == 1
+
+
+def test_read_is_answered_with_nothing() -> None:
+    it = world()
+    first = it.join()
+    it.append(key="k")
+    it.flow(first, 1)
+    assert isinstance(it.outstanding, Read)
+    it.outstanding = None
+    it.carry_out(it.machine.on_entries([], it.tick()))
+    assert it.machine.read_position == Position(0, 1)

@@ -1,0 +1,369 @@
+"""Subscription types, redelivery and the active consumer, over both transports."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import pytest
+from fakes.standalone_process import StandaloneProcess
+
+import magnetar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.cluster
+
+TIMEOUT_MS = 20_000
+SILENT_MS = 1_500
+"""More than the time that a replaced active consumer has."""
+
+
+@dataclass
+class Library:
+    """Apache's client or ours. Both have the same names."""
+
+    module: Any
+    client: Any
+
+    def subscribe(self, topic: str, kind: str, name: str = "", **options: Any) -> Any:
+        return self.client.subscribe(
+            topic,
+            "s",
+            consumer_type=getattr(self.module.ConsumerType, kind),
+            consumer_name=name or None,
+            initial_position=self.module.InitialPosition.Earliest,
+            **options,
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
+    process = StandaloneProcess(tmp_path_factory.mktemp("server"))
+    process.start()
+    yield process
+    process.end()
+
+
+@pytest.fixture(scope="module")
+def libraries(server: StandaloneProcess) -> Iterator[dict[str, Library]]:
+    apache = pulsar.Client(
+        f"pulsar://localhost:{server.pulsar_port}",
+        operation_timeout_seconds=15,
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    with magnetar.Client(server.service_url, operation_timeout_seconds=15) as ours:
+        yield {"6650": Library(pulsar, apache), "grpc": Library(magnetar, ours)}
+    apache.close()
+
+
+@pytest.fixture(params=["6650", "grpc"])
+def library(request: pytest.FixtureRequest, libraries: dict[str, Library]) -> Library:
+    found: Library = libraries[request.param]
+    return found
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"dispatch{next(_numbers)}"
+
+
+@pytest.fixture
+def stats(server: StandaloneProcess) -> Callable[[str], dict[str, Any]]:
+    def get(topic: str) -> dict[str, Any]:
+        path = topic if "://" in topic else f"persistent://public/default/{topic}"
+        url = f"http://localhost:{server.http_port}/admin/v2/{path.replace('://', '/')}/stats"
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            found: dict[str, Any] = json.load(reply)["subscriptions"]["s"]
+            return found
+
+    return get
+
+
+def send(library: Library, topic: str, *texts: str) -> None:
+    producer = library.client.create_producer(topic, batching_enabled=False)
+    for text in texts:
+        producer.send(text.encode())
+    producer.close()
+
+
+def receive(consumer: Any, count: int) -> list[Any]:
+    return [consumer.receive(timeout_millis=TIMEOUT_MS) for _ in range(count)]
+
+
+def texts(messages: list[Any]) -> list[str]:
+    return [message.data().decode() for message in messages]
+
+
+def is_silent(library: Library, consumer: Any, milliseconds: int = SILENT_MS) -> bool:
+    try:
+        message = consumer.receive(timeout_millis=milliseconds)
+    except library.module.Timeout:
+        return True
+    raise AssertionError(f"it got {message.data()!r}")
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# ---- Exclusive -----------------------------------------------------------------------------------
+
+
+def test_second_exclusive_consumer_and_another_type_are_refused(
+    library: Library, topic: str
+) -> None:
+    busy = library.module.ConsumerBusy
+    first = library.subscribe(topic, "Exclusive")
+    for kind in ("Exclusive", "Shared", "Failover"):
+        with pytest.raises(busy):
+            library.subscribe(topic, kind)
+    send(library, topic, "a")
+    first.acknowledge(receive(first, 1)[0])
+    first.close()
+    second = library.subscribe(topic, "Shared")
+    with pytest.raises(busy):
+        library.subscribe(topic, "Failover")
+    send(library, topic, "b")
+    assert texts(receive(second, 1)) == ["b"]
+    second.close()
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Failover"])
+def test_negative_ack_on_a_single_active_type_redelivers_everything_in_order(
+    library: Library, topic: str, kind: str
+) -> None:
+    consumer = library.subscribe(topic, kind, negative_ack_redelivery_delay_ms=100)
+    send(library, topic, "a", "b", "c", "d")
+    messages = receive(consumer, 4)
+    consumer.acknowledge(messages[0])
+    consumer.acknowledge(messages[2])
+    consumer.negative_acknowledge(messages[3])
+    again = receive(consumer, 2)
+    assert texts(again) == ["b", "d"]
+    assert [message.redelivery_count() for message in again] == [0, 0]
+    consumer.acknowledge_cumulative(again[1])
+    assert is_silent(library, consumer, 500)
+    consumer.close()
+
+
+def test_redelivery_of_everything_returns_no_message_twice(
+    libraries: dict[str, Library], topic: str
+) -> None:
+    """Apache's client keeps its queue. Ours empties it, and drops what the broker sent before it
+    got the request."""
+    library = libraries["grpc"]
+    consumer = library.subscribe(topic, "Exclusive")
+    expected = [str(number) for number in range(300)]
+    send(library, topic, *expected)
+    for taken in (0, 1, 50):
+        assert texts(receive(consumer, taken)) == expected[:taken]
+        consumer.redeliver_unacknowledged_messages()
+        time.sleep(0.3)  # the client empties its queue on a thread of its own
+    assert texts(receive(consumer, 300)) == expected
+    assert is_silent(library, consumer, 500)
+    consumer.close()
+
+
+# ---- Failover ------------------------------------------------------------------------------------
+
+
+def test_standby_takes_over_at_the_first_unacknowledged_message(
+    library: Library, topic: str, stats: Callable[[str], dict[str, Any]]
+) -> None:
+    first = library.subscribe(topic, "Failover", "first")
+    second = library.subscribe(topic, "Failover", "second")
+    send(library, topic, *"abcdefgh")
+    messages = receive(first, 8)
+    assert texts(messages) == list("abcdefgh")
+    first.acknowledge_cumulative(messages[3])
+    assert is_silent(library, second)
+    found = stats(topic)
+    assert (found["type"], found["activeConsumerName"]) == ("Failover", "first")
+    first.close()
+    assert texts(receive(second, 4)) == list("efgh")
+    assert stats(topic)["activeConsumerName"] == "second"
+    second.close()
+
+
+def test_standby_takes_over_from_a_client_of_the_other_transport(
+    libraries: dict[str, Library], topic: str
+) -> None:
+    one, two = libraries.values()
+    first = one.subscribe(topic, "Failover", "b")
+    second = two.subscribe(topic, "Failover", "a")
+    send(one, topic, "x", "y")
+    messages = receive(first, 2)
+    first.acknowledge(messages[1])
+    first.close()
+    assert texts(receive(second, 1)) == ["x"]
+    third = one.subscribe(topic, "Failover", "c")
+    second.close()
+    assert texts(receive(third, 1)) == ["x"]
+    third.close()
+
+
+def test_partitions_are_spread_over_the_consumers(
+    server: StandaloneProcess,
+    libraries: dict[str, Library],
+    topic: str,
+    stats: Callable[[str], dict[str, Any]],
+) -> None:
+    apache = libraries["6650"]
+    request = urllib.request.Request(
+        f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}/partitions",
+        b"9",
+        {"content-type": "application/json"},
+        method="PUT",
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+    def active() -> str:
+        parts = [f"persistent://public/default/{topic}-partition-{index}" for index in range(9)]
+        return "".join(stats(part)["activeConsumerName"] for part in parts)
+
+    consumers = {name: apache.subscribe(topic, "Failover", name) for name in "CAB"}
+    wait_until(lambda: active() == "ABCABCABC")
+    consumers.pop("A").close()
+    wait_until(lambda: active() == "BCBCBCBCB")
+    for consumer in consumers.values():
+        consumer.close()
+
+
+def test_better_priority_takes_over_after_the_active_consumer_has_acknowledged(
+    libraries: dict[str, Library], topic: str
+) -> None:
+    ours = libraries["grpc"]
+    low = ours.subscribe(topic, "Failover", "low", priority_level=1)
+    send(ours, topic, "a", "b")
+    messages = receive(low, 2)
+    high = ours.subscribe(topic, "Failover", "high", priority_level=0)
+    assert (low.is_active(), high.is_active()) == (True, False)
+    for message in messages:
+        low.acknowledge(message)
+    wait_until(lambda: high.is_active() and not low.is_active())
+    send(ours, topic, "c")
+    message = receive(high, 1)[0]
+    assert message.data() == b"c"
+    high.acknowledge(message)
+    high.close()
+    wait_until(low.is_active)
+    low.close()
+
+
+def test_active_consumer_that_acknowledges_nothing_is_replaced_after_the_delay(
+    libraries: dict[str, Library], topic: str
+) -> None:
+    ours = libraries["grpc"]
+    low = ours.subscribe(topic, "Failover", "low", priority_level=1)
+    send(ours, topic, "a", "b")
+    messages = receive(low, 2)
+    high = ours.subscribe(topic, "Failover", "high", receiver_queue_size=1)
+    assert texts(receive(high, 1)) == ["a"]
+    low.acknowledge(messages[0])  # late
+    low.acknowledge(messages[1])
+    low.close()
+    high.close()
+    last = ours.subscribe(topic, "Failover")
+    assert is_silent(ours, last, 500)
+    last.close()
+
+
+def test_seek_closes_only_the_active_consumer(
+    library: Library, topic: str, stats: Callable[[str], dict[str, Any]]
+) -> None:
+    first = library.subscribe(topic, "Failover", "first", start_message_id_inclusive=True)
+    second = library.subscribe(topic, "Failover", "second")
+    send(library, topic, "a", "b", "c")
+    messages = receive(first, 3)
+    first.acknowledge_cumulative(messages[2])
+    since = {it["consumerName"]: it["connectedSince"] for it in stats(topic)["consumers"]}
+    first.seek(messages[1].message_id())
+    assert texts(receive(second, 2)) == ["b", "c"]
+    wait_until(lambda: len(stats(topic)["consumers"]) == 2)
+    after = {it["consumerName"]: it["connectedSince"] for it in stats(topic)["consumers"]}
+    assert after["second"] == since["second"]
+    assert after["first"] != since["first"]
+    assert stats(topic)["activeConsumerName"] == "second"
+    first.close()
+    second.close()
+
+
+def test_failover_of_a_non_persistent_topic(libraries: dict[str, Library], topic: str) -> None:
+    apache = libraries["6650"]
+    volatile = f"non-persistent://public/default/{topic}"
+    first = apache.subscribe(volatile, "Failover", "first")
+    second = apache.subscribe(volatile, "Failover", "second")
+    send(apache, volatile, "a")
+    assert texts(receive(first, 1)) == ["a"]
+    first.close()
+    send(apache, volatile, "b")
+    assert texts(receive(second, 1)) == ["b"]
+    second.close()
+
+
+# ---- Shared --------------------------------------------------------------------------------------
+
+
+def test_negative_acks_on_shared_redeliver_single_messages_with_their_counts(
+    library: Library, topic: str
+) -> None:
+    consumer = library.subscribe(topic, "Shared", negative_ack_redelivery_delay_ms=100)
+    send(library, topic, "a", "b", "c")
+    messages = receive(consumer, 3)
+    consumer.acknowledge(messages[0])
+    for count in (1, 2):
+        consumer.negative_acknowledge(messages[1])
+        (messages[1],) = receive(consumer, 1)
+        assert (messages[1].data(), messages[1].redelivery_count()) == (b"b", count)
+    other = library.subscribe(topic, "Shared")
+    consumer.close()
+    again = {it.data(): it.redelivery_count() for it in receive(other, 2)}
+    assert again == {b"b": 3, b"c": 1}
+    assert is_silent(library, other, 500)
+    other.close()
+
+
+def test_partly_acknowledged_batch_is_redelivered_without_what_was_acknowledged(
+    library: Library, topic: str
+) -> None:
+    producer = library.client.create_producer(
+        topic, batching_enabled=True, batching_max_publish_delay_ms=200
+    )
+    consumer = library.subscribe(topic, "Shared", batch_index_ack_enabled=True)
+    for text in "abcde":
+        producer.send_async(text.encode(), lambda *_: None)
+    producer.flush()
+    messages = receive(consumer, 5)
+    consumer.acknowledge(messages[0])
+    consumer.acknowledge(messages[3])
+    consumer.close()
+    again = library.subscribe(topic, "Shared", batch_index_ack_enabled=True)
+    assert texts(receive(again, 3)) == ["b", "c", "e"]
+    again.close()
+    producer.close()
+
+
+def test_consumer_of_a_better_priority_gets_the_messages_while_it_has_permits(
+    libraries: dict[str, Library], topic: str
+) -> None:
+    ours = libraries["grpc"]
+    low = ours.subscribe(topic, "Shared", "low", priority_level=1, receiver_queue_size=10)
+    high = ours.subscribe(topic, "Shared", "high", priority_level=0, receiver_queue_size=4)
+    send(ours, topic, *"abcdefgh")
+    assert texts(receive(high, 1)) == ["a"]
+    assert texts(receive(low, 1))[0] > "d"
+    low.close()
+    high.close()

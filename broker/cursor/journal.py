@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,7 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.owned_record import dropping
 from magnetar.broker.log.rolling import Rolling
 from magnetar.metadata.model import LedgerId
+from magnetar.runtime.event import Event
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import OnDemandTask
 
@@ -130,15 +130,15 @@ class CursorJournal:
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
         self._receipts: list[Receipt] = []  # to be called after the next write
         self._writing: list[Receipt] = []  # to be called after the write in flight
-        self._restarts: deque[_Restart] = deque()
+        self._restarts: list[_Restart] = []
         self._ledger: CursorLedger | None = None  # None: no ledger is open for writing
         self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))
 
         self._closing = False
         self._ended: LogError | None = None
         self._work = OnDemandTask(f"cursors {topic_log.name}", self._settle)
-        self._hurry = asyncio.Event()  # the next write must not wait for more changes
-        self._finished = asyncio.Event()
+        self._hurry = Event()  # the next write must not wait for more changes
+        self._finished = Event()
         topic_log.owned_record.watch(self._wake)
 
     def add(self, cursor: Journaled) -> None:
@@ -202,7 +202,7 @@ class CursorJournal:
                 await self._write()
             while self._restarts:
                 await self._restart(self._restarts[0])
-                self._restarts.popleft()
+                del self._restarts[0]
             if self._closing:
                 await self._finish()
                 self._end(LogClosed(str(self._owned_record.name)))
@@ -399,7 +399,7 @@ class CursorJournal:
             self._ledger.appender.abandon()
         restarts = [restart.receipt for restart in self._restarts]
         self._writing += [*self._receipts, *restarts]
-        self._receipts, self._restarts = [], deque()
+        self._receipts, self._restarts = [], []
         self._give(error)
 
     def _give(self, outcome: BrokerError | None) -> None:

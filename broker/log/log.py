@@ -58,6 +58,7 @@ from magnetar.broker.log.recovery import recover_log
 from magnetar.broker.log.rolling import Rolling, with_data_ledgers
 from magnetar.metadata.model import EntryPlace, LedgerId, TopicLedger
 from magnetar.protos.entry import parse_stored_entry
+from magnetar.runtime.event import Event
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import OnDemandTask
 
@@ -149,6 +150,46 @@ class _Watcher:
 class Log:
     """Made by `Log.open`, then started: appends wait for `start`."""
 
+    __slots__ = (
+        "_appender",
+        "_cache",
+        "_clock",
+        "_closing",
+        "_deletion",
+        "_drop_through",
+        "_ended",
+        "_finished",
+        "_held_bytes",
+        "_ledger_bytes",
+        "_newest",
+        "_opened_s",
+        "_outstanding",
+        "_reader",
+        "_reported",
+        "_rolling",
+        "_room",
+        "_size_factor",
+        "_stepped",
+        "_terminating",
+        "_watchers",
+        "_work",
+        "_writing",
+        "budget",
+        "chain",
+        "config",
+        "latency",
+        "ledgers",
+        "losses",
+        "name",
+        "on_appended",
+        "on_failed",
+        "on_head_dropped",
+        "on_ledger_closed",
+        "owned_record",
+        "protect",
+        "quorum",
+    )
+
     def __init__(
         self,
         owned_record: OwnedRecord,
@@ -203,12 +244,12 @@ class Log:
 
         self._closing = False
         self._terminating = False
-        self._stepped = asyncio.Event()  # a step was made; each step gets a new event
+        self._stepped = Event()  # a step was made; each step gets a new event
         self._ended: LogError | None = None  # why it takes nothing any more
         self._work = OnDemandTask(f"log {self.name}", self._settle)
-        self._room = asyncio.Event()
+        self._room = Event()
         self._room.set()
-        self._finished = asyncio.Event()
+        self._finished = Event()
         owned_record.watch(self._work.wake)
 
     @classmethod
@@ -410,7 +451,7 @@ class Log:
         try:
             while self._ended is None and await self._step():
                 self._stepped.set()
-                self._stepped = asyncio.Event()
+                self._stepped = Event()
             if self._ended is None and self._closing:
                 await self._deletion.finish()
                 self._end(LogClosed(str(self.name)))

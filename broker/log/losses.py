@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +33,7 @@ class Losses:
 
     def __init__(self) -> None:
         self.entries = 0
-        self._ranges: OrderedDict[LostRange, None] = OrderedDict()
+        self._ranges: dict[LostRange, None] = {}  # oldest first
 
     @property
     def ranges(self) -> list[LostRange]:
@@ -48,7 +47,7 @@ class Losses:
         self.entries += lost.last - lost.first + 1
         self._ranges[lost] = None
         if len(self._ranges) > RANGES_MAX:
-            self._ranges.popitem(last=False)
+            del self._ranges[next(iter(self._ranges))]
         return True
 
 

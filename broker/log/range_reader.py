@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import LedgerError, LedgerNotFound, RecoveryIncomplete
@@ -41,14 +40,14 @@ class LogReader:
         self._ledgers = ledgers
         self._cache = cache
         self._writing = writing
-        self._readers: OrderedDict[int, Reader] = OrderedDict()
+        self._readers: dict[int, Reader] = {}  # by ledger, oldest first
 
     def keep(self, ledger: int, reader: Reader) -> None:
         """A reader of a ledger that was just closed."""
+        self._readers.pop(ledger, None)
         self._readers[ledger] = reader
-        self._readers.move_to_end(ledger)
         if len(self._readers) > READERS_MAX:
-            self._readers.popitem(last=False)
+            del self._readers[next(iter(self._readers))]
 
     def forget(self, ledger: int) -> None:
         """The ledger was dropped."""

@@ -6,7 +6,6 @@ are connected stay.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import ConsumerBusy, NotAllowed, SubscriptionNotFound
@@ -30,7 +29,7 @@ class SubscribeRates:
     """How often each consumer may subscribe. A bucket of tokens for each, full at first."""
 
     def __init__(self) -> None:
-        self._tokens: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # tokens, since when
+        self._tokens: dict[_Key, tuple[float, float]] = {}  # tokens, since when; oldest first
 
     def take(self, key: _Key, rate: SubscribeRate, now: float) -> bool:
         """Whether this consumer may subscribe now. It is counted if it may."""
@@ -43,7 +42,7 @@ class SubscribeRates:
         may = tokens >= 1.0
         self._tokens[key] = (tokens - 1.0 if may else tokens), now
         if len(self._tokens) > SUBSCRIBERS_MAX:
-            self._tokens.popitem(last=False)
+            del self._tokens[next(iter(self._tokens))]
         return may
 
     def __len__(self) -> int:

@@ -65,6 +65,7 @@ from magnetar.broker.topic.retention import Trimmer
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.broker.topic.throttle import RateStage, TopicSizeStage
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
+from magnetar.runtime.event import Event
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import spawn_in
 
@@ -258,7 +259,7 @@ class PersistentTopic:
         )
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
-        self._closed = asyncio.Event()
+        self._closed = Event()
         self.trimmer = Trimmer(log, cursors, policies, clock)
         log.on_head_dropped = self._on_head_dropped
         self._idle_since: float | None = now

@@ -63,6 +63,7 @@ from magnetar.runtime.awake import Awake
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.steps import StepMeter
 from magnetar.runtime.supervise import Backoff, is_operating_error, supervise
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     import random
@@ -168,6 +169,7 @@ class Broker:
         self.orphans = OrphanSweep(store, ledgers, clock, grace_s=orphan_grace_s)
         self.catalog = Catalog(store, self.policies, clock, partitions_max=partitions_max)
         self.watched_lists = WatchedLists(store, self.catalog)
+        self.turns = Turns()  # for long computations
         self._non_persistent = non_persistent
         loop = asyncio.get_running_loop()
         self._cap = Cap(non_persistent_per_connection, loop.call_soon)

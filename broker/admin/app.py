@@ -62,8 +62,15 @@ def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> 
     broker, by Pulsar's names."""
     calls = PartitionCalls()
     api = admin_api(broker, settings, calls)
+    resolving = asyncio.Lock()
+    resolved = False
 
     async def serve(scope: Message, receive: Any, send: Any) -> None:
+        nonlocal resolved
+        if not resolved:
+            async with resolving:
+                await asyncio.to_thread(_resolve_routes, api)  # once; it takes a second of CPU
+            resolved = True
         if scope["path"] == api.openapi_url and api.openapi_schema is None:
             await asyncio.to_thread(api.openapi)  # it takes a second, and is kept
         await api(scope, receive, send)
@@ -97,6 +104,15 @@ def admin_api(
     calls.serve = api
     api.openapi = partial(_document, api)  # type: ignore[method-assign]
     return api
+
+
+def _resolve_routes(api: FastAPI) -> None:
+    """FastAPI builds the routes of an included router, with their models, when it first looks for a
+    match in it: up to half a second in one step of the loop."""
+    for route in api.routes:
+        route.matches(
+            {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
+        )
 
 
 def _document(api: FastAPI) -> dict[str, Any]:

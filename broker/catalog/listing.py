@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 
+from magnetar.broker.catalog.pattern import TopicPattern
 from magnetar.broker.catalog.reserved import is_system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from magnetar.broker.catalog.pattern import TopicPattern
     from magnetar.protos.names import TopicName
+    from magnetar.runtime.turns import Turns
 
 
-NAMES_PER_TURN: Final = 500
-"""Some 20 us each for a pattern with many states: 10 ms."""
+WORK_PER_TURN: Final = 5_000
+"""Steps of the pattern's automaton in one turn of the loop: up to 2 us each."""
+
+WORK_PER_NAME: Final = 20
+"""A name costs so many steps beside those of the pattern."""
 
 
 def visible(names: Iterable[TopicName]) -> list[TopicName]:
@@ -25,21 +28,34 @@ def visible(names: Iterable[TopicName]) -> list[TopicName]:
     return [name for name in names if not is_system(name)]
 
 
-async def matching(pattern: TopicPattern, names: Sequence[TopicName]) -> list[TopicName]:
-    """Those that match, in the same order. Gives the loop a turn after every NAMES_PER_TURN."""
+async def compiled(pattern: str, turns: Turns) -> TopicPattern:
+    """Raises UnsupportedPattern."""
+    await turns.take()
+    return TopicPattern(pattern)
+
+
+async def matching(
+    pattern: TopicPattern, names: Iterable[TopicName], turns: Turns
+) -> list[TopicName]:
+    """Those that match, in the same order. As in Pulsar, the pattern covers
+    `tenant/namespace/topic`, of a partition that of its topic. Waits for a turn after every
+    WORK_PER_TURN, also within a name."""
     found = []
-    for number, name in enumerate(names, 1):
-        if matches(pattern, name):
+    left = 0
+    for name in names:
+        text = str(name.base).partition("://")[2]
+        states, at = pattern.first, 0
+        while True:
+            if left <= 0:
+                await turns.take()
+                left = WORK_PER_TURN
+            states, at, work = pattern.advance(states, text, at, work_max=left)
+            left -= work + WORK_PER_NAME
+            if at == len(text) or not states:
+                break
+        if pattern.is_final(states):
             found.append(name)
-        if number % NAMES_PER_TURN == 0:
-            await asyncio.sleep(0)
     return found
-
-
-def matches(pattern: TopicPattern, name: TopicName) -> bool:
-    """As in Pulsar: the pattern covers `tenant/namespace/topic`, of a partition that of its
-    topic."""
-    return pattern.matches(str(name.base).partition("://")[2])
 
 
 def hash_of(names: Iterable[str]) -> str:

@@ -14,21 +14,26 @@ UnsupportedPattern: the client then filters the names itself, as it did before P
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from magnetar.broker.errors import UnsupportedPattern
 
 PATTERN_CHARACTERS_MAX: Final = 1_024
-STATES_MAX: Final = 2_000
-"""Of one automaton: `.{1000}` fits, `(.{1000}){1000}` does not."""
+STATES_MAX: Final = 1_000
+"""Of one automaton: `.{250}` fits, `.{500}` does not. To make one takes up to 10 ms. A character
+of a name that is met for the first time in a set of states costs up to 2 us for each."""
 
-SETS_MAX: Final = 1_000
-"""Sets of states that are kept. At the limit all are forgotten: a set costs up to STATES_MAX
-pointers, 16 MB in all."""
+KEPT_MAX: Final = 50_000
+"""Members of the sets of states that are kept, and characters in them. At the limit all are
+forgotten: some 64 bytes each, 3 MB in all."""
 
 DEPTH_MAX: Final = 50
 """Nested groups."""
+
+States = frozenset[int]
+"""Numbers of states that are followed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +71,51 @@ class TopicPattern:
         compiler = _Compiler(pattern)
         self._states = compiler.states
         self._final = compiler.compile()
-        self._sets: dict[frozenset[int], dict[str, frozenset[int]]] = {}
-        self._first = self._closure([compiler.first])
+        self._sets: dict[States, dict[str, States]] = {}
+        self._kept = 0  # members and characters
+        self.first: States = self._closure([compiler.first])
 
     def matches(self, text: str) -> bool:
         """Whether the pattern covers the whole text."""
-        current = self._first
-        for character in text:
-            known = self._sets.get(current)
+        states, _, _ = self.advance(self.first, text, 0, work_max=sys.maxsize)
+        return self.is_final(states)
+
+    def is_final(self, states: States) -> bool:
+        """Whether a text that ends in these states matches."""
+        return self._final in states
+
+    def advance(
+        self, states: States, text: str, at: int, *, work_max: int
+    ) -> tuple[States, int, int]:
+        """Follow the text from `at` on. Returns the states, where the text goes on, and the work: a
+        character costs 1 or, if it is met for the first time, as many as there are states. Ends
+        early when `work_max` is reached, and when there are no states: it cannot match any more.
+        """
+        work = 0
+        while at < len(text) and states and work < work_max:
+            character = text[at]
+            known = self._sets.get(states)
             if known is None:
-                if len(self._sets) >= SETS_MAX:
-                    self._sets.clear()
-                known = self._sets[current] = {}
+                known = self._keep(states)
             following = known.get(character)
             if following is None:
-                following = self._step(current, character)
-                if len(known) < SETS_MAX:  # one state may meet all characters of Unicode
-                    known[character] = following
-            if not following:
-                return False
-            current = following
-        return self._final in current
+                following = known[character] = self._step(states, character)
+                work += len(states) + len(following)
+                self._kept += 1
+            states = following
+            at += 1
+            work += 1
+        return states, at, work
 
-    def _step(self, current: frozenset[int], character: str) -> frozenset[int]:
+    def _keep(self, states: States) -> dict[str, States]:
+        if self._kept > KEPT_MAX:
+            self._sets.clear()
+            self._kept = 0
+        self._kept += len(states)
+        known = self._sets[states] = {}
+        return known
+
+    def _step(self, current: States, character: str) -> States:
         reached = []
         for number in current:
             state = self._states[number]
@@ -96,7 +123,7 @@ class TopicPattern:
                 reached += state.follows
         return self._closure(reached)
 
-    def _closure(self, numbers: list[int]) -> frozenset[int]:
+    def _closure(self, numbers: list[int]) -> States:
         """These states, and those that follow without a character."""
         seen: set[int] = set()
         while numbers:
@@ -312,7 +339,7 @@ class _Compiler:
         return first, last
 
     def _new(self, accepts: _Characters | None = None) -> int:
-        if len(self.states) >= STATES_MAX * 4:  # an automaton has up to four states a character
+        if len(self.states) >= STATES_MAX:
             self._refuse("its repetitions are too long")
         self.states.append(_State(accepts))
         return len(self.states) - 1

@@ -19,14 +19,14 @@ from magnetar.protos.names import Domain
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from magnetar.broker.catalog.catalog import Catalog
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName, TopicName
 
     Names = Mapping[str, TopicName]  # by full name
-    Listener = Callable[[Names, Names], None]  # what is new, what is gone
+    Listener = Callable[[Names, Names], Awaitable[None]]  # what is new, what is gone
 
 GATHER_S: Final = 0.1
 RETRY_S: Final = 1.0
@@ -54,6 +54,7 @@ class WatchedLists:
         self._catalog = catalog
         self._watched: dict[NamespaceName, _Watched] = {}
         self._changed: dict[NamespaceName, None] = {}
+        self._late: dict[Listener, None] = {}  # to be called although nothing has changed
         self._wake = asyncio.Event()
 
     async def watch(self, namespace: NamespaceName, listener: Listener) -> Names:
@@ -73,8 +74,14 @@ class WatchedLists:
             self.end(namespace, listener)
             raise
 
+    def call(self, listener: Listener) -> None:
+        """Call a listener without a change, between other calls."""
+        self._late[listener] = None
+        self._wake.set()
+
     def end(self, namespace: NamespaceName, listener: Listener) -> None:
         """Nothing is called any more. Idempotent."""
+        self._late.pop(listener, None)
         watched = self._watched.get(namespace)
         if watched is not None:
             watched.listeners.pop(listener, None)
@@ -87,9 +94,15 @@ class WatchedLists:
         """Read what has changed until cancelled."""
         self._changed |= dict.fromkeys(self._watched)  # what an earlier run left
         while True:
-            while not self._changed:
+            while not (self._changed or self._late):
                 self._wake.clear()
                 await self._wake.wait()
+            while self._late:
+                listener = next(iter(self._late))
+                del self._late[listener]
+                await listener({}, {})
+            if not self._changed:
+                continue
             if not any(self._joins(namespace) for namespace in self._changed):
                 await asyncio.sleep(GATHER_S)
             namespace = next(iter(self._changed))
@@ -123,7 +136,8 @@ class WatchedLists:
         gone = {text: before[text] for text in before.keys() - names.keys()}
         if new or gone:
             for listener in tuple(watched.listeners):
-                listener(new, gone)
+                if listener in watched.listeners:
+                    await listener(new, gone)
                 await asyncio.sleep(0)
         for listener, joined in joining.items():
             if watched.joining.pop(listener, None) is not None and not joined.done():

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.listing import hash_of, matching, visible
-from magnetar.broker.catalog.pattern import TopicPattern
+from magnetar.broker.catalog.listing import compiled, hash_of, matching, visible
 from magnetar.broker.errors import NotAllowed, UnsupportedPattern
 from magnetar.broker.session import reply, request
 from magnetar.protos import pulsar_pb2 as pb
@@ -53,7 +52,8 @@ async def topics_of_namespace(context: Context, body: pb.CommandGetTopicsOfNames
     filtered = False
     if body.HasField("topics_pattern"):
         with suppress(UnsupportedPattern):
-            found = await matching(TopicPattern(body.topics_pattern), found)
+            turns = context.broker.turns
+            found = await matching(await compiled(body.topics_pattern, turns), found, turns)
             filtered = True
     names = [str(name) for name in found]
     digest = hash_of(names)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.listing import hash_of, matches, matching, visible
-from magnetar.broker.catalog.pattern import TopicPattern
+from magnetar.broker.catalog.listing import compiled, hash_of, matching, visible
 from magnetar.broker.errors import NotAllowed, TooManyWatchers
 from magnetar.broker.session import reply
 from magnetar.protos.names import NamespaceName
 
 if TYPE_CHECKING:
+    from magnetar.broker.catalog.pattern import TopicPattern
     from magnetar.broker.catalog.watching import Names
     from magnetar.broker.session.context import Context
     from magnetar.protos import pulsar_pb2 as pb
@@ -24,21 +24,23 @@ LIST_BYTES_MAX: Final = 4 << 20
 
 
 class _Watcher:
+    """Keeps the pattern as text: an automaton takes up to 1 MB."""
+
     def __init__(
-        self, context: Context, watcher_id: int, namespace: NamespaceName, pattern: TopicPattern
+        self, context: Context, watcher_id: int, namespace: NamespaceName, pattern: str
     ) -> None:
         self._context = context
         self._watcher_id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
         self._matched: set[str] | None = None  # None: the first list is not complete
-        self._early: list[tuple[Names, Names]] = []  # changes since
+        self._changes: list[tuple[Names, Names]] = []  # that are not told yet
 
-    async def begin(self) -> list[str]:
+    async def begin(self, pattern: TopicPattern) -> list[str]:
         """The names that match, sorted."""
-        lists = self._context.broker.watched_lists
-        names = await lists.watch(self._namespace, self.on_change)
-        found = await matching(self._pattern, visible(names.values()))
+        broker = self._context.broker
+        names = await broker.watched_lists.watch(self._namespace, self.on_change)
+        found = await matching(pattern, visible(names.values()), broker.turns)
         self._matched = {str(name) for name in found}
         first = sorted(self._matched)
         asyncio.get_running_loop().call_soon(self._catch_up)  # behind the answer
@@ -47,18 +49,21 @@ class _Watcher:
     def end(self) -> None:
         self._context.broker.watched_lists.end(self._namespace, self.on_change)
 
-    def on_change(self, new: Names, gone: Names) -> None:
-        if self._matched is None or self._early:
-            self._early.append((new, gone))
-            return
-        matched = self._matched
+    async def on_change(self, new: Names, gone: Names) -> None:
+        self._changes.append((new, gone))
+        if self._matched is not None:
+            while self._changes:
+                await self._tell(self._matched, *self._changes.pop(0))
+
+    async def _tell(self, matched: set[str], new: Names, gone: Names) -> None:
+        fresh = [name for name in visible(new.values()) if str(name) not in matched]
+        found = []
+        if fresh:
+            turns = self._context.broker.turns
+            found = await matching(await compiled(self._pattern, turns), fresh, turns)
         removed = [text for text in gone if text in matched]
-        added = [
-            str(name)
-            for name in visible(new.values())
-            if str(name) not in matched and matches(self._pattern, name)
-        ]
-        if not (added or removed):
+        added = [str(name) for name in found]
+        if not (added or removed) or self._context.over:
             return
         matched.difference_update(removed)
         matched.update(added)
@@ -67,9 +72,8 @@ class _Watcher:
         )
 
     def _catch_up(self) -> None:
-        early, self._early = self._early, []
-        for new, gone in early:
-            self.on_change(new, gone)
+        if self._changes:
+            self._context.broker.watched_lists.call(self.on_change)
 
 
 async def watch(context: Context, body: pb.CommandWatchTopicList) -> bytes:
@@ -77,15 +81,15 @@ async def watch(context: Context, body: pb.CommandWatchTopicList) -> bytes:
     pattern that the broker does not understand is refused, and the client asks for the list
     periodically instead."""
     namespace = NamespaceName.parse(body.namespace)
-    pattern = TopicPattern(body.topics_pattern)
+    pattern = await compiled(body.topics_pattern, context.broker.turns)
     if (former := context.watchers.pop(body.watcher_id, None)) is not None:
         former()
     if len(context.watchers) >= WATCHERS_MAX:
         raise TooManyWatchers(WATCHERS_MAX)
-    watcher = _Watcher(context, body.watcher_id, namespace, pattern)
+    watcher = _Watcher(context, body.watcher_id, namespace, body.topics_pattern)
     context.watchers[body.watcher_id] = watcher.end
     try:
-        names = await watcher.begin()
+        names = await watcher.begin(pattern)
         if (size := sum(map(len, names))) > LIST_BYTES_MAX:
             why = f"its topics have {size} characters, at most {LIST_BYTES_MAX} can be sent"
             raise NotAllowed(f"watching {namespace}", why)

@@ -25,6 +25,7 @@ from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.failover import Failover
 from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.errors import (
+    BrokerError,
     ConsumerBusy,
     ConsumersConnected,
     InvalidAck,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.active import FailoverRules
     from magnetar.broker.dispatch.dispatcher import Action, ConsumerRefused, Dispatcher
     from magnetar.broker.dispatch.permits import Consumer, Limits
-    from magnetar.broker.errors import BrokerError
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.losses import LostRange
@@ -136,6 +136,7 @@ class Subscription:
         self._limits = limits
         self._guard = guard or Guard(topic)
         self._abandoned = abandoned
+        self._spawn = spawn
         self._dispatchers = dispatchers
         self._partition = partition
         self._failover = failover
@@ -424,6 +425,25 @@ class Subscription:
         self._drop_dispatcher()
         for other in others:
             other.evict(CloseReason.UNSUBSCRIBED)
+        # In a task of the topic: a client that leaves would interrupt the deletion, whose outcome
+        # would be unknown then, and the broker would give up the topic.
+        outcome: asyncio.Future[Exception | None] = self._loop.create_future()
+        task = self._spawn(self._delete(handle, outcome))
+        task.add_done_callback(lambda _: outcome.done() or outcome.cancel())
+        await asyncio.wait({outcome})
+        if (error := outcome.result()) is not None:
+            raise error
+
+    async def _delete(
+        self, handle: ConsumerHandle | None, outcome: asyncio.Future[Exception | None]
+    ) -> None:
+        try:
+            await self._delete_cursor(handle)
+            outcome.set_result(None)
+        except BrokerError as error:
+            outcome.set_result(error)
+
+    async def _delete_cursor(self, handle: ConsumerHandle | None) -> None:
         try:
             if self.cursor.durable:
                 await self._cursors.delete(self.name)

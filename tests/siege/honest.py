@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 
 from siege.programs import Target
+from siege.stuck import describe_on_signal
 
 from magnetar.protos import pulsar_pb2 as pb
 
@@ -26,6 +27,7 @@ class Service:
     transport: str
     sent: int = 0
     latencies: list[float] = field(default_factory=list)
+    slowest: list[float] = field(default_factory=list)  # latency, its parts: sent, receipt, message
     trouble: str = ""
 
     def describe(self) -> str:
@@ -34,7 +36,18 @@ class Service:
         return (
             f"honest client over {self.transport}: {len(self.latencies)} of {self.sent} delivered,"
             f" p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {ordered[-1] * 1_000:.0f} ms {self.trouble}"
+            f" (slowest: {self._slowest_text()})"
         )
+
+    def add(self, began: float, sent: float, receipt: float, message: float) -> None:
+        parts = [max(receipt, message) - began, sent - began, receipt - began, message - began]
+        self.latencies.append(parts[0])
+        self.slowest = max(self.slowest, parts)
+
+    def _slowest_text(self) -> str:
+        names = ("sent", "receipt", "delivered")
+        pairs = zip(names, self.slowest[1:], strict=False)
+        return ", ".join(f"{name} after {after * 1_000:.0f} ms" for name, after in pairs)
 
 
 async def be_honest(target: Target, service: Service, stop: asyncio.Event) -> None:
@@ -52,19 +65,19 @@ async def be_honest(target: Target, service: Service, stop: asyncio.Event) -> No
                 began = loop.time()
                 await client.publish(f"m{service.sent}", sequence_id=service.sent)
                 service.sent += 1
-                receipts = messages = 0
-                while not (receipts and messages):
+                sent, receipt, message = loop.time(), 0.0, 0.0
+                while not (receipt and message):
                     command = await client.receive()
                     if isinstance(command.body, pb.CommandSendReceipt):
-                        receipts += 1
+                        receipt = loop.time()
                     elif isinstance(command.body, pb.CommandMessage):
-                        messages += 1
+                        message = loop.time()
                         ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
                         ack.message_id.append(command.body.message_id)
                         await client.send(ack)
                     else:
                         raise EOFError(f"the broker said {command.body}")
-                service.latencies.append(loop.time() - began)
+                service.add(began, sent, receipt, message)
                 await asyncio.sleep(PAUSE_S)
     except (OSError, EOFError, TimeoutError, AssertionError) as error:
         service.trouble = f"{type(error).__name__}: {error}"
@@ -72,6 +85,7 @@ async def be_honest(target: Target, service: Service, stop: asyncio.Event) -> No
 
 async def main(urls: dict[str, str]) -> None:
     stop = asyncio.Event()
+    describe_on_signal()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     services = [Service(transport) for transport in TRANSPORTS]
     async with asyncio.TaskGroup() as group:

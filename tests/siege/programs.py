@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 from fakes.entries import entry_of
 from fakes.wire import StreamWire, WireClient, _Tcp
+from grpc import aio
 
 from magnetar.broker.session.grpc import SERVICE
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
+from magnetar.runtime.grpc_frames import CHANNEL_OPTIONS, open_frame_stream
 
 if TYPE_CHECKING:
     import random
@@ -48,7 +49,10 @@ class Target:
             reader, writer = await asyncio.open_connection(url.hostname, url.port)
             wire: Any = _Tcp(reader, writer)
         else:
-            channel = open_channel(url.netloc)
+            # A connection of its own: channels of one process share one otherwise, and a program
+            # that reads nothing would stop the others.
+            options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+            channel = aio.insecure_channel(url.netloc, options=options)
             stream = open_frame_stream(channel, f"/{SERVICE}/Session", peer="the broker")
             wire = StreamWire(stream, channel.close)
         try:

@@ -9,6 +9,7 @@ on each transport: three processes. Oracles:
     2. No callback of its loop takes more than CPU_S_MAX of CPU.
     3. Each honest message is delivered once and in order, within LATENCY_S_MAX.
     4. The server's memory stays below MEMORY_MB_MAX.
+    5. The siege ends: STUCK_S without a command is a finding, with what all tasks wait for.
 """
 
 from __future__ import annotations
@@ -21,18 +22,24 @@ import random
 import signal
 import sys
 import tempfile
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from siege.features import FEATURES, prepare
 from siege.honest import TRANSPORTS, Service
 from siege.programs import PROGRAMS, Target
+from siege.stuck import tasks_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+ALL = [*PROGRAMS, *FEATURES]
 AT_ONCE = 8  # hostile programs
+STUCK_S = 30.0
+REPORT_S = 10.0  # between two lines on the way
 PROGRAM_S = 10.0  # a program that the broker does not read any more is ended
 CPU_S_MAX = 0.05
 LATENCY_S_MAX = 5.0
@@ -47,18 +54,23 @@ class Report:
     services: list[Service]
     server: dict[str, Any]
     exit_code: int | None
+    wall_s: float
+    stuck: str = ""
 
     @property
     def problems(self) -> list[str]:
         found = [] if len(self.services) == len(TRANSPORTS) else ["an honest client died"]
         if self.exit_code != 0:
             found.append(f"the server ended with {self.exit_code}")
+        if self.stuck:
+            found.append(f"no command for {STUCK_S:g} s: {self.stuck}")
         for cpu_s, name in self.server.get("slowest", []):
             if cpu_s > CPU_S_MAX:
                 found.append(f"a callback took {cpu_s * 1_000:.0f} ms of CPU: {name}")
         if self.server.get("peak_mb", 0) > MEMORY_MB_MAX:
             found.append(f"the server took {self.server['peak_mb']} MB")
-        found += [f"stray error: {error}" for error in self.server.get("stray", [])]
+        stray = Counter(self.server.get("stray", []))
+        found += [f"stray error, {count} times: {error}" for error, count in stray.items()]
         for service in self.services:
             if service.trouble or len(service.latencies) != service.sent or not service.sent:
                 found.append(f"not served: {service.describe()}")
@@ -68,7 +80,8 @@ class Report:
 
     def text(self) -> str:
         lines = [
-            f"siege with seed {self.seed}: {sum(self.sent.values())} commands",
+            f"siege with seed {self.seed}: {sum(self.sent.values())} commands in"
+            f" {self.wall_s:.0f} s",
             *(f"    {name}: {count}" for name, count in sorted({**self.sent, **self.late}.items())),
             *(service.describe() for service in self.services),
             f"server: {self.server.get('callbacks')} callbacks,"
@@ -80,20 +93,29 @@ class Report:
 
 
 async def besiege(seed: int, commands: int) -> Report:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    services: list[Service] = []
+    stuck = ""
     with tempfile.TemporaryDirectory() as directory:
         async with _process("siege.server", directory) as server:
             target = Target(json.loads(await _line(server)))
+            await prepare(target)
             async with _process("siege.honest", json.dumps(target.urls)) as honest:
                 for _ in TRANSPORTS:
                     await _line(honest)
-                await _attack(target, random.Random(seed), commands)
+                stuck = await _attack(target, random.Random(seed), commands)
+                if stuck:
+                    for process in (server, honest):
+                        process.send_signal(signal.SIGUSR1)
                 honest.send_signal(signal.SIGTERM)
                 services = [Service(**each) for each in json.loads(await _line(honest) or b"[]")]
                 await honest.wait()
             server.send_signal(signal.SIGTERM)
             result = json.loads(await _line(server) or b"{}")
             exit_code = await server.wait()
-    return Report(seed, target.sent, target.late, services, result, exit_code)
+    wall_s = loop.time() - began
+    return Report(seed, target.sent, target.late, services, result, exit_code, wall_s, stuck)
 
 
 @asynccontextmanager
@@ -104,7 +126,7 @@ async def _process(module: str, argument: str) -> AsyncIterator[asyncio.subproce
         module,
         argument,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=_log_of(module),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         limit=64 << 20,
     )
@@ -116,16 +138,26 @@ async def _process(module: str, argument: str) -> AsyncIterator[asyncio.subproce
             await process.wait()
 
 
+def _log_of(module: str) -> Any:
+    """Where the process writes its log: MAGNETAR_SIEGE_LOGS names a directory."""
+    directory = os.environ.get("MAGNETAR_SIEGE_LOGS")
+    if directory is None:
+        return asyncio.subprocess.DEVNULL
+    return (Path(directory) / f"{module}.log").open("wb")
+
+
 async def _line(process: asyncio.subprocess.Process) -> bytes:
     """What it prints next; b"": it has ended."""
     assert process.stdout is not None
     return await process.stdout.readline()
 
 
-async def _attack(target: Target, rng: random.Random, commands: int) -> None:
+async def _attack(target: Target, rng: random.Random, commands: int) -> str:
+    """Returns what the siege waited for when it did not go on; "": it went on to its end."""
+
     async def attack() -> None:
         while target.commands < commands:
-            program, transport = rng.choice(PROGRAMS), rng.choice(TRANSPORTS)
+            program, transport = rng.choice(ALL), rng.choice(TRANSPORTS)
             try:
                 async with asyncio.timeout(PROGRAM_S):
                     await program(target, transport, random.Random(rng.random()))
@@ -138,8 +170,19 @@ async def _attack(target: Target, rng: random.Random, commands: int) -> None:
                 return  # the server is gone: its exit code says why
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(attack())
+        attacks = [group.create_task(attack()) for _ in range(AT_ONCE)]
+        before, since = 0, 0.0
+        while not all(task.done() for task in attacks):
+            await asyncio.wait(attacks, timeout=REPORT_S)
+            since = 0.0 if target.commands > before else since + REPORT_S
+            before = target.commands
+            print(f"{before} of {commands} commands", file=sys.stderr, flush=True)
+            if since >= STUCK_S:
+                text = tasks_text()
+                for task in attacks:
+                    task.cancel()
+                return text
+    return ""
 
 
 def main() -> int:

@@ -12,18 +12,25 @@ import json
 import resource
 import signal
 import sys
+import threading
 import time
 from asyncio import events
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from siege.stuck import describe_on_signal
+
 from magnetar.runtime.log import configure_logging
 from magnetar.standalone import StandaloneConfig, run_standalone
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from magnetar.metadata.model import BrokerRegistration
 
 SLOWEST = 5  # callbacks in the report
+SAMPLE_S = 0.02
+STACK_FRAMES = 8
 
 
 class Measured:
@@ -32,6 +39,8 @@ class Measured:
     def __init__(self) -> None:
         self.count = 0
         self.slowest: list[tuple[float, str]] = []
+        self.began: float | None = None  # the callback that runs; None: none does
+        self.stack = ""  # inside it, when it takes long
 
     def reset(self) -> None:
         self.count = 0
@@ -40,7 +49,16 @@ class Measured:
     def add(self, cpu_s: float, handle: Any) -> None:
         self.count += 1
         if len(self.slowest) < SLOWEST or cpu_s > self.slowest[-1][0]:
-            self.slowest = sorted([*self.slowest, (cpu_s, name_of(handle))], reverse=True)[:SLOWEST]
+            name = f"{name_of(handle)} {self.stack}"
+            self.slowest = sorted([*self.slowest, (cpu_s, name)], reverse=True)[:SLOWEST]
+
+    def sample(self, thread: int) -> None:
+        """Note where callbacks are that take long, until the process ends. In a thread."""
+        while True:
+            time.sleep(SAMPLE_S)
+            began = self.began
+            if began is not None and time.perf_counter() - began > SAMPLE_S:
+                self.stack = stack_of(sys._current_frames()[thread])
 
 
 def name_of(handle: Any) -> str:
@@ -57,25 +75,40 @@ def name_of(handle: Any) -> str:
     return getattr(callback, "__qualname__", repr(callback))[:120]
 
 
+def stack_of(frame: FrameType | None) -> str:
+    """The innermost functions, the innermost one first."""
+    names: list[str] = []
+    while frame is not None and len(names) < STACK_FRAMES:
+        names.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        frame = frame.f_back
+    return "in " + " < ".join(names)
+
+
 def measure(measured: Measured) -> None:
     """From now on, for all loops of this process."""
     run: Any = events.Handle._run
 
     def _run(self: Any) -> None:
+        measured.began, measured.stack = time.perf_counter(), ""
         began = time.thread_time()
         run(self)
-        measured.add(time.thread_time() - began, self)
+        cpu_s = time.thread_time() - began
+        measured.began = None
+        measured.add(cpu_s, self)
 
     events.Handle._run = _run  # type: ignore[method-assign]
+    main_thread = threading.get_ident()
+    threading.Thread(target=measured.sample, args=(main_thread,), daemon=True).start()
 
 
 async def serve(directory: Path, measured: Measured) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
+    describe_on_signal()
     stray: list[str] = []
     loop.set_exception_handler(
-        lambda _, context: stray.append(repr(context.get("exception") or context["message"]))
+        lambda _, context: stray.append(f"{context['message']}: {context.get('exception')!r}")
     )
 
     def on_ready(registration: BrokerRegistration) -> None:

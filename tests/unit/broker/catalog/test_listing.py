@@ -8,6 +8,8 @@ from magnetar.broker.catalog.listing import hash_of, matching, visible
 from magnetar.broker.catalog.pattern import TopicPattern
 from magnetar.broker.catalog.reserved import is_heartbeat, is_system
 from magnetar.protos.names import TopicName
+from magnetar.runtime.steps import STEP_CPU_S_MAX, StepMeter
+from magnetar.runtime.turns import Turns
 
 name = TopicName.parse
 
@@ -41,4 +43,21 @@ def test_system_topics(topic: str) -> None:
 async def test_lists_hide_them_and_a_pattern_sees_the_topic_of_a_partition() -> None:
     mine = [name(topic) for topic in ("a-partition-0", "a-partition-1", "ab")]
     assert visible([*mine, *map(name, SYSTEM)]) == mine
-    assert await matching(TopicPattern("public/default/a"), mine) == mine[:2]
+    assert await matching(TopicPattern("public/default/a"), mine, Turns()) == mine[:2]
+
+
+async def test_a_pattern_with_many_states_leaves_the_loop_its_turns() -> None:
+    names = [name(f"{number}" + "a1b2" * 50) for number in range(20)]
+    meter, turns = StepMeter(), Turns()
+    began = meter.begin()
+
+    class Measured(Turns):
+        async def take(self) -> None:
+            nonlocal began
+            meter.end("matching", began)
+            await turns.take()
+            began = meter.begin()
+
+    assert await matching(TopicPattern("public/default/[0-9a-z]{1,200}x"), names, Measured()) == []
+    assert sum(meter.kinds["matching"].cpu.counts) > 20
+    assert meter.cpu_s_max < STEP_CPU_S_MAX

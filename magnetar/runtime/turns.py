@@ -1,0 +1,23 @@
+"""Turns: long computations for clients take one slice at a time, in FIFO order.
+
+A computation that gives the loop a turn after each slice of 10 ms is harmless alone. A thousand of
+them are not: each has its slice in every turn of the loop, so that one turn takes ten seconds, and
+all clients wait for it. So a slice begins with `await turns.take()`, and there is at most one in a
+turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Turns:
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()  # grants in FIFO order
+
+    async def take(self) -> None:
+        """Wait for a turn of the loop without a slice of another computation. This turn is the
+        caller's until it waits again."""
+        await asyncio.sleep(0)  # a lock that is free would be granted within this turn
+        await self._lock.acquire()
+        asyncio.get_running_loop().call_soon(self._lock.release)

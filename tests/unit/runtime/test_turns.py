@@ -1,0 +1,43 @@
+"""Long computations take one slice at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.runtime.turns import Turns
+
+
+async def test_at_most_one_slice_runs_in_a_turn_of_the_loop() -> None:
+    turns, iterations = Turns(), 0
+    slices: list[tuple[int, int]] = []
+
+    async def count() -> None:
+        nonlocal iterations
+        while True:
+            iterations += 1
+            await asyncio.sleep(0)
+
+    async def compute(number: int) -> None:
+        for _ in range(3):
+            await turns.take()
+            slices.append((iterations, number))
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        computing = [group.create_task(compute(number)) for number in range(4)]
+        await asyncio.wait(computing)
+        counting.cancel()
+    assert len({iteration for iteration, _ in slices}) == len(slices)
+    assert [number for _, number in slices] == [0, 1, 2, 3] * 3
+
+
+async def test_a_cancelled_wait_keeps_no_turn() -> None:
+    turns = Turns()
+    await turns.take()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(turns.take())
+        await asyncio.sleep(0)
+        waiting.cancel()
+    async with asyncio.timeout(1):
+        await turns.take()
+        await turns.take()

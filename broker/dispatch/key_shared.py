@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
 from magnetar.broker.dispatch.assignment import require_same, selector_of
@@ -313,6 +313,32 @@ class KeyShared:
         """The pending entries of a consumer: position, unacknowledged messages, slot."""
         for position in consumer.pending:
             yield position, consumer.pending.get(position), self._slots.get(position)
+
+    def describe(self) -> dict[str, object]:
+        """Of the subscription; Pulsar's names."""
+        each = [self.describe_draining(consumer) for consumer in self._consumers]
+        sums = {
+            name: sum(cast("int", stats[name]) for stats in each)
+            for name in (
+                "drainingHashesCount",
+                "drainingHashesClearedTotal",
+                "drainingHashesUnackedMessages",
+            )
+        }
+        return {
+            "keySharedMode": self.policy.mode.name,
+            "allowOutOfOrderDelivery": self.policy.allow_out_of_order,
+            "msgInReplay": self.waiting,
+            **sums,
+        }
+
+    def describe_of(self, consumer: Consumer) -> dict[str, object]:
+        """Of a consumer; Pulsar's names."""
+        spans = self._selector.ranges(consumer)
+        return {
+            **self.describe_draining(consumer),
+            "keyHashRangeArrays": [[span.first, span.last] for span in spans],
+        }
 
     def describe_draining(self, consumer: Consumer) -> dict[str, object]:
         """Pulsar's names, in its ConsumerStats."""

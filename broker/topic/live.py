@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 IDLE_S: Final = 60.0
 """Enough for a client to reconnect and find its subscription's counters."""
 
-TYPES: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.FAILOVER)
+TYPES: Final = tuple(SubscriptionType)
 
 
 class NonPersistentTopic:

@@ -560,8 +560,20 @@ class Subscription:
             "readPosition": None if self.read_position is None else str(self.read_position),
             "waitingFor": [str(reason) for reason in self.explain()],
             "subscriptionProperties": dict(self.cursor.properties),
-            "consumers": [handle.stats() for handle in self.consumers.values()],
+            **self._key_shared_stats(),
+            "consumers": [
+                {**handle.stats(), **self._key_shared_stats_of(handle)}
+                for handle in self.consumers.values()
+            ],
         }
+
+    def _key_shared_stats(self) -> dict[str, Any]:
+        machine = self._dispatcher
+        return machine.describe() if isinstance(machine, KeyShared) and self.consumers else {}
+
+    def _key_shared_stats_of(self, handle: ConsumerHandle) -> dict[str, Any]:
+        machine = self._dispatcher
+        return machine.describe_of(handle.machine) if isinstance(machine, KeyShared) else {}
 
     # ---- the shell of the dispatcher -------------------------------------------------------------
 

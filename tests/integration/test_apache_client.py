@@ -663,9 +663,8 @@ def test_what_is_not_served_is_refused_at_once(client: pulsar.Client, topic: str
         client.create_producer(topic, schema=pulsar.schema.StringSchema())
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe(topic, "s", schema=pulsar.schema.StringSchema())
-    for kind in (pulsar.ConsumerType.Failover, pulsar.ConsumerType.KeyShared):
-        with pytest.raises(pulsar.NotAllowedError):
-            client.subscribe(topic, "s", kind)
+    with pytest.raises(pulsar.NotAllowedError):
+        client.subscribe(topic, "s", pulsar.ConsumerType.Failover)
     client.create_producer(topic).send(b"the connection is still good")
 
 

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from magnetar.broker.errors import BrokerError
+    from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.life import LifeConfig
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import LedgerStore
@@ -150,6 +151,7 @@ class Broker:
         non_persistent_per_connection: int = NON_PERSISTENT_PER_CONNECTION,
         deduplication: DeduplicationConfig | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
+        key_shared: KeySharedSettings | None = None,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -194,6 +196,7 @@ class Broker:
         self._failed: set[TopicName] = set()  # to be closed
         self._failing = asyncio.Event()
         self._deduplication = deduplication
+        self._key_shared = key_shared
         self.publish_latency = LatencyHistogram()
         self.steps = StepMeter()
         self.awake = Awake()
@@ -524,6 +527,7 @@ class Broker:
             on_idle=self._on_idle,
             message_bytes_max=self.message_bytes_max,
             failover=self._failover,
+            key_shared=self._key_shared,
         )
 
     async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
@@ -586,6 +590,7 @@ class Broker:
             epoch_min=0 if tombstone is None else tombstone.epoch,
             version_min=-1 if tombstone is None else tombstone.version,
             holds=lambda: self._owners.holds(bundle),
+            key_shared=self._key_shared,
         )
 
     def _guard(self, name: TopicName, on_failure: Callable[[Exception], None]) -> Guard:

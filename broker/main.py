@@ -312,6 +312,7 @@ class BrokerProcess:
             chores=self._chores(),
             cluster=self._config.cluster_name,
             life=self._config.life,
+            key_shared=self._config.key_shared,
             non_persistent=self._config.enable_non_persistent_topics,
             non_persistent_per_connection=(
                 self._config.max_concurrent_non_persistent_message_per_connection

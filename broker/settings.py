@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from magnetar.broker.key_shared_settings import KEY_SHARED_DEFAULTS, KeySharedSettings
 from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
 from magnetar.broker.policy_settings import PolicySettings
 from magnetar.metadata.model import BUNDLES_DEFAULT
@@ -134,6 +135,42 @@ class BrokerSettings(PolicySettings):
         "subscribe_order, or hash of topic and consumer name",
     )
 
+    # ---- Key_Shared subscriptions ----
+    subscription_key_shared_enable: bool = Field(
+        default=True, description="serve subscriptions of type Key_Shared"
+    )
+    subscription_key_shared_use_consistent_hashing: bool = Field(
+        default=True, description="assign keys by a hash ring; false: by splitting hash ranges"
+    )
+    subscription_key_shared_consistent_hashing_replica_points: int = Field(
+        default=KEY_SHARED_DEFAULTS.ring_points,
+        ge=1,
+        le=1_000,
+        description="points of each consumer on the hash ring",
+    )
+    subscription_key_shared_spread_keyless: bool = Field(
+        default=KEY_SHARED_DEFAULTS.spread_keyless,
+        description="messages without a key go to all consumers; false: all of them to one",
+    )
+    key_shared_unblocking_interval_ms: float = Field(
+        default=1_000 * KEY_SHARED_DEFAULTS.unblocking_interval_s,
+        ge=0,
+        le=60_000,
+        description="how long keys that have drained are collected before they are delivered",
+    )
+    key_shared_look_ahead_msg_in_replay_threshold_per_consumer: int = Field(
+        default=KEY_SHARED_DEFAULTS.look_ahead_per_consumer,
+        ge=1,
+        le=1_000_000,
+        description="entries that wait, for each consumer, while the broker reads on for others",
+    )
+    key_shared_look_ahead_msg_in_replay_threshold_per_subscription: int = Field(
+        default=KEY_SHARED_DEFAULTS.look_ahead_per_subscription,
+        ge=1,
+        le=1_000_000,
+        description="the same for all consumers of a subscription together",
+    )
+
     # ---- metrics ----
     expose_topic_level_metrics_in_prometheus: bool = Field(
         default=True, description="metrics of each topic; otherwise sums of each namespace"
@@ -174,6 +211,23 @@ class BrokerSettings(PolicySettings):
                 "one that clients use"
             )
         return self
+
+    @property
+    def key_shared(self) -> KeySharedSettings:
+        ring = self.subscription_key_shared_use_consistent_hashing
+        points = self.subscription_key_shared_consistent_hashing_replica_points
+        return KeySharedSettings(
+            enabled=self.subscription_key_shared_enable,
+            ring_points=points if ring else 0,
+            unblocking_interval_s=self.key_shared_unblocking_interval_ms / 1_000,
+            spread_keyless=self.subscription_key_shared_spread_keyless,
+            look_ahead_per_consumer=(
+                self.key_shared_look_ahead_msg_in_replay_threshold_per_consumer
+            ),
+            look_ahead_per_subscription=(
+                self.key_shared_look_ahead_msg_in_replay_threshold_per_subscription
+            ),
+        )
 
     @property
     def life(self) -> LifeConfig:

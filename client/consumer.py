@@ -265,6 +265,7 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
         batch_indexes=options.batch_index_ack_enabled,
         nack_delay_s=options.negative_ack_redelivery_delay_ms / 1000,
         unacked_timeout_s=timeout_ms / 1000 if timeout_ms else None,
+        key_shared=options.key_shared_policy,
     )
 
 

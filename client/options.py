@@ -11,9 +11,10 @@ one) and of client statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, Final
 
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError
@@ -81,6 +82,51 @@ class RegexSubscriptionMode(IntEnum):
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
+
+
+class KeySharedMode(IntEnum):
+    """How the keys of a KeyShared subscription are assigned. AutoSplit: the broker splits the
+    hashes among the consumers. Sticky: each consumer asks for its own hash ranges."""
+
+    AutoSplit = 0
+    Sticky = 1
+
+
+HASH_SLOTS: Final = 65_536
+"""The hashes of keys are 0..65535."""
+
+
+class ConsumerKeySharedPolicy:
+    """How a KeyShared consumer gets its keys. All consumers of a subscription use one mode.
+
+    `sticky_ranges` are pairs of a first and a last hash, both included: the hash of a key is the
+    remainder of its Murmur3 hash by 65536. With `allow_out_of_order_delivery` a new consumer gets
+    its keys at once, although messages of them are unacknowledged at another consumer. Raises
+    InvalidConfiguration.
+    """
+
+    def __init__(
+        self,
+        key_shared_mode: KeySharedMode = KeySharedMode.AutoSplit,
+        allow_out_of_order_delivery: bool = False,
+        sticky_ranges: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        _expect("key_shared_mode", key_shared_mode, KeySharedMode)
+        _expect("allow_out_of_order_delivery", allow_out_of_order_delivery, bool)
+        if key_shared_mode is KeySharedMode.Sticky and not sticky_ranges:
+            raise InvalidConfiguration("KeySharedMode.Sticky needs sticky_ranges")
+        ranges = sorted(sticky_ranges or ())
+        for first, last in ranges:
+            if not 0 <= first <= last < HASH_SLOTS:
+                raise InvalidConfiguration(
+                    f"sticky_ranges: ({first}, {last}) is no range within 0..{HASH_SLOTS - 1}"
+                )
+        for one, two in pairwise(ranges):
+            if two[0] <= one[1]:
+                raise InvalidConfiguration(f"sticky_ranges: {one} and {two} overlap")
+        self.key_shared_mode = key_shared_mode
+        self.allow_out_of_order_delivery = allow_out_of_order_delivery
+        self.sticky_ranges = ranges
 
 
 class ConsumerBatchReceivePolicy:
@@ -250,7 +296,7 @@ class ConsumerOptions:
     auto_ack_oldest_chunked_message_on_queue_full: bool = False
     start_message_id_inclusive: bool = False
     batch_receive_policy: ConsumerBatchReceivePolicy | None = None
-    key_shared_policy: object | None = None
+    key_shared_policy: ConsumerKeySharedPolicy | None = None
     batch_index_ack_enabled: bool = True
     regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
     dead_letter_policy: object | None = None
@@ -271,7 +317,6 @@ class ConsumerOptions:
             "replicate_subscription_state_enabled",
             "max_pending_chunked_message",
             "auto_ack_oldest_chunked_message_on_queue_full",
-            "key_shared_policy",
             "regex_subscription_mode",
             "dead_letter_policy",
             "crypto_failure_action",
@@ -284,6 +329,7 @@ class ConsumerOptions:
         _expect_at_least(0, "priority_level", self.priority_level)
         if self.priority_level > PRIORITY_LEVEL_MAX:
             raise InvalidConfiguration(f"priority_level must be at most {PRIORITY_LEVEL_MAX}")
+        _expect("key_shared_policy", self.key_shared_policy, ConsumerKeySharedPolicy, type(None))
         _expect("initial_position", self.initial_position, InitialPosition)
         _expect("consumer_name", self.consumer_name, str, type(None))
         _expect_properties("properties", self.properties)

@@ -117,8 +117,8 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
 def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> list[bytes]:
     """Encode the entry for a batch of one or more messages: [everything before, payload].
 
-    If all messages share key and ordering key, the entry's metadata holds them too. So a broker can
-    dispatch by key without opening the batch. A delayed message cannot be in a batch. Raises
+    A key or an ordering key that all messages share is also in the entry's metadata. So a broker
+    can dispatch by key without opening the batch. A delayed message cannot be in a batch. Raises
     EntryTooLarge.
     """
     payload = b"".join(_batched(messages))
@@ -127,8 +127,12 @@ def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> li
     metadata.num_messages_in_batch = len(messages)
     metadata.highest_sequence_id = messages[-1].sequence_id
     key, ordering_key = first.partition_key, first.ordering_key
-    if all(m.partition_key == key and m.ordering_key == ordering_key for m in messages):
-        _set_keys(metadata, first)
+    if key is not None and all(m.partition_key == key for m in messages):
+        metadata.partition_key = key
+        if first.partition_key_b64:
+            metadata.partition_key_b64_encoded = True
+    if ordering_key is not None and all(m.ordering_key == ordering_key for m in messages):
+        metadata.ordering_key = ordering_key
     return _entry(metadata, _compressed(payload, header))
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
-from magnetar.broker.dispatch.key_shared_policy import KeySharedSettings
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:

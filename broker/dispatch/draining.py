@@ -30,11 +30,12 @@ class DrainingHash:
 
 
 class DrainingHashes:
-    __slots__ = ("_by_slot", "_cleared")
+    __slots__ = ("_by_slot", "_cleared", "blocked_attempts")
 
     def __init__(self) -> None:
         self._by_slot: dict[int, DrainingHash] = {}
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
+        self.blocked_attempts = 0  # of all slots, also those that have drained
 
     def __bool__(self) -> bool:
         return bool(self._by_slot)
@@ -76,6 +77,7 @@ class DrainingHashes:
             del self._by_slot[slot]
             return False
         entry.blocked_attempts += 1
+        self.blocked_attempts += 1
         return True
 
     def on_gone(self, slot: int, consumer: Consumer) -> bool:

@@ -45,28 +45,19 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
+from magnetar.broker.dispatch.assignment import require_same, selector_of
 from magnetar.broker.dispatch.chunks import ChunkRoutes
-from magnetar.broker.dispatch.dispatcher import (
-    ConsumerRefused,
-    Deliver,
-    EntryDetail,
-    Read,
-    Replay,
-    after,
-)
+from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.explain import Reason, Why
-from magnetar.broker.dispatch.halving import Halving
-from magnetar.broker.dispatch.key_shared_policy import KeySharedMode, KeySharedPolicy
+from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 from magnetar.broker.dispatch.keyed_replay import KeyedReplay
 from magnetar.broker.dispatch.positions import PositionMap
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
-from magnetar.broker.dispatch.sticky_ranges import StickyRanges
-from magnetar.broker.errors import ConsumerBusy
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -122,17 +113,20 @@ class KeyShared:
         """Entries that were read and wait for their consumer."""
         return len(self._replay) + len(self._in_flight)
 
+    @property
+    def blocked_attempts(self) -> int:
+        """Deliveries that had to wait for a slot that drains, so far."""
+        return self._draining.blocked_attempts
+
     # ---- consumers -------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
-        policy = consumer.key_shared or KeySharedPolicy()
-        policy = KeySharedPolicy(policy.mode, (), policy.allow_out_of_order)
+        policy = (consumer.key_shared or KeySharedPolicy()).of_all
         selector = self._selector
         if not self._consumers:
-            selector = self._selector_of(policy)
-        elif policy != self.policy:
-            why = f"its consumers use the Key_Shared policy {self.policy}, not {policy}"
-            raise ConsumerRefused(ConsumerBusy(self._subscription, why))
+            selector = selector_of(policy, self._settings, self._subscription)
+        else:
+            require_same(policy, self.policy, self._subscription)
         moved = selector.add(consumer)
         self._selector, self.policy = selector, policy
         self._consumers.append(consumer)
@@ -320,6 +314,32 @@ class KeyShared:
         for position in consumer.pending:
             yield position, consumer.pending.get(position), self._slots.get(position)
 
+    def describe(self) -> dict[str, object]:
+        """Of the subscription; Pulsar's names."""
+        each = [self.describe_draining(consumer) for consumer in self._consumers]
+        sums = {
+            name: sum(cast("int", stats[name]) for stats in each)
+            for name in (
+                "drainingHashesCount",
+                "drainingHashesClearedTotal",
+                "drainingHashesUnackedMessages",
+            )
+        }
+        return {
+            "keySharedMode": self.policy.mode.name,
+            "allowOutOfOrderDelivery": self.policy.allow_out_of_order,
+            "msgInReplay": self.waiting,
+            **sums,
+        }
+
+    def describe_of(self, consumer: Consumer) -> dict[str, object]:
+        """Of a consumer; Pulsar's names."""
+        spans = self._selector.ranges(consumer)
+        return {
+            **self.describe_draining(consumer),
+            "keyHashRangeArrays": [[span.first, span.last] for span in spans],
+        }
+
     def describe_draining(self, consumer: Consumer) -> dict[str, object]:
         """Pulsar's names, in its ConsumerStats."""
         draining = self._draining.of(consumer)
@@ -486,12 +506,6 @@ class KeyShared:
         """Whether another consumer than its own drains the slot."""
         draining = self._draining.get(slot)
         return draining is not None and draining.consumer is not self._target(slot)
-
-    def _selector_of(self, policy: KeySharedPolicy) -> Selector:
-        if policy.mode is KeySharedMode.STICKY:
-            return StickyRanges(self._subscription)
-        points = self._settings.ring_points
-        return Ring(points) if points else Halving(self._subscription)
 
     def _on_moved(self, moved: list[Moved]) -> None:
         """These slots have other consumers now."""

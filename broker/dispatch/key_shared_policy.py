@@ -1,5 +1,4 @@
-"""How a Key_Shared consumer wants keys to be assigned, as its SUBSCRIBE command says it, and what
-the broker's settings say about it."""
+"""How a Key_Shared consumer wants keys to be assigned, as its SUBSCRIBE command says it."""
 
 from __future__ import annotations
 
@@ -31,28 +30,11 @@ class KeySharedPolicy:
     ranges: tuple[HashRange, ...] = ()  # STICKY only
     allow_out_of_order: bool = False
 
+    @property
+    def of_all(self) -> KeySharedPolicy:
+        """The part that all consumers of a subscription have in common."""
+        return KeySharedPolicy(self.mode, (), self.allow_out_of_order)
+
     def __str__(self) -> str:
         order = "out of order allowed" if self.allow_out_of_order else "ordered by key"
         return f"{self.mode.name}, {order}"
-
-
-@dataclass(frozen=True, slots=True)
-class KeySharedSettings:
-    """The broker's settings for Key_Shared subscriptions; the values here are Pulsar's defaults."""
-
-    # AUTO_SPLIT: points of each consumer on the ring; 0: auto-split hash ranges, without a ring.
-    ring_points: int = 100
-    # An unblocked key waits so long, so that one read serves many of them.
-    unblocking_interval_s: float = 0.010
-    # Entries without a key: each has one of its own. False: they share NONE_KEY.
-    spread_keyless: bool = True
-    # Entries that wait for their consumer while the dispatcher reads on for the others: about 200
-    # bytes each, 8 MB for a subscription.
-    look_ahead_per_consumer: int = 4_000
-    look_ahead_per_subscription: int = 40_000
-
-    def __post_init__(self) -> None:
-        assert self.ring_points >= 0
-        assert self.unblocking_interval_s >= 0
-        assert self.look_ahead_per_consumer > 0
-        assert self.look_ahead_per_subscription > 0

@@ -39,6 +39,7 @@ from magnetar.protos.entry import MESSAGE_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.consumer import ConsumerHandle
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 IDLE_S: Final = 60.0
 """Enough for a client to reconnect and find its subscription's counters."""
 
-TYPES: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED, SubscriptionType.FAILOVER)
+TYPES: Final = tuple(SubscriptionType)
 
 
 class NonPersistentTopic:
@@ -70,6 +71,7 @@ class NonPersistentTopic:
         cap: Cap,
         on_idle: Callable[[TopicName], None],
         limits: Limits | None = None,
+        key_shared: KeySharedSettings | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         failover: FailoverRules = FAILOVER_DEFAULTS,
     ) -> None:
@@ -85,6 +87,7 @@ class NonPersistentTopic:
         self._on_idle = on_idle
         self._limits = limits or Limits()
         self._failover = failover
+        self._key_shared = key_shared
         self._pipeline = Pipeline(
             [SizeStage(message_bytes_max), ChecksumStage(), FormatStage(), DelayStage()]
         )
@@ -183,6 +186,7 @@ class NonPersistentTopic:
             durable=durable,
             properties=properties,
             limits=self._limits,
+            key_shared=self._key_shared,
             left=self._maybe_idle,
             abandoned=self._forget,
             candidates=lambda: Candidates(

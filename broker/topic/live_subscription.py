@@ -10,7 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from magnetar.broker.dispatch.live import Live, LiveFailover
+from magnetar.broker.dispatch.live_keyed import KeyedLive
 from magnetar.broker.errors import ConsumerBusy, ConsumersConnected, NotAllowed
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
@@ -41,6 +43,7 @@ class LiveSubscription:
         durable: bool,
         properties: Mapping[str, str],
         limits: Limits,
+        key_shared: KeySharedSettings | None = None,
         left: Callable[[], None],
         abandoned: Callable[[LiveSubscription], None],
         candidates: Callable[[], Candidates],
@@ -60,7 +63,8 @@ class LiveSubscription:
         self._candidates = candidates
         self._joined = 0
         self._type = SubscriptionType.EXCLUSIVE
-        self._machine = Live(name, exclusive=True)
+        self._key_shared = key_shared or KeySharedSettings()
+        self._machine: Live | KeyedLive = Live(name, exclusive=True)
 
     def attach(
         self, request: SubscribeRequest, events: ConsumerEvents, *, connected_since: str
@@ -68,9 +72,7 @@ class LiveSubscription:
         """A consumer joins. Raises ConsumerBusy, ConsumerRefused, before any change."""
         if self.consumers and request.type is not self._type:
             raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
-        if not self.consumers:
-            self._type = request.type
-            self._machine = self._machine_for(request.type)
+        machine = self._machine if self.consumers else self._machine_for(request.type)
         handle = ConsumerHandle(
             self,
             request,
@@ -80,13 +82,16 @@ class LiveSubscription:
             connected_since=connected_since,
             now=self._loop.time(),
         )
-        changes = self._machine.add_consumer(handle.machine)
+        changes = machine.add_consumer(handle.machine)
+        self._machine, self._type = machine, request.type
         self._joined += 1
         self.consumers[handle.machine] = handle
         self._tell(changes)
         return handle
 
-    def _machine_for(self, kind: SubscriptionType) -> Live:
+    def _machine_for(self, kind: SubscriptionType) -> Live | KeyedLive:
+        if kind is SubscriptionType.KEY_SHARED:
+            return KeyedLive(self.name, self._key_shared)
         if kind is SubscriptionType.FAILOVER:
             return LiveFailover(self.name, self._candidates())
         return Live(self.name, exclusive=kind is SubscriptionType.EXCLUSIVE)
@@ -99,7 +104,9 @@ class LiveSubscription:
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
         """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
-        of the refusal if one answers."""
+        of the refusal if one answers, or if there is no incumbent."""
+        if not refused.incumbents:
+            raise refused.error
         for machine in refused.incumbents:
             handle = self.consumers.get(machine)
             if handle is None:

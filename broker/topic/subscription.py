@@ -23,6 +23,7 @@ from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, 
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.failover import Failover
+from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.errors import (
     BrokerError,
@@ -34,6 +35,7 @@ from magnetar.broker.errors import (
     SubscriptionFenced,
 )
 from magnetar.broker.guard import Guard
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import EARLIEST, Position, run_of_positions
 from magnetar.broker.topic.ack_sets import AckSets
 from magnetar.broker.topic.consumer import ConsumerHandle
@@ -71,6 +73,7 @@ DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
     SubscriptionType.EXCLUSIVE: Exclusive,
     SubscriptionType.SHARED: Shared,
     SubscriptionType.FAILOVER: Failover,
+    SubscriptionType.KEY_SHARED: KeyShared,
 }
 
 
@@ -121,6 +124,7 @@ class Subscription:
         guard: Guard | None = None,
         partition: int | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
+        key_shared: KeySharedSettings | None = None,
     ) -> None:
         """`guard`: the topic's; None: exceptions of timers are not caught. `partition`: the index
         of the topic among its partitions; None: it is no partition."""
@@ -140,6 +144,7 @@ class Subscription:
         self._dispatchers = dispatchers
         self._partition = partition
         self._failover = failover
+        self._key_shared = key_shared or KeySharedSettings()
         self._joined = 0  # consumers so far; the join number of the next one
         self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
@@ -575,8 +580,20 @@ class Subscription:
             "readPosition": None if self.read_position is None else str(self.read_position),
             "waitingFor": [str(reason) for reason in self.explain()],
             "subscriptionProperties": dict(self.cursor.properties),
-            "consumers": [handle.stats() for handle in self.consumers.values()],
+            **self._key_shared_stats(),
+            "consumers": [
+                {**handle.stats(), **self._key_shared_stats_of(handle)}
+                for handle in self.consumers.values()
+            ],
         }
+
+    def _key_shared_stats(self) -> dict[str, Any]:
+        machine = self._dispatcher
+        return machine.describe() if isinstance(machine, KeyShared) and self.consumers else {}
+
+    def _key_shared_stats_of(self, handle: ConsumerHandle) -> dict[str, Any]:
+        machine = self._dispatcher
+        return machine.describe_of(handle.machine) if isinstance(machine, KeyShared) else {}
 
     # ---- the shell of the dispatcher -------------------------------------------------------------
 
@@ -599,6 +616,7 @@ class Subscription:
             topic=self._topic,
             partition=self._partition,
             failover=self._failover,
+            key_shared=self._key_shared,
         )
 
     def _carry_out(self, actions: list[Action], now: float) -> None:

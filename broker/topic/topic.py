@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
+    from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.log.budget import PublishBudget
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.latency import LatencyHistogram
@@ -143,6 +144,7 @@ class PersistentTopic:
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
         deduplication: DeduplicationConfig | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
+        key_shared: KeySharedSettings | None = None,
     ) -> Self:
         """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
         OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
@@ -189,6 +191,7 @@ class PersistentTopic:
             message_bytes_max=message_bytes_max,
             guard=guard,
             failover=failover,
+            key_shared=key_shared,
         )
 
     def __init__(
@@ -207,6 +210,7 @@ class PersistentTopic:
         message_bytes_max: int,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
+        key_shared: KeySharedSettings | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time()
         self.name = name
@@ -220,6 +224,7 @@ class PersistentTopic:
         self._on_failed = on_failed
         self._limits = Limits() if limits is None else limits
         self._failover = failover
+        self._key_shared = key_shared
         self._rate = DispatchRate("topic")
         self._consumer_admission = ConsumerAdmission(str(name))
         self._creating: set[_Key] = set()  # subscriptions that are being created
@@ -553,6 +558,7 @@ class PersistentTopic:
             abandoned=self._forget_subscription,
             partition=self.name.partition,
             failover=self._failover,
+            key_shared=self._key_shared,
         )
         self._subscriptions[cursor.name, cursor.durable] = subscription
         with suppress(PoliciesUnavailable):

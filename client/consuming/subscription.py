@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from magnetar.client.options import ConsumerType, InitialPosition
+from magnetar.client.options import (
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+    InitialPosition,
+    KeySharedMode,
+)
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ class Subscription:
     batch_indexes: bool
     nack_delay_s: float
     unacked_timeout_s: float | None  # None: unacknowledged messages are not requested again
+    key_shared: ConsumerKeySharedPolicy | None = None  # None: the broker's default
 
     @property
     def is_durable(self) -> bool:
@@ -56,6 +62,18 @@ def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubsc
         durable=subscription.is_durable,
         metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
         initialPosition=_INITIAL_POSITIONS[subscription.initial_position],
+        keySharedMeta=_key_shared_meta(subscription),
+    )
+
+
+def _key_shared_meta(subscription: Subscription) -> pb.KeySharedMeta | None:
+    if subscription.type is not ConsumerType.KeyShared:
+        return None
+    policy = subscription.key_shared or ConsumerKeySharedPolicy()
+    return pb.KeySharedMeta(
+        keySharedMode=_KEY_SHARED_MODES[policy.key_shared_mode],
+        hashRanges=[pb.IntRange(start=first, end=last) for first, last in policy.sticky_ranges],
+        allowOutOfOrderDelivery=policy.allow_out_of_order_delivery,
     )
 
 
@@ -64,6 +82,10 @@ _SUB_TYPES = {
     ConsumerType.Shared: pb.CommandSubscribe.Shared,
     ConsumerType.Failover: pb.CommandSubscribe.Failover,
     ConsumerType.KeyShared: pb.CommandSubscribe.Key_Shared,
+}
+_KEY_SHARED_MODES = {
+    KeySharedMode.AutoSplit: pb.AUTO_SPLIT,
+    KeySharedMode.Sticky: pb.STICKY,
 }
 _INITIAL_POSITIONS = {
     InitialPosition.Latest: pb.CommandSubscribe.Latest,

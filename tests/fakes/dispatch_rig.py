@@ -25,9 +25,9 @@ from magnetar.broker.dispatch.dispatcher import (
     Replay,
 )
 from magnetar.broker.dispatch.explain import Why
-from magnetar.broker.dispatch.key_shared_policy import KeySharedSettings
 from magnetar.broker.dispatch.permits import Consumer, Limits
 from magnetar.broker.dispatch.positions import PositionMap
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.position import Position
 

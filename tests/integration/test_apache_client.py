@@ -663,8 +663,6 @@ def test_what_is_not_served_is_refused_at_once(client: pulsar.Client, topic: str
         client.create_producer(topic, schema=pulsar.schema.StringSchema())
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe(topic, "s", schema=pulsar.schema.StringSchema())
-    with pytest.raises(pulsar.NotAllowedError):
-        client.subscribe(topic, "s", pulsar.ConsumerType.KeyShared)
     client.create_producer(topic).send(b"the connection is still good")
 
 

@@ -95,7 +95,6 @@ def test_enums_are_apaches() -> None:
         (ProducerOptions, {"encryption_key": "key"}),
         (ProducerOptions, {"message_router": print}),
         (ConsumerOptions, {"dead_letter_policy": object()}),
-        (ConsumerOptions, {"key_shared_policy": object()}),
         (ConsumerOptions, {"is_read_compacted": True}),
         (ConsumerOptions, {"crypto_key_reader": object()}),
         (ConsumerOptions, {"replicate_subscription_state_enabled": True}),

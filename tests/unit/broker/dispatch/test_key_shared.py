@@ -10,11 +10,11 @@ from magnetar.broker.dispatch.key_shared_policy import (
     HashRange,
     KeySharedMode,
     KeySharedPolicy,
-    KeySharedSettings,
 )
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.dispatch.sticky_hash import hash_of
 from magnetar.broker.errors import ConsumerAssignFailed, ConsumerBusy
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import Position
 from magnetar.protos.entry import Chunk
 

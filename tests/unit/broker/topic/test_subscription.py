@@ -335,11 +335,8 @@ async def test_subscription_type_changes_after_all_consumers_left() -> None:
         assert it.topic.subscriptions["s"].type is EXCLUSIVE
 
 
-@pytest.mark.parametrize("kind", [SubscriptionType.KEY_SHARED])
-async def test_unsupported_subscription_requests_are_not_allowed(kind: SubscriptionType) -> None:
+async def test_unsupported_subscription_requests_are_not_allowed() -> None:
     async with opened_topic(ClusterState()) as it:
-        with pytest.raises(NotAllowed, match=kind.title):
-            await it.subscribe(kind=kind)
         with pytest.raises(NotAllowed):
             await it.subscribe(kind=SHARED, compacted=True)
         with pytest.raises(NotAllowed):

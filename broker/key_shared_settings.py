@@ -1,0 +1,32 @@
+"""What the settings of a broker say about Key_Shared subscriptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class KeySharedSettings:
+    """The broker's settings for Key_Shared subscriptions; the values here are Pulsar's defaults."""
+
+    enabled: bool = True
+    # AUTO_SPLIT: points of each consumer on the ring; 0: auto-split hash ranges, without a ring.
+    ring_points: int = 100
+    # An unblocked key waits so long, so that one read serves many of them.
+    unblocking_interval_s: float = 0.010
+    # Entries without a key: each has one of its own. False: they share NONE_KEY.
+    spread_keyless: bool = True
+    # Entries that wait for their consumer while the dispatcher reads on for the others: about 200
+    # bytes each, 8 MB for a subscription.
+    look_ahead_per_consumer: int = 4_000
+    look_ahead_per_subscription: int = 40_000
+
+    def __post_init__(self) -> None:
+        assert self.ring_points >= 0
+        assert self.unblocking_interval_s >= 0
+        assert self.look_ahead_per_consumer > 0
+        assert self.look_ahead_per_subscription > 0
+
+
+KEY_SHARED_DEFAULTS: Final = KeySharedSettings()

@@ -1,0 +1,273 @@
+"""Key_Shared subscriptions with both clients: order per key, draining, batches by key, refusals.
+
+The clients are Apache's client on Pulsar's protocol and ours on gRPC. They have the same names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.request
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import pytest
+from fakes.standalone_process import StandaloneProcess
+from support import wait_for
+
+import magnetar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.cluster
+
+TIMEOUT_MS = 20_000
+QUIET_MS = 300
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
+    process = StandaloneProcess(
+        tmp_path_factory.mktemp("server"),
+        "--subscription-key-shared-consistent-hashing-replica-points=10",
+    )
+    process.start()
+    yield process
+    process.end()
+
+
+@dataclass
+class Api:
+    """One of the two clients: its module and an open client."""
+
+    module: Any
+    client: Any
+    admin: str
+
+    def subscribe(self, topic: str, name: str, **more: Any) -> Any:
+        more.setdefault("consumer_type", self.module.ConsumerType.KeyShared)
+        return self.client.subscribe(
+            topic,
+            "s",
+            consumer_name=name,
+            initial_position=self.module.InitialPosition.Earliest,
+            **more,
+        )
+
+    def sticky(self, *ranges: tuple[int, int]) -> Any:
+        return self.module.ConsumerKeySharedPolicy(
+            self.module.KeySharedMode.Sticky, sticky_ranges=list(ranges)
+        )
+
+    def drain(self, consumer: Any) -> list[Any]:
+        """What it gets until nothing more comes for a while."""
+        found = []
+        while True:
+            try:
+                found.append(consumer.receive(timeout_millis=QUIET_MS))
+            except self.module.Timeout:
+                return found
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        path = topic.replace("://", "/")
+        with urllib.request.urlopen(f"{self.admin}/admin/v2/{path}/stats", timeout=20) as reply:
+            return dict(json.load(reply)["subscriptions"]["s"])
+
+
+@pytest.fixture(scope="module", params=["apache", "ours"])
+def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
+    admin = f"http://localhost:{server.http_port}"
+    if request.param == "ours":
+        with magnetar.Client(server.service_url, operation_timeout_seconds=20) as client:
+            yield Api(magnetar, client, admin)
+        return
+    client = pulsar.Client(
+        server.pulsar_url,
+        operation_timeout_seconds=20,
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    yield Api(pulsar, client, admin)
+    client.close()
+
+
+@pytest.fixture
+def topic(api: Api) -> str:
+    return f"persistent://public/default/keys-{api.module.__name__}-{next(_numbers)}"
+
+
+def test_order_per_key_over_joins_and_leaves(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    consumers = [api.subscribe(topic, "c0")]
+    sent: dict[str, int] = defaultdict(int)
+    seen: dict[str, list[int]] = defaultdict(list)
+    at: dict[str, set[str]] = defaultdict(set)  # of this round
+
+    def publish(count: int) -> None:
+        for number in range(count):
+            key = f"key-{number % 17}"
+            producer.send(b"%d" % sent[key], partition_key=key)
+            sent[key] += 1
+
+    def work() -> None:
+        at.clear()
+        for consumer in consumers:
+            for message in api.drain(consumer):
+                key = message.partition_key()
+                seen[key].append(int(message.data()))
+                at[key].add(consumer.consumer_name())
+                consumer.acknowledge(message)
+
+    publish(60)
+    work()
+    consumers.append(api.subscribe(topic, "c1"))
+    consumers.append(api.subscribe(topic, "c2"))
+    publish(60)
+    work()
+    assert len({next(iter(names)) for names in at.values()}) > 1
+    consumers.pop(0).close()
+    publish(60)
+    work()
+    for key, count in sent.items():
+        assert seen[key] == list(range(count)), key
+        assert len(at[key]) == 1, "a key at two consumers"
+    for consumer in consumers:
+        consumer.close()
+    producer.close()
+
+
+def test_key_moves_only_after_its_messages_are_acknowledged(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1")
+    keys = [f"key-{number}" for number in range(30)]
+    for key in keys:
+        producer.send(b"0", partition_key=key)
+    held = api.drain(first)
+    assert len(held) == 30
+    second = api.subscribe(topic, "c2")
+    for key in keys:
+        producer.send(b"1", partition_key=key)
+    later = api.drain(first)
+    assert api.drain(second) == []
+    assert 0 < len(later) < 30, "some keys stay"
+    stats = api.stats(topic)
+    assert stats["drainingHashesCount"] == 30 - len(later)
+    assert stats["keySharedMode"] == "AUTO_SPLIT"
+    assert stats["allowOutOfOrderDelivery"] is False
+    assert any(reason.startswith("draining") for reason in stats["waitingFor"])
+    for message in held:
+        first.acknowledge(message)
+    moved = [second.receive(timeout_millis=TIMEOUT_MS) for _ in range(30 - len(later))]
+    assert all(message.data() == b"1" for message in moved)
+    wait_for(lambda: api.stats(topic)["drainingHashesCount"] == 0)
+    first.close()
+    second.close()
+    producer.close()
+
+
+def test_key_based_batches(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(
+        topic,
+        batching_enabled=True,
+        batching_type=api.module.BatchingType.KeyBased,
+        batching_max_publish_delay_ms=200,
+    )
+    consumers = [api.subscribe(topic, f"c{number}") for number in range(3)]
+    for number in range(120):
+        producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"key-{number % 12}")
+    producer.flush()
+    seen: dict[str, list[int]] = defaultdict(list)
+    owners: dict[str, set[int]] = defaultdict(set)
+    batched = False
+    for index, consumer in enumerate(consumers):
+        for message in api.drain(consumer):
+            seen[message.partition_key()].append(int(message.data()))
+            owners[message.partition_key()].add(index)
+            batched |= message.message_id().batch_index() > 0
+            consumer.acknowledge(message)
+    assert batched
+    assert sum(map(len, seen.values())) == 120
+    for key, numbers in seen.items():
+        assert numbers == sorted(numbers), key
+        assert len(owners[key]) == 1, key
+    for consumer in consumers:
+        consumer.close()
+    producer.close()
+
+
+def test_ordering_key_decides_before_the_key(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    consumers = [api.subscribe(topic, f"c{number}") for number in range(3)]
+    for number in range(40):
+        producer.send(b"%d" % number, partition_key=f"key-{number}", ordering_key="one")
+    got = [len(api.drain(consumer)) for consumer in consumers]
+    assert sorted(got) == [0, 0, 40]
+    for consumer in consumers:
+        consumer.close()
+    producer.close()
+
+
+def test_sticky_ranges(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    low = api.subscribe(topic, "low", key_shared_policy=api.sticky((0, 32767)))
+    with pytest.raises(api.module.ConsumerAssignError):
+        api.subscribe(topic, "overlap", key_shared_policy=api.sticky((30000, 40000)))
+    with pytest.raises(api.module.ConsumerBusy):
+        api.subscribe(topic, "other")
+    high = api.subscribe(topic, "high", key_shared_policy=api.sticky((32768, 65535)))
+    for number in range(40):
+        producer.send(b"%d" % number, partition_key=f"key-{number}")
+    one, two = api.drain(low), api.drain(high)
+    assert len(one) + len(two) == 40
+    assert one
+    assert two
+    assert api.stats(topic)["keySharedMode"] == "STICKY"
+    for consumer in (low, high):
+        consumer.close()
+    producer.close()
+
+
+def test_out_of_order_delivery_takes_keys_at_once(api: Api, topic: str) -> None:
+    relaxed = api.module.ConsumerKeySharedPolicy(allow_out_of_order_delivery=True)
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1", key_shared_policy=relaxed)
+    for number in range(30):
+        producer.send(b"0", partition_key=f"key-{number}")
+    assert len(api.drain(first)) == 30
+    second = api.subscribe(topic, "c2", key_shared_policy=relaxed)
+    for number in range(30):
+        producer.send(b"1", partition_key=f"key-{number}")
+    assert api.drain(second)
+    assert api.stats(topic)["allowOutOfOrderDelivery"] is True
+    first.close()
+    second.close()
+    producer.close()
+
+
+def test_cumulative_acknowledgement_is_refused(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    consumer = api.subscribe(topic, "c1")
+    producer.send(b"0", partition_key="k")
+    message = consumer.receive(timeout_millis=TIMEOUT_MS)
+    with pytest.raises(api.module.CumulativeAcknowledgementNotAllowedError):
+        consumer.acknowledge_cumulative(message)
+    consumer.close()
+    producer.close()
+
+
+def test_non_persistent_topic(api: Api, topic: str) -> None:
+    topic = topic.replace("persistent://", "non-persistent://")
+    consumers = [api.subscribe(topic, f"c{number}") for number in range(2)]
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    for number in range(40):
+        producer.send(b"%d" % number, partition_key=f"key-{number % 10}")
+    seen = [{message.partition_key() for message in api.drain(it)} for it in consumers]
+    assert all(seen)
+    assert not seen[0] & seen[1]
+    assert len(seen[0] | seen[1]) == 10
+    for consumer in consumers:
+        consumer.close()
+    producer.close()

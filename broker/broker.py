@@ -143,6 +143,7 @@ class Broker:
         orphan_grace_s: float = ORPHAN_GRACE_S,
         chores: Sequence[Chore] = (),
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        strict_delays: bool = False,
         publish_budget: PublishBudget | None = None,
         cluster: str = "magnetar",
         life: LifeConfig = LIFE_DEFAULTS,
@@ -155,7 +156,8 @@ class Broker:
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
-        as sent. `cluster`: its name for administrators. `partitions_max`: see PartitionedTopics.
+        as sent. `strict_delays`: see DelayPolicy. `cluster`: its name for administrators.
+        `partitions_max`: see PartitionedTopics.
         `non_persistent`: whether there are non-persistent topics; each connection may have
         `non_persistent_per_connection` of their messages under way."""
         self.failures = Failures()
@@ -178,6 +180,7 @@ class Broker:
         self.started = asyncio.Event()  # the broker takes requests
         self.message_bytes_max = message_bytes_max
         self._failover = failover
+        self._strict_delays = strict_delays
         self._me = me
         self._store = store
         self._ledgers = ledgers
@@ -580,6 +583,7 @@ class Broker:
             on_failed=self._on_failed,
             policies=FollowedPolicies(self.policies, name),
             message_bytes_max=self.message_bytes_max,
+            strict_delays=self._strict_delays,
             latency=self.publish_latency,
             deduplication=self._deduplication,
             budget=self.publish_budget,

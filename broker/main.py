@@ -307,6 +307,7 @@ class BrokerProcess:
             namespace_bundles=self._config.default_number_of_namespace_bundles,
             default_policies=self._default_policies(),
             message_bytes_max=self._config.max_message_size,
+            strict_delays=self._config.is_delayed_delivery_deliver_at_time_strict,
             publish_budget=budget,
             orphan_grace_s=60.0 * self._config.orphaned_ledger_grace_period_in_minutes,
             chores=self._chores(),

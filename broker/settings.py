@@ -57,6 +57,10 @@ class BrokerSettings(PolicySettings):
         description="bytes of a message, batch or chunk after compression",
     )
 
+    is_delayed_delivery_deliver_at_time_strict: bool = Field(
+        default=False,
+        description="never deliver a delayed message early, but up to a tick late instead",
+    )
     message_expiry_check_interval_in_minutes: float = Field(
         default=5.0, gt=0, description="how often messages are checked against their time to live"
     )

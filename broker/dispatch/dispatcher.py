@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from magnetar.broker.dispatch.acks import Acks, Redeliveries
+    from magnetar.broker.dispatch.delayed import Delays
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.errors import BrokerError
@@ -109,6 +110,7 @@ class Environment:
     confirmed: Callable[[], Position]  # the position of the last entry of the log
     limits: Limits
     redeliveries: Redeliveries
+    delays: Delays
     topic: str = ""  # its full name; a partition has the name of the partition
     partition: int | None = None  # None: the topic is no partition
     failover: FailoverRules = FAILOVER_DEFAULTS

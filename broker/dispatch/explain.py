@@ -26,6 +26,7 @@ class Why(StrEnum):
     UNBLOCKING = "unblocking"
     UNASSIGNED = "unassigned"
     LOOK_AHEAD = "look_ahead"
+    DELAYED = "delayed"
     READING = "reading"
     DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"

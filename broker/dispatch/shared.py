@@ -7,9 +7,11 @@ Theory of operation. From its read until its acknowledgement an entry is in exac
     replay    to be delivered (again), after its consumer left or returned it; lowest first
     in flight the dispatcher reads it a second time, from replay
     parked    a chunk whose consumer is not available: it goes to replay when that consumer is
+    delayed   its delivery time has not come; `Delays` keeps it
 
 A turn gives one consumer up to `turn_messages`. `Rotation` decides which consumer is next. The
-dispatcher reads entries of the replay set before new ones. An acknowledged entry leaves `pending`
+dispatcher reads entries of the replay set first, then
+delayed entries that have become due, then new ones. An acknowledged entry leaves `pending`
 at once. From the other places it is left out when its turn comes. When the last consumer leaves,
 every entry stays where it is found again (held entries go to replay), so redelivery counts survive
 a reconnect.
@@ -20,9 +22,9 @@ The dispatcher counts a redelivery when a consumer loses or returns an entry. Th
 counts.
 
 Invariants (see `check`):
-    1. An entry is in at most one of the five places, and pending at most one consumer.
-    2. An entry that was never delivered is at or after `read_position`, or held, in replay or
-       parked.
+    1. An entry is in at most one of the six places, and pending at most one consumer.
+    2. An entry that was never delivered is at or after `read_position`, or held, in replay, parked
+       or delayed.
     3. While a read is outstanding, no entry is held. Without a consumer, no entry is held.
     4. Only unacknowledged entries have a redelivery count.
     5. Every number of unacknowledged messages is the sum over the pending entries.
@@ -71,6 +73,8 @@ class Shared:
         self._replay = ReplaySet()
         self._reading: Read | Replay | None = None  # None: no read is outstanding
         self._redeliveries = environment.redeliveries
+        self._delays = environment.delays
+        self._wake_s: float | None = None  # the answer of `next_timer`
         self._full = False  # True from the subscription's limit of unacked messages to half of it
 
     @property
@@ -154,7 +158,7 @@ class Shared:
         if entries:
             assert entries[0].position >= reading.first
             self.read_position = after(entries[-1].position)
-            self._hold(entries)
+            self._hold(entries, now)
         else:
             self.read_position = max(self.read_position, after(reading.through))
         return self.advance(now)
@@ -172,7 +176,7 @@ class Shared:
                 self._replay.add(position)
             else:
                 self._chunks.on_gone(position)  # it does not exist any more
-        self._hold(found)
+        self._hold(found, now)
         return self.advance(now)
 
     def on_read_failed(self, now: float) -> list[Action]:
@@ -190,14 +194,15 @@ class Shared:
         if self._held:
             actions += self._give_with_chunks() if self._has_chunks else self._give()
         if not self._held and self._reading is None:
-            actions += self._read()
+            actions += self._read(now)
+        self._wake_s = self._delays.wake_s(now) if self._delays.index and self._waits else None
         return actions
 
     def next_timer(self) -> float | None:
-        return None
+        return self._wake_s
 
     def on_timer(self, now: float) -> list[Action]:
-        raise AssertionError("a Shared dispatcher asks for no timer")
+        return self.advance(now)
 
     def explain(self, now: float) -> list[Reason]:
         if not self._consumers:
@@ -223,7 +228,7 @@ class Shared:
                 f"{pending} entries are pending acknowledgement"
             )
             reasons.append(Reason(Why.NOTHING_TO_READ, detail))
-        return reasons
+        return reasons + self._delays.explain(now)
 
     def check(self) -> None:
         self._consumers.check()
@@ -244,6 +249,7 @@ class Shared:
         assert sum(map(len, self._parked.values())) <= PARKED_MAX, "6"
         self._chunks.check()
         assert len(places) == len(set(places)), "an entry is in two places"
+        assert not any(position in self._delays.index for position in places), "held and delayed"
         assert all(position < self.read_position for position in places)
         if isinstance(self._reading, Read):
             assert self._reading.first == self.read_position
@@ -325,8 +331,9 @@ class Shared:
             for position in self._parked.pop(consumer):
                 self._replay.add(position)
 
-    def _hold(self, entries: list[StoredEntry]) -> None:
-        self._held = entries
+    def _hold(self, entries: list[StoredEntry], now: float) -> None:
+        """Hold what is due."""
+        self._held = entries = self._delays.hold_back(entries, self._acks, now)
         self._has_chunks = any(entry.view.chunk is not None for entry in entries)
         self._release()
 
@@ -376,7 +383,13 @@ class Shared:
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def _read(self) -> list[Action]:
+    @property
+    def _waits(self) -> bool:
+        """Whether the dispatcher would deliver a delayed entry, if it were due."""
+        idle = not self._held and self._reading is None
+        return idle and self._entry_room() > 0 and not self._is_full()
+
+    def _read(self, now: float) -> list[Action]:
         entries_max = self._entry_room()
         if entries_max == 0:
             return []
@@ -387,10 +400,18 @@ class Shared:
                 return [self._reading]
         if self._is_full():
             return []
-        first, confirmed = self._acks.first_unacked(self.read_position), self._confirmed()
+        due = self._delays.take_due(entries_max, now)
+        if due:
+            self._reading = Replay(due)
+            return [self._reading]
+        if self._delays.is_full:
+            return []
+        first, confirmed = self._delays.first_new(self.read_position, self._acks), self._confirmed()
+        self.read_position = first
         if first > confirmed:
             return []
-        self.read_position = first
+        if self._delays.index:  # most of the new entries may be delayed, too
+            entries_max = self._limits.read_entries
         self._reading = Read(first, entries_max, confirmed, 0)
         return [self._reading]
 

@@ -29,7 +29,6 @@ from magnetar.broker.topic.live_subscription import LiveSubscription
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.pipeline import (
     ChecksumStage,
-    DelayStage,
     FormatStage,
     Pipeline,
     SizeStage,
@@ -88,9 +87,7 @@ class NonPersistentTopic:
         self._limits = limits or Limits()
         self._failover = failover
         self._key_shared = key_shared
-        self._pipeline = Pipeline(
-            [SizeStage(message_bytes_max), ChecksumStage(), FormatStage(), DelayStage()]
-        )
+        self._pipeline = Pipeline([SizeStage(message_bytes_max), ChecksumStage(), FormatStage()])
         self._removed = (0, 0)  # delivered by subscriptions that are gone
         self._dropped = 0  # by producers and subscriptions that are gone
         self._idle_timer: asyncio.TimerHandle | None = None  # None: it is in use

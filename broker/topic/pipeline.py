@@ -16,7 +16,7 @@ Stages are machines: they do no I/O, and time is passed in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from magnetar.broker.errors import ProducerFenced
 from magnetar.protos.compression import UNCOMPRESSED_FACTOR
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from magnetar.broker.log.outstanding import Appended
     from magnetar.broker.topic.meter import Meter
     from magnetar.protos.sends import SendRun
+
+
+CLOCK_SKEW_MS_MAX: Final = 60_000
+"""How far the clock of a client may be ahead of the broker's when a delay is measured."""
 
 
 class Publisher(Protocol):
@@ -271,22 +275,31 @@ class FormatStage:
 
 
 class DelayStage:
-    """Refuses messages that are to be delivered later: the broker would deliver them at once.
+    """Refuses messages with a longer delay than the policies allow.
 
-    It goes when dispatchers hold messages back until their time.
+    The delay begins at the publish time, which is the client's, or at the arrival if that is later.
+    The publish time counts only up to CLOCK_SKEW_MS_MAX after the arrival.
     """
 
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        self.delay_ms_max = 0  # 0: no limit
+        self._wall_ms = wall_ms
+
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
-        return refusing(
-            publish,
-            {
-                place: SendNotSupported(
-                    "deliver_at_time", "delayed delivery is not supported yet; send it without"
-                )
-                for place, view in publish.sends.views.items()
-                if view.deliver_at_ms is not None
-            },
-        )
+        limit_ms = self.delay_ms_max
+        if limit_ms == 0 or not publish.sends.views:
+            return ()
+        now_ms = self._wall_ms()
+        refused: dict[int, Exception] = {}
+        for place, view in publish.sends.views.items():
+            if view.deliver_at_ms is None:
+                continue
+            began_ms = max(now_ms, min(view.publish_time_ms, now_ms + CLOCK_SKEW_MS_MAX))
+            delay_ms = view.deliver_at_ms - began_ms
+            if delay_ms > limit_ms:
+                why = f"a delay of {delay_ms} ms exceeds the limit of {limit_ms} ms"
+                refused[place] = SendNotSupported("deliver_at_time", why)
+        return refusing(publish, refused)
 
 
 class AccessModeStage:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from magnetar.broker.cursor.acks import ack_set_bits
 from magnetar.broker.cursor.journal import Waiting
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
+from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
@@ -125,9 +126,11 @@ class Subscription:
         partition: int | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
         key_shared: KeySharedSettings | None = None,
+        delays: Delays | None = None,
     ) -> None:
         """`guard`: the topic's; None: exceptions of timers are not caught. `partition`: the index
-        of the topic among its partitions; None: it is no partition."""
+        of the topic among its partitions; None: it is no partition. `delays`: None: every entry is
+        due at once."""
         self._loop = asyncio.get_running_loop()
         self.cursor = cursor
         self.state = SubscriptionState.OPEN
@@ -139,6 +142,7 @@ class Subscription:
         self._log = topic_log
         self._limits = limits
         self._guard = guard or Guard(topic)
+        self.delays = delays or Delays(DelayPolicy(enabled=False), lambda _: 0)
         self._abandoned = abandoned
         self._spawn = spawn
         self._dispatchers = dispatchers
@@ -295,10 +299,13 @@ class Subscription:
         if positions:
             self.cursor.acknowledge(positions, done)
             self._note_acked(max(positions))
+            self.delays.on_acked(positions)
             self._carry_out(dispatcher.on_acked(handle.machine, positions, now), now)
         for position, ack_set in partial:
             self.cursor.acknowledge_batch(position, ack_set, done)
             self._note_acked(position)
+            if self.cursor.is_acked(position):
+                self.delays.on_acked([position])
             self._carry_out(dispatcher.on_partly_acked(handle.machine, position, now), now)
         if self._log.terminated is not None:
             self.tell_end()
@@ -319,6 +326,7 @@ class Subscription:
         self._note_acked(position)
         now = self._loop.time()
         through = min(position, self._log.confirmed)  # later entries are not acknowledged
+        self.delays.on_acked_through(self.cursor.mark_delete)
         self._carry_out(dispatcher.on_acked_through(through, now), now)
         if self._log.terminated is not None:
             self.tell_end()
@@ -406,6 +414,7 @@ class Subscription:
         written = Waiting()
         self.cursor.acknowledge_cumulative(through, done=written)
         self._note_acked(through)
+        self.delays.on_acked_through(through)
         skipped = before - self.cursor.backlog_entries
         if self._dispatcher is not None:
             now = self._loop.time()
@@ -576,6 +585,8 @@ class Subscription:
             "earliestMsgPublishTimeInBacklog": oldest.published_ms if oldest is not None else 0,
             "activeConsumerName": self.active_name,
             "unackedMessages": self.unacked,
+            "msgDelayed": len(self.delays.index),
+            "delayedMessageIndexSizeInBytes": self.delays.index.memory_bytes,
             "markDeletePosition": str(self.cursor.mark_delete),
             "readPosition": None if self.read_position is None else str(self.read_position),
             "waitingFor": [str(reason) for reason in self.explain()],
@@ -613,6 +624,7 @@ class Subscription:
             lambda: self._log.confirmed,
             self._limits,
             self.cursor.redeliveries,
+            self.delays,
             topic=self._topic,
             partition=self._partition,
             failover=self._failover,
@@ -655,6 +667,7 @@ class Subscription:
         positions = run_of_positions(lost.ledger, lost.first, lost.last)
         self.cursor.acknowledge(positions)
         self._note_acked(positions[-1])
+        self.delays.on_acked(positions)
 
     def _set_timer(self) -> None:
         """Keep one timer for the time that the dispatcher names, or none."""
@@ -743,6 +756,7 @@ class Subscription:
         if self.state is not SubscriptionState.SEEKING:
             return  # the subscription was closed during the seek
         self.state = SubscriptionState.OPEN
+        self.delays.on_acked_through(self.cursor.mark_delete)
         if self.consumers:
             self._rejoin()
         if not self.cursor.durable and not self.consumers:

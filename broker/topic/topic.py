@@ -24,6 +24,7 @@ from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.cursor.journal import CursorConfig
 from magnetar.broker.cursor.sequences import DEDUPLICATION
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
+from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import UNLIMITED, Limits
 from magnetar.broker.errors import (
@@ -139,6 +140,7 @@ class PersistentTopic:
         holds: Callable[[], bool] = lambda: True,
         limits: Limits | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
+        strict_delays: bool = False,
         latency: LatencyHistogram | None = None,
         budget: PublishBudget | None = None,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
@@ -189,6 +191,7 @@ class PersistentTopic:
             policies=policies,
             limits=limits,
             message_bytes_max=message_bytes_max,
+            strict_delays=strict_delays,
             guard=guard,
             failover=failover,
             key_shared=key_shared,
@@ -208,6 +211,7 @@ class PersistentTopic:
         policies: PolicySource,
         limits: Limits | None,
         message_bytes_max: int,
+        strict_delays: bool,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
         key_shared: KeySharedSettings | None = None,
@@ -235,12 +239,14 @@ class PersistentTopic:
         self._size = TopicSizeStage()
         self._publish_rate = RateStage(self._wake_at)
         self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
+        self._delay_stage = DelayStage(clock.now_ms)
+        self._delay_policy = DelayPolicy(strict=strict_delays)
         self.pipeline = Pipeline(
             [
                 SizeStage(message_bytes_max),
                 ChecksumStage(),
                 FormatStage(),
-                DelayStage(),
+                self._delay_stage,
                 AccessModeStage(str(name), lambda: self.admission.epoch),
                 self._size,
                 self._publish_rate,
@@ -536,9 +542,16 @@ class PersistentTopic:
             subscription.rate.set(policies.subscription_dispatch_rate, now)
         self._publish_rate.set_rate(policies.publish_rate, now)
         self._size.bytes_max = policies.max_message_bytes
+        delay, delays = policies.delayed_delivery, self._delay_policy
+        delays.enabled, delays.tick_ms = delay.enabled, delay.tick_ms
+        self._delay_stage.delay_ms_max = delay.delay_ms_max if delay.enabled else 0
         self.admission.resume(now)
         if not self.deduplication.is_settled and self.state is TopicState.OPEN:
             self._tasks.create_task(switch(self.deduplication))
+
+    def _wall_ms(self, now: float) -> int:
+        """The wall clock at a time of the event loop."""
+        return self._clock.now_ms() + int((now - asyncio.get_running_loop().time()) * 1_000)
 
     def _add_durable(self, name: str) -> None:
         cursor = self.cursors.get(name)
@@ -555,6 +568,7 @@ class PersistentTopic:
             rate=self._rate,
             spawn=self._spawn_read,
             guard=self.guard,
+            delays=Delays(self._delay_policy, self._wall_ms),
             abandoned=self._forget_subscription,
             partition=self.name.partition,
             failover=self._failover,
@@ -668,6 +682,9 @@ class PersistentTopic:
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
             **self._oldest_backlog(),
             "backlogSize": max((each["backlogSize"] for each in both), default=0),
+            "delayedMessageIndexSizeInBytes": sum(
+                each["delayedMessageIndexSizeInBytes"] for each in both
+            ),
             "chunkedMessageRate": self._chunks.rates(now).messages,
             "waitingPublishers": len(self.admission.waiting),
             "deduplicationStatus": "Enabled" if self.deduplication.enabled else "Disabled",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
+from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import (
     Activate,
     ConsumerRefused,
@@ -50,6 +51,7 @@ class View:
     partition_key_b64: bool = False
     producer_name: str = "p"
     sequence_id: int = 0
+    deliver_at_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -135,7 +137,10 @@ class DispatcherRig:
         partition: int | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
         key_shared: KeySharedSettings | None = None,
+        delay: DelayPolicy | None = None,
+        delayed_max: int = 1_000,
     ) -> None:
+        """`delayed_max`: of the index of delayed entries."""
         self.keyed = key_shared is not None
         self.limits = limits or Limits(
             unacked_per_consumer=12, unacked_per_subscription=20, turn_messages=4, read_entries=5
@@ -148,20 +153,28 @@ class DispatcherRig:
         self.given_back: Counter[Position] = Counter()
         self.outstanding: Read | Replay | None = None
         self.joined = 0
-        self.now = 1_000.0  # advances with every event
-        self._environment = Environment(
+        self.now = 1_000.0  # advances with every event; the wall clock shows the same time
+        self.delay = delay or DelayPolicy()
+        self.delayed_max = delayed_max
+        self.delays = Delays(self.delay, self.wall_ms, entries_max=delayed_max)
+        self._make = make
+        self.environment = Environment(
             "s",
             self.acks,
             self.confirmed,
             self.limits,
             self.acks.redeliveries,
+            self.delays,
             topic="t",
             partition=partition,
             failover=failover,
             key_shared=key_shared or KeySharedSettings(),
         )
-        self._make = make
-        self.machine = make(self._environment)
+        self.machine = make(self.environment)
+
+    @staticmethod
+    def wall_ms(now: float) -> int:
+        return int(now * 1_000)
 
     def confirmed(self) -> Position:
         return self.log[-1].position if self.log else Position(0, -1)
@@ -176,12 +189,21 @@ class DispatcherRig:
         new_ledger: bool = False,
         chunk: Chunk | None = None,
         key: str | None = None,
+        delay_ms: int | None = None,
     ) -> None:
         last = self.confirmed()
         ledger = last.ledger + 3 if new_ledger and self.log else last.ledger
         entry = last.entry + 1 if ledger == last.ledger else 0
+        deliver_at_ms = None if delay_ms is None else self.wall_ms(self.now) + delay_ms
         # Everything that a dispatcher reads.
-        view: Any = View(messages if batch else 1, batch, chunk, key, sequence_id=entry)
+        view: Any = View(
+            messages if batch else 1,
+            batch,
+            chunk,
+            key,
+            sequence_id=entry,
+            deliver_at_ms=deliver_at_ms,
+        )
         self.log.append(StoredEntry(Position(ledger, entry), 0, 0, view))
         self.carry_out(self.machine.advance(self.tick()))
 
@@ -199,6 +221,16 @@ class DispatcherRig:
         """The time of the next event."""
         self.now += 0.001
         return self.now
+
+    def wait(self, seconds: float) -> None:
+        """Time passes. The timer fires as often as the dispatcher asks for it."""
+        until = self.now + seconds
+        while (due := self.machine.next_timer()) is not None and due <= until:
+            assert due > self.now - 0.01, "a timer in the past"
+            self.now = max(self.now, due)
+            self.carry_out(self.machine.on_timer(self.now))
+            self.settle()
+        self.now = max(self.now, until)
 
     def join(
         self, *, priority: int = 0, name: str = "", policy: KeySharedPolicy | None = None
@@ -247,6 +279,7 @@ class DispatcherRig:
             self.acks.acknowledge(position)
             self.owner.pop(position, None)
             self.given_back.pop(position, None)
+        self.delays.on_acked(positions)
         self.carry_out(self.machine.on_acked(member.machine, positions, self.tick()))
 
     def ack_cumulative(self, position: Position) -> None:
@@ -256,11 +289,22 @@ class DispatcherRig:
                 self.acks.acknowledge(entry.position)
         self.carry_out(self.machine.on_acked_through(position, self.tick()))
 
+    def skip_through(self, position: Position) -> None:
+        """The broker acknowledges every entry up to this one."""
+        for entry in self.log:
+            if entry.position <= position:
+                self.acks.acknowledge(entry.position)
+                self.owner.pop(entry.position, None)
+                self.given_back.pop(entry.position, None)
+        self.delays.on_acked_through(position)
+        self.carry_out(self.machine.on_acked_through(position, self.tick()))
+
     def ack_index(self, member: Member, entry: StoredEntry, index: int) -> None:
         self.acks.acknowledge_index(entry, index)
         if self.acks.is_acked(entry.position):
             self.owner.pop(entry.position, None)
             self.given_back.pop(entry.position, None)
+            self.delays.on_acked([entry.position])
         self.carry_out(self.machine.on_partly_acked(member.machine, entry.position, self.tick()))
 
     def redeliver(self, member: Member, positions: Sequence[Position] | None = None) -> None:
@@ -294,7 +338,7 @@ class DispatcherRig:
             if entry.position < target:
                 self.acks.acknowledge(entry.position)
         self.members = [it for it in self.members if it.active and not it.active[-1]]
-        self.machine = self._make(self._environment)
+        self.machine = self._make(self.environment)
         joined, self.members = self.members, []
         for member in joined:
             self.members.append(member)
@@ -356,6 +400,10 @@ class DispatcherRig:
         lefts = [self.acks.left_of(entry) for entry in action.entries]
         assert all(lefts), "an acknowledged entry was delivered"
         assert action.messages == sum(lefts)
+        if self.shared and self.delay.enabled:
+            until = self.wall_ms(self.now) + (0 if self.delay.strict else self.delay.tick_ms)
+            times = [entry.view.deliver_at_ms or 0 for entry in action.entries]
+            assert max(times) <= until, "delivered too early"
         before = member.machine.permits + action.messages
         assert before - sum(lefts[:-1]) > 0, "more than one entry beyond the permits"
         for index, entry in enumerate(action.entries):
@@ -401,4 +449,17 @@ class DispatcherRig:
             return  # they wait for a consumer that is not available
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:
             waiting = [it.position for it in self.log if it.position not in self.acks.acked]
-            assert set(waiting) == set(self.owner), "entries wait while a consumer is available"
+            delayed = {position for position, _ in self.delays.index}
+            if len(delayed) >= self.delayed_max:
+                assert Why.DELAYED in general
+                return
+            assert (Why.DELAYED in general) == bool(delayed)
+            left = set(waiting) - set(self.owner)
+            assert left == delayed, f"entries wait while a consumer is available: {reasons}"
+            assert all(due > self._past_ms for _, due in self.delays.index), "delivered too late"
+            assert (self.machine.next_timer() is not None) == bool(delayed)
+
+    @property
+    def _past_ms(self) -> int:
+        """What was due then is delivered, if a consumer was available and timers fired."""
+        return self.wall_ms(self.now) - (self.delay.tick_ms if self.delay.strict else 0) - 5

@@ -654,11 +654,6 @@ def test_names_with_unusual_letters(client: pulsar.Client) -> None:
 
 
 def test_what_is_not_served_is_refused_at_once(client: pulsar.Client, topic: str) -> None:
-    volatile = topic.replace("persistent://", "non-persistent://")
-    with pytest.raises(pulsar.NotAllowedError):
-        client.create_producer(volatile)
-    with pytest.raises(pulsar.NotAllowedError):
-        client.subscribe(volatile, "s")
     with pytest.raises(pulsar.NotAllowedError):
         client.create_producer(topic, schema=pulsar.schema.StringSchema())
     with pytest.raises(pulsar.NotAllowedError):

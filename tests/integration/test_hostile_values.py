@@ -150,7 +150,6 @@ LIES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a stored transaction": ({}, {"txnid_least_bits": 1, "txnid_most_bits": 2}, "a transaction id"),
     "a marker": ({"marker": True}, {}, "a marker"),
     "a stored marker": ({}, {"marker_type": 21}, "a marker"),
-    "a delay": ({}, {"deliver_at_time": 2**40}, "deliver_at_time"),
 }
 
 

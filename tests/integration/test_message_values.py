@@ -28,7 +28,11 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
-    process = StandaloneProcess(tmp_path_factory.mktemp("server"), f"--max-message-size={LIMIT}")
+    process = StandaloneProcess(
+        tmp_path_factory.mktemp("server"),
+        f"--max-message-size={LIMIT}",
+        "--delayed-delivery-max-delay-in-millis=1000000",
+    )
     process.start()
     yield process
     process.end()

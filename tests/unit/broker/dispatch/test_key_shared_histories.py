@@ -213,12 +213,28 @@ class _Permissive(DrainingHashes):
         return False
 
 
+class Blind:
+    """A replay queue that seems not to hold any hash."""
+
+    def __init__(self, replay: Any) -> None:
+        self._replay = replay
+
+    def __contains__(self, _: object) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return len(self._replay)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replay, name)
+
+
 class ForgetsGateOne(KeyShared):
     """New entries overtake the waiting ones."""
 
     def on_entries(self, *args: Any) -> Any:
         replay = self._replay
-        self._replay = type("Blind", (), {"__contains__": lambda *_: False, "__getattr__": lambda _, name: getattr(replay, name), "__len__": lambda _: len(replay), "__bool__": lambda _: bool(replay)})()  # fmt: skip
+        self._replay = Blind(replay)
         try:
             return super().on_entries(*args)
         finally:

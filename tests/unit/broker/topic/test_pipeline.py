@@ -336,14 +336,38 @@ def test_smaller_limit_refuses_smaller_entries() -> None:
     assert "payload of 1001 bytes exceeds the limit of 1000" in str(answers[1].error)
 
 
-def test_delayed_message_is_refused_by_name() -> None:
-    sends = sends_of(entry_of("x"), entry_of("y"))
-    sends.views[1].deliver_at_ms = 1_700_000_000_001
-    answers = DelayStage().decide(publish_of(sends), 0.0)
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("publish_ms", "delay_ms", "accepted"),
+    [
+        (NOW_MS, 5_000, True),
+        (NOW_MS, 5_001, False),
+        (NOW_MS - 3_000, 5_000, True),  # on its way since the publish time
+        (NOW_MS + 60_000, 65_000, True),  # the client's clock is ahead
+        (NOW_MS + 60_001, 65_001, False),
+        (NOW_MS, -(1 << 62), True),
+        (NOW_MS, (1 << 63) - 1 - NOW_MS, False),
+        (1 << 62, (1 << 63) - 1 - NOW_MS, False),
+    ],
+)
+def test_delay_beyond_the_limit_is_refused_by_name(
+    publish_ms: int, delay_ms: int, accepted: bool
+) -> None:
+    stage = DelayStage(lambda: NOW_MS)
+    sends = sends_of(entry_of("x"), entry_of("y", publish_time_ms=publish_ms))
+    sends.views[1].deliver_at_ms = NOW_MS + delay_ms
+    assert stage.decide(publish_of(sends), 0.0) == (), "there is no limit"
+    stage.delay_ms_max = 5_000
+    answers = stage.decide(publish_of(sends), 0.0)
+    if accepted:
+        assert answers == ()
+        return
     assert answers[0] == Append(1)
     assert isinstance(answers[1], Refuse)
     assert "deliver_at_time" in str(answers[1].error)
-    assert DelayStage().decide(publish_of(sends_of(entry_of("x"))), 0.0) == ()
+    assert "exceeds the limit of 5000 ms" in str(answers[1].error)
 
 
 @pytest.mark.parametrize("over", [0, 1])

@@ -1,0 +1,164 @@
+"""Delayed delivery: entries wait in an index until their delivery time, instead of at a consumer.
+
+Theory of operation. A dispatcher with several consumers asks its `Delays` at three places:
+
+    `hold_back`   after each read: the entries that are not due go into the index
+    `take_due`    before it reads new entries: the entries that have become due are read again
+    `first_new`   where it reads next: entries in the index are not read again
+
+and sets its timer to `wake_s`. The subscription removes acknowledged entries from the index. The
+index belongs to the subscription: it stays when the last consumer leaves, over a seek, and when the
+subscription type changes. Exclusive and Failover subscriptions deliver at once and do not use it.
+
+*Ticks*: a timer fires on a multiple of `tick_ms` of the wall clock, so that many delivery times
+share one timer. By default an entry is delivered up to one tick early. With `strict` it is never
+early, and up to one tick late.
+
+The clock of a dispatcher is the time of the event loop; delivery times are wall time. `wall_ms`
+translates. The wall clock may jump: a timer looks at it again after CLOCK_LOOK_S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.dispatch.delayed_index import DUE_MS_MAX, DelayedIndex
+from magnetar.broker.dispatch.explain import Reason, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from magnetar.broker.dispatch.acks import Acks
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.position import Position
+
+INDEX_ENTRIES_MAX: Final = 2_000_000
+"""Of one subscription: 40 MB. At the limit the dispatcher reads nothing new until entries are due
+or acknowledged."""
+
+CLOCK_LOOK_S: Final = 60.0
+"""How late an entry is at most when the wall clock jumps forwards."""
+
+_JUMPS_MAX: Final = 64
+"""Steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. A read after them costs
+more than they save, and its entries that are indexed are dropped."""
+
+
+@dataclass(slots=True)
+class DelayPolicy:
+    """Of one topic. It follows the topic's policies while the topic is open."""
+
+    enabled: bool = True  # False: every entry is due at once
+    tick_ms: int = 1_000
+    strict: bool = False  # True: never early
+
+
+class Delays:
+    """The delayed entries of one subscription."""
+
+    def __init__(
+        self,
+        policy: DelayPolicy,
+        wall_ms: Callable[[float], int],
+        *,
+        entries_max: int = INDEX_ENTRIES_MAX,
+    ) -> None:
+        """`wall_ms`: the wall clock in milliseconds at a time of the event loop, which is about
+        now."""
+        self.index = DelayedIndex()
+        self._policy = policy
+        self._wall_ms = wall_ms
+        self._entries_max = entries_max
+        self._wake_ms = -1  # what `wake_s` has translated last
+        self._wake_s = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the dispatcher must read no new entries."""
+        return len(self.index) >= self._entries_max
+
+    def hold_back(self, entries: list[StoredEntry], acks: Acks, now: float) -> list[StoredEntry]:
+        """Put the entries that are neither due nor acknowledged into the index. Returns the others,
+        perhaps with acknowledged ones."""
+        if not any(entry.view.deliver_at_ms is not None for entry in entries):
+            return entries
+        index, until_ms = self.index, self._until_ms(now)
+        due: list[StoredEntry] = []
+        for entry in entries:
+            deliver_at_ms = entry.view.deliver_at_ms
+            if deliver_at_ms is not None and deliver_at_ms > until_ms:
+                if not acks.is_acked(entry.position):
+                    index.add(entry.position, deliver_at_ms)
+            else:
+                due.append(entry)
+                if index and deliver_at_ms is not None:
+                    index.discard(entry.position)
+        return due
+
+    def take_due(self, count: int, now: float) -> list[Position]:
+        """Remove up to `count` entries that are due from the index, the earliest first. Returns
+        their positions in ascending order."""
+        if not self.index:
+            return []
+        return sorted(self.index.take_due(self._until_ms(now), count))
+
+    def first_new(self, position: Position, acks: Acks) -> Position:
+        """The first entry at or after `position` that is neither acknowledged nor in the index, or
+        an earlier one."""
+        position = acks.first_unacked(position)
+        if self.index:
+            for _ in range(_JUMPS_MAX):
+                absent = self.index.first_absent(position)
+                if absent == position:
+                    break
+                position = acks.first_unacked(absent)
+        return position
+
+    def wake_s(self, now: float) -> float | None:
+        """When to call `take_due`. None: no entry is delayed."""
+        due_ms = self.index.next_due_ms
+        if due_ms is None:
+            return None
+        tick_ms = self._policy.tick_ms
+        if not self._policy.strict:
+            due_ms -= tick_ms
+        wake_ms = -(-due_ms // tick_ms) * tick_ms
+        if wake_ms != self._wake_ms or self._wake_s <= now:
+            # At least a millisecond: the wall clock has no finer steps.
+            wait_s = max(wake_ms - self._wall_ms(now), 1) / 1_000
+            self._wake_ms, self._wake_s = wake_ms, now + min(wait_s, CLOCK_LOOK_S)
+        return self._wake_s
+
+    def on_acked(self, positions: Sequence[Position]) -> None:
+        """These entries are acknowledged."""
+        if self.index:
+            for position in positions:
+                self.index.discard(position)
+
+    def on_acked_through(self, position: Position) -> None:
+        """Every entry up to this one is acknowledged."""
+        if self.index:
+            self.index.discard_through(position)
+
+    def explain(self, now: float) -> list[Reason]:
+        """[]: no entry is delayed."""
+        due_ms = self.index.next_due_ms
+        if due_ms is None:
+            return []
+        time = datetime.fromtimestamp(due_ms // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        in_s = max(0, due_ms - self._wall_ms(now)) / 1_000
+        detail = (
+            f"{len(self.index)} entries are delayed; the next is due at {time}, in {in_s:.1f} s"
+        )
+        if self.is_full:
+            detail += "; the broker reads no new entries, because it keeps no more delayed ones"
+        return [Reason(Why.DELAYED, detail)]
+
+    def _until_ms(self, now: float) -> int:
+        """Entries are due up to this delivery time."""
+        policy = self._policy
+        if not policy.enabled:
+            return DUE_MS_MAX
+        return self._wall_ms(now) + (0 if policy.strict else policy.tick_ms)

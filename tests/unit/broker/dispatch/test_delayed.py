@@ -1,0 +1,309 @@
+"""Delayed delivery by the Shared dispatcher."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes.dispatch_rig import DispatcherRig
+
+from magnetar.broker.dispatch.delayed import CLOCK_LOOK_S, DelayPolicy, Delays
+from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.dispatch.shared import Shared
+from magnetar.broker.log.position import Position
+
+LARGE = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000, read_entries=100)
+
+
+def world(
+    *,
+    strict: bool = False,
+    enabled: bool = True,
+    limits: Limits = LARGE,
+    tick_ms: int = 1_000,
+    delayed_max: int = 1_000,
+) -> DispatcherRig:
+    delay = DelayPolicy(enabled=enabled, strict=strict, tick_ms=tick_ms)
+    return DispatcherRig(Shared, shared=True, limits=limits, delay=delay, delayed_max=delayed_max)
+
+
+def entries(positions: list[Position]) -> list[int]:
+    return [position.entry for position in positions]
+
+
+def test_entries_are_delivered_in_the_order_of_their_times() -> None:
+    it = world()
+    member = it.join()
+    it.flow(member, 100)
+    for delay_ms in (9_000, 3_000, None, 6_000):
+        it.append(delay_ms=delay_ms)
+        it.settle()
+    assert entries(member.inbox) == [2]
+    it.wait(4)
+    assert entries(member.inbox) == [2, 1]
+    it.wait(10)
+    assert entries(member.inbox) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_strict_entry_is_never_early_and_another_is_never_late(strict: bool) -> None:
+    it = world(strict=strict)
+    member = it.join()
+    it.flow(member, 100)
+    due: list[int] = []
+    for delay_ms in (2_000, 2_345, 5_001, 9_999, 10_000):
+        it.append(delay_ms=delay_ms)
+        due.append(it.log[-1].view.deliver_at_ms or 0)
+        it.settle()
+    for number, due_ms in enumerate(due):
+        while len(member.inbox) <= number:
+            at = it.machine.next_timer()
+            assert at is not None
+            it.wait(at - it.now + 0.000_1)
+        late_ms = it.wall_ms(it.now) - due_ms
+        assert (0 <= late_ms <= 1_001) if strict else (-1_001 <= late_ms <= 0)
+
+
+def test_past_and_impossible_times_are_due_at_once() -> None:
+    it = world(strict=True)
+    member = it.join()
+    it.flow(member, 100)
+    for delay_ms in (-10_000, -(1 << 62), 0):
+        it.append(delay_ms=delay_ms)
+        it.settle()
+    assert len(member.inbox) == 3
+
+
+def test_time_in_the_far_future_is_explained() -> None:
+    it = world()
+    it.append(delay_ms=(1 << 62))
+    member = it.join()
+    it.flow(member, 100)
+    it.settle()
+    [reason] = [it for it in it.machine.explain(it.now) if it.why is Why.DELAYED]
+    assert "1 entries are delayed; the next is due at 9999-12-31T23:59:59Z" in reason.detail
+    assert it.machine.next_timer() == pytest.approx(it.now + CLOCK_LOOK_S, abs=1)
+
+
+def test_delays_that_are_off_deliver_at_once() -> None:
+    it = world(enabled=False)
+    it.append(delay_ms=60_000)
+    member = it.join()
+    it.flow(member, 100)
+    it.settle()
+    assert len(member.inbox) == 1
+    it.delay.enabled = True
+    it.append(delay_ms=60_000)
+    it.settle()
+    assert len(member.inbox) == 1
+    it.delay.enabled = False  # the policy changes: what is delayed is due
+    it.flow(member, 1)
+    it.settle()
+    assert len(member.inbox) == 2
+
+
+def test_acknowledged_entries_leave_the_index() -> None:
+    it = world()
+    member = it.join()
+    it.flow(member, 100)
+    for _ in range(10):
+        it.append(delay_ms=60_000)
+        it.settle()
+    it.ack(member, Position(0, 7))
+    assert len(it.delays.index) == 9
+    it.skip_through(Position(0, 5))
+    assert {position.entry for position, _ in it.delays.index} == {6, 8, 9}
+    it.wait(100)
+    assert entries(member.inbox) == [6, 8, 9]
+    assert it.machine.next_timer() is None
+
+
+def test_index_stays_when_the_last_consumer_leaves() -> None:
+    it = world()
+    member = it.join()
+    it.flow(member, 100)
+    it.append(delay_ms=60_000)
+    it.append()
+    it.settle()
+    it.leave(member)
+    assert it.machine.next_timer() is None, "nobody waits"
+    it.wait(100)
+    second = it.join()
+    it.flow(second, 100)
+    it.settle()
+    assert entries(second.inbox) == [1, 0]  # redeliveries first
+    assert second.counts == [1, 0]
+
+
+def test_new_dispatcher_reads_around_what_is_delayed() -> None:
+    """After a seek, or a change of the type."""
+    it = world()
+    member = it.join()
+    it.flow(member, 1_000)
+    for number in range(50):
+        it.append(delay_ms=None if number in (10, 30) else 60_000)
+        it.settle()
+    it.leave(member)
+    it.owner.clear()
+    it.given_back.clear()
+    it.acks.redeliveries.drain()
+    it.machine = Shared(it.environment)
+    again = it.join()
+    it.flow(again, 1_000)
+    assert it.outstanding is not None
+    assert getattr(it.outstanding, "first", None) == Position(0, 10)
+    it.settle()
+    assert entries(again.inbox) == [10, 30]
+    assert len(it.delays.index) == 48
+
+
+def test_full_index_stops_reading_until_entries_leave() -> None:
+    it = world(delayed_max=5)
+    member = it.join()
+    it.flow(member, 100)
+    for _ in range(8):
+        it.append(delay_ms=20_000)
+        it.settle()
+    it.append()
+    it.settle()
+    assert member.inbox == []
+    assert len(it.delays.index) == 5
+    assert {reason.why for reason in it.machine.explain(it.now)} == {Why.DELAYED}
+    it.ack(member, Position(0, 0), Position(0, 1), Position(0, 2), Position(0, 3), Position(0, 4))
+    it.settle()
+    assert entries(member.inbox) == [8]
+
+
+def test_permits_bound_what_becomes_due() -> None:
+    it = world()
+    member = it.join()
+    it.flow(member, 3)
+    for _ in range(10):
+        it.append(delay_ms=5_000)
+        it.settle()
+    it.wait(10)
+    assert entries(member.inbox) == [0, 1, 2]
+    it.flow(member, 3)
+    it.settle()
+    assert entries(member.inbox) == [0, 1, 2, 3, 4, 5]
+
+
+def test_limit_of_unacked_messages_holds_back_what_is_due() -> None:
+    limits = Limits(unacked_per_consumer=100, unacked_per_subscription=4, read_entries=4)
+    it = world(limits=limits)
+    member = it.join()
+    it.flow(member, 100)
+    for _ in range(10):
+        it.append(delay_ms=5_000)
+        it.settle()
+    it.wait(10)
+    assert len(member.inbox) == 4
+    assert Why.UNACKED_BY_SUBSCRIPTION in {reason.why for reason in it.machine.explain(it.now)}
+    it.ack(member, *member.inbox)
+    it.settle()
+    assert len(member.inbox) == 8
+
+
+def test_failed_read_of_due_entries_is_repeated() -> None:
+    it = world()
+    member = it.join()
+    it.flow(member, 100)
+    it.append(delay_ms=2_000)
+    it.settle()
+    due = it.machine.next_timer()
+    assert due is not None
+    it.now = due
+    it.carry_out(it.machine.on_timer(due))
+    it.answer_read(fail=True)
+    it.settle()
+    assert entries(member.inbox) == [0]
+
+
+def test_timer_looks_at_a_wall_clock_that_jumps() -> None:
+    jumped_ms = 0
+    delays = Delays(DelayPolicy(), lambda now: int(now * 1_000) + jumped_ms)
+    delays.index.add(Position(1, 1), 1_000_000)
+    assert delays.wake_s(0.0) == CLOCK_LOOK_S
+    jumped_ms = 900_000
+    assert delays.take_due(10, CLOCK_LOOK_S) == []
+    assert delays.wake_s(CLOCK_LOOK_S) == pytest.approx(99)
+    assert delays.take_due(10, 99.0) == [Position(1, 1)]
+
+
+def test_clock_that_stands_still_causes_no_busy_timer() -> None:
+    delays = Delays(DelayPolicy(strict=True), lambda now: 999_999)
+    delays.index.add(Position(1, 1), 1_000_000)
+    assert delays.wake_s(5.0) == pytest.approx(5.001)
+    assert delays.wake_s(5.001) == pytest.approx(5.002)
+
+
+KINDS = ["append", "flow", "ack", "wait"] * 2 + (
+    ["soon", "later", "later", "roll", "join", "leave", "fail", "short"]
+    + ["other", "redeliver", "skip"]
+)
+
+
+def step(it: DispatcherRig, kind: str, a: int, b: int) -> None:
+    member = it.members[a % len(it.members)] if it.members else None
+    match kind:
+        case "append":
+            it.append()
+        case "soon":
+            it.append(delay_ms=100 * b)
+        case "later":
+            it.append(delay_ms=1_000 * a, new_ledger=b == 0)
+        case "roll":
+            it.append(new_ledger=True)
+        case "join" if len(it.members) < 4:
+            it.join()
+        case "fail" if it.outstanding:
+            it.answer_read(fail=True)
+        case "short" if it.outstanding:
+            it.answer_read(entries_max=1 + b % 3)
+        case "wait":
+            it.settle()
+            it.wait(b * b / 10)
+        case "skip" if it.log and b < 3:
+            it.skip_through(it.log[(a * 10 + b) % len(it.log)].position)
+    if member is None:
+        return
+    mine = sorted(position for position, owner in it.owner.items() if owner is member)
+    match kind:
+        case "leave" if b < 5:
+            it.leave(member)
+        case "flow":
+            it.flow(member, 1 + b)
+        case "ack" if mine:
+            it.ack(member, *mine[: 1 + b])
+        case "other" if it.log:
+            it.ack(member, it.log[(a * 10 + b) % len(it.log)].position)
+        case "redeliver":
+            it.redeliver(member)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("block", range(4))
+def test_random_histories_deliver_every_entry_in_time(block: int, strict: bool) -> None:
+    """The rig checks after every event that nothing is early, late, lost or delivered twice."""
+    for seed in range(block * 25, block * 25 + 25):
+        chance = random.Random(seed)
+        it = world(strict=strict, delayed_max=12 if seed % 3 == 0 else 1_000)
+        for _ in range(100):
+            step(it, chance.choice(KINDS), chance.randrange(10), chance.randrange(10))
+        finish(it)
+
+
+def finish(it: DispatcherRig) -> None:
+    if not it.members:
+        it.join()
+    for _ in range(200):
+        it.settle()
+        it.wait(1)
+        if all(entry.position in it.acks.acked for entry in it.log):
+            return
+        for member in list(it.members):
+            it.flow(member, 10)
+            it.settle()
+            it.ack(member, *[p for p, owner in it.owner.items() if owner is member])
+    raise AssertionError("an entry was never delivered")

@@ -25,6 +25,7 @@ Names that users chose are percent-encoded (UTF-8), so that any name is one comp
 accepts.
 """
 
+import re
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -136,8 +137,14 @@ def partitioned_topic(tenant: str, namespace: str, domain: str, name: str) -> st
     return f"{partitioned_topics(tenant, namespace, domain)}/{quoted(name)}"
 
 
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*").fullmatch
+"""Whether a name is its own component."""
+
+
 def quoted(name: str) -> str:
     """One path component for any name that is not empty; `unquoted` gives the name back."""
+    if _PLAIN(name):  # most names, ten times as fast
+        return name
     assert name, "an empty name has no path"
     encoded = quote(name, safe="")
     # "." and ".." mean something in a path.

@@ -114,7 +114,12 @@ Change = Callable[[bytes | None], bytes | Verdict]
 
 
 async def update(
-    store: MetadataStore, path: str, change: Change, *, deadline: float
+    store: MetadataStore,
+    path: str,
+    change: Change,
+    *,
+    deadline: float,
+    known: Versioned | None = None,
 ) -> Versioned | None:
     """Change a value by compare-and-set until it is done; returns what is stored then (None:
     absent).
@@ -124,6 +129,9 @@ async def update(
     race and each lost reply, so it must recognise its own work; it may raise to give up. It must
     not await, and a value that it read may be stale when it answers KEEP: call `store.sync(path)`
     before when the decision must be fresh. That there is nothing to DELETE is looked at twice.
+
+    `known` is what the caller believes to be stored: the first attempt changes it without a read.
+    Whether nothing needs doing is decided by a read only.
 
     `deadline` is in loop time. When it passes: OutcomeUnknown if a change may have been applied,
     else Unavailable. Contended after UPDATE_ATTEMPTS_MAX lost races.
@@ -140,9 +148,12 @@ async def update(
                     if is_fresh:
                         # The server behind the next connection may lag behind our own change.
                         await store.sync(path)
-                    current = await store.get(path)
+                    believed, known = known, None
+                    current = await store.get(path) if believed is None else believed
                     pending = absent = False
                     answer = change(current.value if current is not None else None)
+                    if believed is not None and not isinstance(answer, bytes):
+                        continue
                     if answer is DELETE and current is None and not is_fresh:
                         absent = True
                         continue

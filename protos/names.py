@@ -17,6 +17,7 @@ import re
 import zlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, Self
 
 from magnetar.protos.errors import InvalidNamespaceName, InvalidTopicName
@@ -95,11 +96,13 @@ class TopicName:
     @property
     def namespace_name(self) -> NamespaceName:
         """The namespace of the topic."""
-        return NamespaceName(self.tenant, self.namespace)
+        return _namespace(self.tenant, self.namespace)
 
     @property
     def partition(self) -> int | None:
         """The number of this partition; None: the topic is not a partition."""
+        if _PARTITION_SUFFIX not in self.topic:
+            return None
         match = _PARTITION.fullmatch(self.topic)
         if match is None:
             return None
@@ -130,6 +133,11 @@ _ENTITY = re.compile(r"[-=:.\w]+", re.ASCII)
 _PARTITION_SUFFIX = "-partition-"
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
 _PARTITION_MAX = 2**31 - 1  # an int32 on the wire
+
+
+@lru_cache(1024)
+def _namespace(tenant: str, namespace: str) -> NamespaceName:
+    return NamespaceName(tenant, namespace)
 
 
 def _topic_problem(parts: list[str]) -> str | None:

@@ -17,7 +17,7 @@ import asyncio
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from magnetar.broker.cursor.cursors import Cursors
@@ -109,6 +109,12 @@ _Key = tuple[str, bool]
 _log = get_logger(__name__)
 
 
+@lru_cache(8)
+def _cursor_config(producers_max: int) -> CursorConfig:
+    """Shared by the topics."""
+    return CursorConfig(producers_max=producers_max)
+
+
 class TopicState(Enum):
     OPEN = "open"
     CLOSING = "closing"
@@ -176,7 +182,7 @@ class PersistentTopic:
         if budget is not None:
             log.budget = budget
         dedup_config = deduplication or DeduplicationConfig()
-        config = CursorConfig(producers_max=dedup_config.producers_max)
+        config = _cursor_config(dedup_config.producers_max)
         cursors = await Cursors.open(log, config)
         restored = await Deduplication.open(log, cursors, policies, clock, dedup_config)
         return cls(

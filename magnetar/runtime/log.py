@@ -92,6 +92,9 @@ def configure_logging(
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else least)
 
 
+_ENCODE: Final = json.JSONEncoder(default=str).encode
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -103,7 +106,7 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return _ENCODE(line)
 
 
 class _TerminalFormatter(logging.Formatter):
@@ -131,7 +134,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 def _timestamp(record: logging.LogRecord) -> str:
     at = datetime.fromtimestamp(record.created, UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S.%f}Z"
+    return at.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def _shown(value: object) -> str:

@@ -238,7 +238,7 @@ async def _taken_by(owned: OwnedRecord, store: MetadataStore) -> OwnedRecord:
     """The same ownership over another session."""
     taken = await owned._store.get(topic_path(TOPIC))
     assert taken is not None
-    return OwnedRecord(TOPIC, store, taken)
+    return OwnedRecord(TOPIC, store, taken, decode_topic(taken.value))
 
 
 async def test_a_tombstone_stays_while_a_broker_of_its_time_runs() -> None:

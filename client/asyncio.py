@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
+from magnetar.client.consuming.many import (
+    DEFAULT_MANY,
+    ConsumerCore,
+    ManyOptions,
+    ManySubscriber,
+    many_of,
+)
+from magnetar.client.consuming.sources import Partitions, Pattern, Source, TopicList
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
@@ -23,22 +32,26 @@ from magnetar.client.options import (
     ConsumerOptions,
     ProducerOptions,
     ReaderOptions,
+    TableViewOptions,
 )
 from magnetar.client.producer import Producer
+from magnetar.client.producing.partitions import PartitionedPublisher, ProducerCore
 from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
+from magnetar.client.session.asking import partitions_of
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
 from magnetar.client.signature import takes_parameters_of
+from magnetar.client.table_view import TableRows, TableView, table_subscription
 from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from magnetar.client.consuming.subscription import Subscription
-    from magnetar.client.message_queue import MessageQueue
+    from magnetar.client.message_queue import SharedQueue
 
-__all__ = ["Client", "Consumer", "Producer", "Reader"]
+__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
 
 class Client:
@@ -70,7 +83,7 @@ class Client:
         Raises ConnectError or Timeout if no broker accepts the producer within
         `operation_timeout_seconds`.
         """
-        publisher = self.publisher(options)
+        publisher = await self.publisher(options)
         producer = Producer(publisher, options, self._parts.clock)
         await self.opened(publisher)
         return producer
@@ -89,7 +102,9 @@ class Client:
                 "message_listener: the asyncio client has no listeners; call receive() in a task"
             )
         queue = LoopQueue()
-        subscriber = self.subscriber(options.topic, subscription_of(options), queue)
+        subscriber = await self.subscriber(
+            options.topic, subscription_of(options), queue, many_of(options)
+        )
         await self.opened(subscriber)
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         return Consumer(subscriber, queue, policy)
@@ -107,10 +122,20 @@ class Client:
             )
         queue = LoopQueue()
         subscription = reader_subscription(options, self._parts.random)
-        subscriber = self.subscriber(options.topic, subscription, queue)
+        subscriber = await self.subscriber(options.topic, subscription, queue)
         await self.opened(subscriber)
         await begin_at_latest(subscriber)
         return Reader(subscriber, queue)
+
+    @takes_parameters_of(TableViewOptions)
+    async def create_table_view(self, options: TableViewOptions) -> TableView:
+        """Create a table view: a dictionary with the last value of each key of a topic.
+
+        The call returns when the view has read the messages that the topic held at its beginning.
+        Raises the same errors as `subscribe`.
+        """
+        rows = await self.table_rows(options)
+        return TableView(rows)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions, or the topic's own name if it has none.
@@ -171,17 +196,58 @@ class Client:
     def parts(self) -> Parts:
         return self._parts
 
-    def publisher(self, options: ProducerOptions) -> Publisher:
+    async def publisher(self, options: ProducerOptions) -> ProducerCore:
         """Create the core of a producer. The caller opens it."""
         self._check_open()
-        return Publisher(str(_topic_name(options.topic)), options, self._parts)
+        topic = _topic_name(options.topic)
+        partitions = await self._partitions(topic)
+        if partitions:
+            return PartitionedPublisher(topic, partitions, options, self._parts)
+        return Publisher(str(topic), options, self._parts)
 
-    def subscriber(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
+    async def subscriber(
+        self,
+        topics: str | list[str] | re.Pattern[str],
+        subscription: Subscription,
+        queue: SharedQueue,
+        many: ManyOptions = DEFAULT_MANY,
+    ) -> ConsumerCore:
         """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
-        return Subscriber(str(_topic_name(topic)), subscription, queue, self._parts)
+        parts = self._parts
+        if isinstance(topics, re.Pattern):
+            source: Source = Pattern(topics, many.regex_mode, many.period_s, parts)
+        elif isinstance(topics, list):
+            source = TopicList([_topic_name(topic) for topic in topics], parts)
+        else:
+            topic = _topic_name(topics)
+            partitions = await self._partitions(topic)
+            if not partitions:
+                return Subscriber(str(topic), subscription, queue, parts)
+            source = Partitions(topic, partitions, parts)
+        return ManySubscriber(source, subscription, many.total_messages_max, queue, parts)
 
-    async def opened(self, core: Publisher | Subscriber) -> None:
+    async def table_rows(self, options: TableViewOptions) -> TableRows:
+        """Create the core of a table view, and read what the topic holds."""
+        queue = LoopQueue()
+        subscription = table_subscription(options, self._parts.random)
+        subscriber = await self.subscriber(options.topic, subscription, queue)
+        await self.opened(subscriber)
+        rows = TableRows(subscriber, queue, options)
+        await rows.open(self._parts.scope)
+        return rows
+
+    async def _partitions(self, topic: TopicName) -> int:
+        """Return the number of a topic's partitions; 0: it has none, or is one itself."""
+        await self._parts.scope.open()
+        self._check_open()  # the client may have been closed during the wait
+        if topic.partition is not None:
+            return 0
+        count = await partitions_of(str(topic), self._parts)
+        self._check_open()
+        return count
+
+    async def opened(self, core: ProducerCore | ConsumerCore) -> None:
         """Open a core. From then on, closing the client closes the core."""
         await self._parts.scope.open()
         self._check_open()  # the client may have been closed during the wait
@@ -208,6 +274,7 @@ class Client:
             random=environment.random,
             timeout_s=timeout_s,
             pending_bytes_max=environment.pending_bytes_max,
+            partitions_update_s=environment.partitions_update_s,
             ids=itertools.count(1),
             live=set(),
         )

@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
+    AlreadyClosed,
     CumulativeAcknowledgementNotAllowedError,
     OperationNotSupported,
     PulsarException,
     Timeout,
 )
 from magnetar.client.message import Message, MessageId
-from magnetar.client.message_queue import of_generation
+from magnetar.client.message_queue import Sources, of_generation
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from magnetar.client.consuming.subscriber import Subscriber
+    from magnetar.client.consuming.many import ConsumerCore
 
 
 class Consumer:
     """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
     def __init__(
-        self, subscriber: Subscriber, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
+        self, subscriber: ConsumerCore, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
     ) -> None:
         self._subscriber = subscriber
         self._queue = queue
@@ -76,17 +77,17 @@ class Consumer:
         durable. Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.acknowledge(acknowledgeable(message))
+        self._subscriber.acknowledge(acknowledgeable(message, self._subscriber))
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """Acknowledge a message and all messages before it.
+        """Acknowledge a message and all messages before it in its topic or partition.
 
         Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions, and
         AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
         check_cumulative(self._subscriber.subscription)
-        self._subscriber.acknowledge_cumulative(acknowledgeable(message))
+        self._subscriber.acknowledge_cumulative(acknowledgeable(message, self._subscriber))
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
@@ -94,7 +95,7 @@ class Consumer:
         Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.negative_acknowledge(id_of(message))
+        self._subscriber.negative_acknowledge(known_id(message, self._subscriber))
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
@@ -105,19 +106,29 @@ class Consumer:
 
         With a message id, the next message is the one after it, or the message itself with
         `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. Raises Timeout if the broker
-        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        message is the first that was published at that time or later. With several topics, a time,
+        `MessageId.earliest` and `MessageId.latest` move all of them; another id moves its topic.
+        Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
+        the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
         await self._subscriber.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
         """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
 
-        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
-        AlreadyClosed.
+        Raises OperationNotSupported if the consumer has several topics or partitions, as in
+        Apache's client. Raises Timeout if the broker does not answer within
+        `operation_timeout_seconds`, and AlreadyClosed.
         """
         last, _ = await self._subscriber.last_message_id()
         return last
+
+    async def get_last_message_ids(self) -> list[MessageId]:
+        """Return the ids of the last messages of all topics, each with its `topic_name()`.
+
+        The name is that of Apache's Java client. Raises the errors of `get_last_message_id`.
+        """
+        return await self._subscriber.last_message_ids()
 
     async def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer.
@@ -135,7 +146,7 @@ class Consumer:
         await self._subscriber.close()
 
     def topic(self) -> str:
-        """Return the full name of the topic."""
+        """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
@@ -157,6 +168,16 @@ class Consumer:
         """
         return self._subscriber.is_active
 
+    def __aiter__(self) -> Self:
+        """Receive messages with `async for`. The loop ends when the consumer is closed."""
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.receive()
+        except AlreadyClosed:
+            raise StopAsyncIteration from None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -173,6 +194,16 @@ class LoopQueue:
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self.last_taken: MessageId | None = None
         self.generation = 0
+        self._sources: Sources | None = None  # None: all messages are of one topic
+
+    def share(self) -> Sources:
+        self._sources = Sources()
+        return self._sources
+
+    def drop(self, topic: str) -> MessageId | None:
+        assert self._sources is not None
+        self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
+        return self._sources.on_dropped(topic)
 
     def put(self, messages: Sequence[Message]) -> None:
         if self._failure is None:
@@ -181,7 +212,10 @@ class LoopQueue:
 
     def put_back(self, messages: Sequence[Message]) -> None:
         if self._failure is None:
-            fresh = of_generation(self.generation, messages)
+            if self._sources is None:
+                fresh = of_generation(self.generation, messages)
+            else:
+                fresh = self._sources.current(messages)
             self._messages.extendleft(reversed(fresh))
             self._wake(len(fresh))
 
@@ -207,6 +241,8 @@ class LoopQueue:
             return None
         message = self._messages.popleft()
         self.last_taken = message.message_id()
+        if self._sources is not None:
+            self._sources.taken[message.delivery.topic] = message.message_id()
         return message
 
     async def wait(self) -> None:
@@ -230,7 +266,7 @@ class LoopQueue:
                 count -= 1
 
 
-async def take(subscriber: Subscriber, queue: LoopQueue, timeout_s: float | None) -> Message:
+async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
     """Take a message out of the queue; wait until there is one.
 
     Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`.
@@ -269,13 +305,20 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
     )
 
 
-def id_of(message: Message | MessageId) -> MessageId:
-    return message.message_id() if isinstance(message, Message) else message
+def known_id(message: Message | MessageId, core: ConsumerCore) -> MessageId:
+    """Return the id. Raises OperationNotSupported if its topic is unknown and must be known."""
+    if isinstance(message, Message):
+        return message.message_id()
+    core.check_id(message)
+    return message
 
 
-def acknowledgeable(message: Message | MessageId) -> MessageId:
-    """Return the id to acknowledge. Raises OperationNotSupported if its batch size is missing."""
-    message_id = id_of(message)
+def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> MessageId:
+    """Return the id to acknowledge.
+
+    Raises OperationNotSupported if its batch size is missing, or its topic with several topics.
+    """
+    message_id = known_id(message, core)
     if message_id.batch_index() >= max(0, message_id.batch_size()):
         raise OperationNotSupported(
             f"{message_id} is in a batch of unknown size; use the id of a received message"

@@ -25,6 +25,7 @@ class Delivery:
     """
 
     topic: str
+    partition: int  # -1: the topic is not a partition
     producer_name: str
     publish_time_ms: int
     schema_version: bytes  # b"": none
@@ -120,7 +121,7 @@ class MessageId:
     topic. Only ids of the same topic can be compared.
     """
 
-    __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition")
+    __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition", "_topic")
 
     earliest: ClassVar[MessageId]
     latest: ClassVar[MessageId]
@@ -132,12 +133,14 @@ class MessageId:
         entry_id: int = -1,
         batch_index: int = -1,
         batch_size: int = 0,
+        topic: str = "",
     ) -> None:
         self._partition = partition
         self._ledger_id = ledger_id
         self._entry_id = entry_id
         self._batch_index = batch_index
         self._batch_size = batch_size  # 0: unknown, or not in a batch
+        self._topic = topic  # full name, of a partition with its number; "": unknown
 
     def ledger_id(self) -> int:
         """Return the number of the ledger."""
@@ -162,6 +165,13 @@ class MessageId:
         """Return the number of the partition, or -1 if the topic has no partitions."""
         return self._partition
 
+    def topic_name(self) -> str:
+        """Return the full name of the message's topic, or "" if it is unknown.
+
+        A consumer of several topics needs it to acknowledge. Ids of received messages have it.
+        """
+        return self._topic
+
     def serialize(self) -> bytes:
         """Return the id as bytes to store, in the format of Apache's clients."""
         data = pb.MessageIdData(ledgerId=self._ledger_id & _U64, entryId=self._entry_id & _U64)
@@ -174,8 +184,12 @@ class MessageId:
         return data.SerializeToString()
 
     @classmethod
-    def deserialize(cls, message_id_bytes: bytes) -> Self:
-        """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes."""
+    def deserialize(cls, message_id_bytes: bytes, topic: str | None = None) -> Self:
+        """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes.
+
+        `topic`: the message's `topic_name()`, which the bytes do not hold. An id for a consumer of
+        several topics needs it.
+        """
         try:
             data = pb.MessageIdData.FromString(message_id_bytes)
         except DecodeError as error:
@@ -188,6 +202,7 @@ class MessageId:
             _signed(data.entryId),
             data.batch_index,
             data.batch_size,
+            topic or "",
         )
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import Message, MessageId
@@ -34,6 +34,81 @@ class MessageQueue(Protocol):
         """The last message taken since the previous `clear`; None: none was."""
 
     def __len__(self) -> int: ...
+
+
+class Sources:
+    """What a queue that several topics share knows about each of them."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, MessageId] = {}  # topic -> the last message that the user took
+        self._generations: dict[str, int] = {}  # topic -> how often its messages were dropped
+
+    def generation(self, topic: str) -> int:
+        return self._generations.get(topic, 0)
+
+    def on_dropped(self, topic: str) -> MessageId | None:
+        """Count that the topic's messages were dropped. Returns the last message taken, or None."""
+        self._generations[topic] = self.generation(topic) + 1
+        return self.taken.pop(topic, None)
+
+    def current(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages whose topic's messages were not dropped since."""
+        return [
+            message
+            for message in messages
+            if message.delivery.generation == self.generation(message.delivery.topic)
+        ]
+
+
+class SharedQueue(MessageQueue, Protocol):
+    """A MessageQueue with messages of several topics."""
+
+    def share(self) -> Sources:
+        """Begin to keep what is known about each topic. Called once, before the first message."""
+
+    def drop(self, topic: str) -> MessageId | None:
+        """Drop the messages of one topic. Returns the last one taken of it, or None."""
+
+
+class SourceQueue:
+    """The MessageQueue of one topic's consumer: its part of a shared queue."""
+
+    def __init__(
+        self,
+        topic: str,
+        shared: SharedQueue,
+        sources: Sources,
+        on_failed: Callable[[str, PulsarException], None],
+    ) -> None:
+        self._topic = topic
+        self._shared = shared
+        self._sources = sources
+        self._on_failed = on_failed
+        self.put = shared.put
+        self.put_back = shared.put_back
+
+    @property
+    def generation(self) -> int:
+        return self._sources.generation(self._topic)
+
+    @generation.setter
+    def generation(self, _: int) -> None:
+        raise AttributeError("the queue counts its generations itself")
+
+    def clear(self) -> MessageId | None:
+        return self._shared.drop(self._topic)
+
+    def fail(self, error: PulsarException) -> None:
+        """Report the end of the topic's consumer. The shared queue goes on."""
+        self._on_failed(self._topic, error)
+
+    @property
+    def last_taken(self) -> MessageId | None:
+        return self._sources.taken.get(self._topic)
+
+    def __len__(self) -> int:
+        """Return the number of messages of all topics."""
+        return len(self._shared)
 
 
 def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:

@@ -36,6 +36,7 @@ class Subscription:
     nack_delay_s: float
     unacked_timeout_s: float | None  # None: unacknowledged messages are not requested again
     key_shared: ConsumerKeySharedPolicy | None = None  # None: the broker's default
+    creates_topic: bool = True  # whether the broker may create the topic
 
     @property
     def is_durable(self) -> bool:
@@ -54,6 +55,7 @@ def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubsc
     """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch."""
     properties = subscription.properties
     return pb.CommandSubscribe(
+        force_topic_creation=None if subscription.creates_topic else False,
         topic=topic,
         subscription=subscription.name,
         subType=_SUB_TYPES[subscription.type],

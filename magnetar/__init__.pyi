@@ -44,19 +44,21 @@ from .client.options import (
     ConsumerBatchReceivePolicy,
     ConsumerKeySharedPolicy,
     ConsumerType,
+    HashingScheme,
     InitialPosition,
     KeySharedMode,
     PartitionsRoutingMode,
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
-from .client.sync import Client, Consumer, Producer, Reader
+from .client.sync import Client, Consumer, Producer, Reader, TableView
 
 __all__ = [
     "Client",
     "Producer",
     "Consumer",
     "Reader",
+    "TableView",
     "Message",
     "MessageId",
     "BatchingType",
@@ -64,6 +66,7 @@ __all__ = [
     "ConsumerBatchReceivePolicy",
     "ConsumerKeySharedPolicy",
     "ConsumerType",
+    "HashingScheme",
     "InitialPosition",
     "KeySharedMode",
     "PartitionsRoutingMode",

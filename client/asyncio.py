@@ -7,6 +7,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Self
 
+from magnetar.client.asking import partitions_of
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.many import (
     DEFAULT_MANY,
@@ -39,7 +40,6 @@ from magnetar.client.producing.partitions import PartitionedPublisher, ProducerC
 from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
-from magnetar.client.session.asking import partitions_of
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
 from magnetar.client.signature import takes_parameters_of

@@ -11,9 +11,9 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from magnetar.client.asking import asking, partitions_of
 from magnetar.client.errors import ConnectError, InvalidTopicName, PulsarException
 from magnetar.client.options import RegexSubscriptionMode
-from magnetar.client.session.asking import asking, partitions_of
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.client.session.pool import Purpose
 from magnetar.client.session.watch import TopicWatch

@@ -40,13 +40,21 @@ from .client.errors import (
 from .client.message import Message, MessageId
 from .client.options import (
     BatchingType,
+    BatchReceivePolicy,
     CompressionType,
     ConsumerBatchReceivePolicy,
+    ConsumerCryptoFailureAction,
+    ConsumerDecodeFailureAction,
     ConsumerType,
     InitialPosition,
     PartitionsRoutingMode,
     ProducerAccessMode,
     RegexSubscriptionMode,
+)
+from .client.policies import (
+    ConsumerDeadLetterPolicy,
+    DeadLetterPolicyBuilder,
+    MultiplierRedeliveryBackoff,
 )
 from .client.sync import Client, Consumer, Producer, Reader
 
@@ -57,9 +65,15 @@ __all__ = [
     "Reader",
     "Message",
     "MessageId",
+    "BatchReceivePolicy",
     "BatchingType",
     "CompressionType",
     "ConsumerBatchReceivePolicy",
+    "ConsumerCryptoFailureAction",
+    "ConsumerDeadLetterPolicy",
+    "ConsumerDecodeFailureAction",
+    "DeadLetterPolicyBuilder",
+    "MultiplierRedeliveryBackoff",
     "ConsumerType",
     "InitialPosition",
     "PartitionsRoutingMode",

@@ -131,7 +131,7 @@ class KeyShared:
         self._selector, self.policy = selector, policy
         self._consumers.append(consumer)
         self._on_moved(moved)
-        return []
+        return self.advance(now)  # the look-ahead may be larger
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._consumers.remove(consumer)

@@ -66,7 +66,7 @@ async def seek(context: Context, body: pb.CommandSeek) -> bytes:
 async def last_message_id(context: Context, body: pb.CommandGetLastMessageId) -> bytes:
     last = await context.consumer(body.consumer_id).last_message_id()
     ledger, entry = last.position
-    message_id = reply.message_id(ledger, entry, last.batch_index)
+    message_id = reply.message_id(ledger, entry, last.batch_index, partition=last.partition)
     return reply.last_message_id(body.request_id, message_id, last.mark_delete)
 
 

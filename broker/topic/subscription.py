@@ -491,12 +491,14 @@ class Subscription:
     async def last_message(self) -> LastMessage:
         """The last message of the log. Raises ReadFailed."""
         position, mark_delete = self._log.confirmed, self.cursor.mark_delete
+        partition = self._log.name.partition
+        partition = -1 if partition is None else partition
         if position < self._log.first:
-            return LastMessage(EARLIEST, -1, mark_delete)
+            return LastMessage(EARLIEST, -1, mark_delete, partition)
         entries = await self._log.read(position, entries_max=1, bytes_max=1)
         view = entries[0].view
         batch_index = view.num_messages - 1 if view.is_batch else -1
-        return LastMessage(entries[0].position, batch_index, mark_delete)
+        return LastMessage(entries[0].position, batch_index, mark_delete, partition)
 
     async def backlog_entries(self) -> int:
         """Entries that are not acknowledged."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
+from magnetar.client.consuming.letters import generated_consumer_name
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
@@ -17,6 +19,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
+from magnetar.client.letters import dead_letter_producer
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
@@ -70,10 +73,7 @@ class Client:
         Raises ConnectError or Timeout if no broker accepts the producer within
         `operation_timeout_seconds`.
         """
-        publisher = self.publisher(options)
-        producer = Producer(publisher, options, self._parts.clock)
-        await self.opened(publisher)
-        return producer
+        return await self.open_producer(options)
 
     @takes_parameters_of(ConsumerOptions)
     async def subscribe(self, options: ConsumerOptions) -> Consumer:
@@ -171,6 +171,13 @@ class Client:
     def parts(self) -> Parts:
         return self._parts
 
+    async def open_producer(self, options: ProducerOptions) -> Producer:
+        """Create a producer. Internal to the client."""
+        publisher = self.publisher(options)
+        producer = Producer(publisher, options, self._parts.clock)
+        await self.opened(publisher)
+        return producer
+
     def publisher(self, options: ProducerOptions) -> Publisher:
         """Create the core of a producer. The caller opens it."""
         self._check_open()
@@ -179,7 +186,14 @@ class Client:
     def subscriber(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
         """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
-        return Subscriber(str(_topic_name(topic)), subscription, queue, self._parts)
+        name = str(_topic_name(topic))
+        if subscription.is_durable and subscription.consumer_name is None:
+            generated = generated_consumer_name(self._parts.random)
+            subscription = replace(subscription, consumer_name=generated)
+        letters = None
+        if subscription.dead_letters is not None:
+            letters = dead_letter_producer(name, subscription, self.open_producer, self._parts)
+        return Subscriber(name, subscription, queue, self._parts, letters)
 
     async def opened(self, core: Publisher | Subscriber) -> None:
         """Open a core. From then on, closing the client closes the core."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consuming.subscription import Subscription
@@ -14,12 +15,19 @@ from magnetar.client.errors import (
     Timeout,
 )
 from magnetar.client.message import Message, MessageId
-from magnetar.client.message_queue import of_generation
-from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, of_generation
+from magnetar.client.options import (
+    ConsumerBatchReceivePolicy,
+    ConsumerDecodeFailureAction,
+    ConsumerOptions,
+    ConsumerType,
+)
+from magnetar.client.policies import RECONSUME_TIMES_MAX, DeadLetterPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.consuming.subscriber import Subscriber
 
 
@@ -94,7 +102,19 @@ class Consumer:
         Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.negative_acknowledge(id_of(message))
+        self._subscriber.negative_acknowledge(message)
+
+    def pause(self) -> None:
+        """Request no more messages from the broker. Those in the queue can still be received."""
+        self._subscriber.pause()
+
+    def resume(self) -> None:
+        """Request messages again after `pause`."""
+        self._subscriber.resume()
+
+    def get_stats(self) -> ConsumerStatistics:
+        """Return what the consumer counted since it was created."""
+        return replace(self._subscriber.stats)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
@@ -171,6 +191,7 @@ class LoopQueue:
         self._messages: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
+        self._errors: deque[PulsarException] = deque()
         self.last_taken: MessageId | None = None
         self.generation = 0
 
@@ -185,9 +206,15 @@ class LoopQueue:
             self._messages.extendleft(reversed(fresh))
             self._wake(len(fresh))
 
+    def put_error(self, error: PulsarException) -> None:
+        if len(self._errors) < QUEUED_ERRORS_MAX:
+            self._errors.append(error)
+            self._wake(1)
+
     def clear(self) -> MessageId | None:
         self.generation += 1
         self._messages.clear()
+        self._errors.clear()
         taken, self.last_taken = self.last_taken, None
         return taken
 
@@ -204,6 +231,8 @@ class LoopQueue:
         if self._failure is not None:
             raise self._failure
         if not self._messages:
+            if self._errors:
+                raise self._errors.popleft()
             return None
         message = self._messages.popleft()
         self.last_taken = message.message_id()
@@ -266,7 +295,22 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
         nack_delay_s=options.negative_ack_redelivery_delay_ms / 1000,
         unacked_timeout_s=timeout_ms / 1000 if timeout_ms else None,
         key_shared=options.key_shared_policy,
+        nack_backoff=options.negative_ack_redelivery_backoff,
+        unacked_backoff=options.ack_timeout_redelivery_backoff,
+        unacked_tick_s=options.ack_timeout_tick_ms / 1000,
+        chunked_max=options.max_pending_chunked_message,
+        chunked_expire_s=options.expire_time_of_incomplete_chunked_message_ms / 1000,
+        acknowledge_oldest_chunked=options.auto_ack_oldest_chunked_message_on_queue_full,
+        dead_letters=dead_letter_policy(options),
+        fails_on_corrupt=options.decode_failure_action is ConsumerDecodeFailureAction.FAIL,
     )
+
+
+def dead_letter_policy(options: ConsumerOptions) -> DeadLetterPolicy | None:
+    """Return the policy that applies. With a retry topic there is always one."""
+    if options.dead_letter_policy is not None:
+        return options.dead_letter_policy.policy()
+    return DeadLetterPolicy(RECONSUME_TIMES_MAX, "", "", "") if options.enable_retry else None
 
 
 def id_of(message: Message | MessageId) -> MessageId:

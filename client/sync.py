@@ -20,7 +20,6 @@ from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.consumer import (
     acknowledgeable,
     check_cumulative,
-    id_of,
     subscription_of,
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
@@ -50,6 +49,7 @@ from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
@@ -446,11 +446,23 @@ class Consumer:
 
         Raises AlreadyClosed if the consumer is closed.
         """
-        self._inbox.do(self._subscriber.negative_acknowledge, id_of(message))
+        self._inbox.do(self._subscriber.negative_acknowledge, message)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
         self._inbox.do(self._subscriber.redeliver_unacknowledged, None)
+
+    def pause(self) -> None:
+        """Request no more messages from the broker. Those in the queue can still be received."""
+        self._inbox.do(self._subscriber.pause, None)
+
+    def resume(self) -> None:
+        """Request messages again after `pause`."""
+        self._inbox.do(self._subscriber.resume, None)
+
+    def get_stats(self) -> ConsumerStatistics:
+        """Return what the consumer counted since it was created."""
+        return self._thread.call(self._subscriber.statistics())
 
     def pause_message_listener(self) -> None:
         """Stop calling the listener. Messages that arrive wait in the queue."""

@@ -40,8 +40,11 @@ from .client.errors import (
 from .client.message import Message, MessageId
 from .client.options import (
     BatchingType,
+    BatchReceivePolicy,
     CompressionType,
     ConsumerBatchReceivePolicy,
+    ConsumerCryptoFailureAction,
+    ConsumerDecodeFailureAction,
     ConsumerKeySharedPolicy,
     ConsumerType,
     InitialPosition,
@@ -49,6 +52,11 @@ from .client.options import (
     PartitionsRoutingMode,
     ProducerAccessMode,
     RegexSubscriptionMode,
+)
+from .client.policies import (
+    ConsumerDeadLetterPolicy,
+    DeadLetterPolicyBuilder,
+    MultiplierRedeliveryBackoff,
 )
 from .client.sync import Client, Consumer, Producer, Reader
 
@@ -59,10 +67,16 @@ __all__ = [
     "Reader",
     "Message",
     "MessageId",
+    "BatchReceivePolicy",
     "BatchingType",
     "CompressionType",
     "ConsumerBatchReceivePolicy",
     "ConsumerKeySharedPolicy",
+    "ConsumerCryptoFailureAction",
+    "ConsumerDeadLetterPolicy",
+    "ConsumerDecodeFailureAction",
+    "DeadLetterPolicyBuilder",
+    "MultiplierRedeliveryBackoff",
     "ConsumerType",
     "InitialPosition",
     "KeySharedMode",

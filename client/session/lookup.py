@@ -104,24 +104,28 @@ class Lookup:
                 "partitioned topics are not supported yet; name one partition", topic=topic
             )
 
-    async def partitions(self, topic: str) -> int:
+    async def partitions(self, topic: str, *, creates: bool = True) -> int:
         """Return the number of the topic's partitions. 0: not partitioned, or no such topic yet.
+
+        `creates`: whether the broker may create the topic if its policies allow it.
 
         Every broker can answer. The client asks the next broker if one does not answer. Raises the
         errors of `owner`.
         """
         for _ in self._brokers[1:]:
             try:
-                return await self._ask_partitions(topic)
+                return await self._ask_partitions(topic, creates=creates)
             except ConnectError:
                 self._turn_to_next()
-        return await self._ask_partitions(topic)
+        return await self._ask_partitions(topic, creates=creates)
 
-    async def _ask_partitions(self, topic: str) -> int:
+    async def _ask_partitions(self, topic: str, *, creates: bool) -> int:
         connection = await self._any_broker()
         answer = await self._answer(
             connection,
-            pb.CommandPartitionedTopicMetadata(topic=topic),
+            pb.CommandPartitionedTopicMetadata(
+                topic=topic, metadata_auto_creation_enabled=None if creates else False
+            ),
             pb.CommandPartitionedTopicMetadataResponse,
         )
         if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:

@@ -8,6 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
+from magnetar.client.consuming.letter_topics import (
+    dead_letter_producer,
+    dead_letter_topic,
+    retry_producer,
+    retry_topic,
+)
 from magnetar.client.consuming.letters import generated_consumer_name
 from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.subscriber import Subscriber
@@ -20,12 +26,6 @@ from magnetar.client.errors import (
     NotAllowedError,
     PulsarException,
     Timeout,
-)
-from magnetar.client.letters import (
-    dead_letter_producer,
-    dead_letter_topic,
-    retry_producer,
-    retry_topic,
 )
 from magnetar.client.message_queue import TopicQueue
 from magnetar.client.options import (

@@ -8,22 +8,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
+from magnetar.client.consuming.letter_topics import (
+    dead_letter_producer,
+    dead_letter_topic,
+    retry_producer,
+    retry_topic,
+)
 from magnetar.client.consuming.letters import generated_consumer_name
+from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
     AlreadyClosed,
     Interrupted,
+    InvalidConfiguration,
     InvalidTopicName,
     NotAllowedError,
     PulsarException,
     Timeout,
 )
-from magnetar.client.letters import dead_letter_producer
+from magnetar.client.message_queue import TopicQueue
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
     ConsumerOptions,
+    InitialPosition,
     ProducerOptions,
     ReaderOptions,
 )
@@ -39,7 +48,7 @@ from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from magnetar.client.consuming.subscription import Subscription
-    from magnetar.client.message_queue import MessageQueue
+    from magnetar.client.message_queue import DividedQueue, MessageQueue
 
 __all__ = ["Client", "Consumer", "Producer", "Reader"]
 
@@ -89,7 +98,12 @@ class Client:
                 "message_listener: the asyncio client has no listeners; call receive() in a task"
             )
         queue = LoopQueue()
-        subscriber = self.subscriber(options.topic, subscription_of(options), queue)
+        subscription = subscription_of(options)
+        subscriber: Subscriber | RetrySubscriber
+        if options.enable_retry:
+            subscriber = await self.retry_subscriber(options.topic, subscription, queue)
+        else:
+            subscriber = self.subscriber(options.topic, subscription, queue)
         await self.opened(subscriber)
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         return Consumer(subscriber, queue, policy)
@@ -195,7 +209,43 @@ class Client:
             letters = dead_letter_producer(name, subscription, self.open_producer, self._parts)
         return Subscriber(name, subscription, queue, self._parts, letters)
 
-    async def opened(self, core: Publisher | Subscriber) -> None:
+    async def retry_subscriber(
+        self, topic: str, subscription: Subscription, queue: DividedQueue
+    ) -> RetrySubscriber:
+        """Create the core of a consumer with a retry topic. The caller opens it.
+
+        Raises InvalidConfiguration for a queue of size 0: two topics need a place each.
+        """
+        if subscription.queue_messages_max == 0:
+            raise InvalidConfiguration("receiver_queue_size: enable_retry needs at least 1")
+        policy = subscription.dead_letters
+        assert policy is not None
+        await self._parts.scope.open()
+        self._check_open()
+        name = str(_topic_name(topic))
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                retry = await retry_topic(name, subscription.name, policy, self._parts)
+                dead = await dead_letter_topic(name, subscription.name, policy, self._parts)
+        except TimeoutError:
+            raise Timeout("no broker answered: names of letter topics", topic=name) from None
+        subscription = replace(
+            subscription,
+            dead_letters=replace(policy, retry_letter_topic=retry, dead_letter_topic=dead),
+        )
+        main = self.subscriber(name, subscription, TopicQueue(name, queue))
+        letters = dead_letter_producer(name, main.subscription, self.open_producer, self._parts)
+        # The retry topic gets its messages from this subscription only: miss none of them.
+        later = replace(main.subscription, initial_position=InitialPosition.Earliest)
+        return RetrySubscriber(
+            main,
+            self.subscriber(retry, later, TopicQueue(retry, queue)),
+            retry_producer(retry, self.open_producer),
+            letters,
+            self._parts,
+        )
+
+    async def opened(self, core: Publisher | Subscriber | RetrySubscriber) -> None:
         """Open a core. From then on, closing the client closes the core."""
         await self._parts.scope.open()
         self._check_open()  # the client may have been closed during the wait

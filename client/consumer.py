@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
     CumulativeAcknowledgementNotAllowedError,
@@ -15,7 +16,7 @@ from magnetar.client.errors import (
     Timeout,
 )
 from magnetar.client.message import Message, MessageId
-from magnetar.client.message_queue import QUEUED_ERRORS_MAX, of_generation
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Drops
 from magnetar.client.options import (
     ConsumerBatchReceivePolicy,
     ConsumerDecodeFailureAction,
@@ -25,7 +26,8 @@ from magnetar.client.options import (
 from magnetar.client.policies import RECONSUME_TIMES_MAX, DeadLetterPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
 
     from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.consuming.subscriber import Subscriber
@@ -35,7 +37,10 @@ class Consumer:
     """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
     def __init__(
-        self, subscriber: Subscriber, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
+        self,
+        subscriber: Subscriber | RetrySubscriber,
+        queue: LoopQueue,
+        policy: ConsumerBatchReceivePolicy,
     ) -> None:
         self._subscriber = subscriber
         self._queue = queue
@@ -116,6 +121,23 @@ class Consumer:
         """Return what the consumer counted since it was created."""
         return replace(self._subscriber.stats)
 
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: timedelta,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish a copy of the message on the retry topic, then acknowledge the message.
+
+        The consumer receives the copy after `delay`, with `properties` added to its own. After
+        `max_redeliver_count` copies, it goes to the dead-letter topic. Needs `enable_retry=True`:
+        raises OperationNotSupported otherwise. Raises the errors of `Producer.send`; the message
+        then stays unacknowledged.
+        """
+        if not isinstance(self._subscriber, RetrySubscriber):
+            raise not_enabled()
+        await self._subscriber.reconsume_later(message, delay, properties)
+
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
         self._subscriber.redeliver_unacknowledged()
@@ -192,6 +214,7 @@ class LoopQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
+        self._drops = Drops()
         self.last_taken: MessageId | None = None
         self.generation = 0
 
@@ -202,7 +225,7 @@ class LoopQueue:
 
     def put_back(self, messages: Sequence[Message]) -> None:
         if self._failure is None:
-            fresh = of_generation(self.generation, messages)
+            fresh = self._drops.fresh(self.generation, messages)
             self._messages.extendleft(reversed(fresh))
             self._wake(len(fresh))
 
@@ -217,6 +240,11 @@ class LoopQueue:
         self._errors.clear()
         taken, self.last_taken = self.last_taken, None
         return taken
+
+    def drop(self, topic: str) -> MessageId | None:
+        self._drops.add(topic)
+        self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
+        return None
 
     def fail(self, error: PulsarException) -> None:
         self._failure = self._failure or error
@@ -259,7 +287,9 @@ class LoopQueue:
                 count -= 1
 
 
-async def take(subscriber: Subscriber, queue: LoopQueue, timeout_s: float | None) -> Message:
+async def take(
+    subscriber: Subscriber | RetrySubscriber, queue: LoopQueue, timeout_s: float | None
+) -> Message:
     """Take a message out of the queue; wait until there is one.
 
     Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`.

@@ -125,7 +125,7 @@ class MessageId:
     topic. Only ids of the same topic can be compared.
     """
 
-    __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition")
+    __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition", "_topic")
 
     earliest: ClassVar[MessageId]
     latest: ClassVar[MessageId]
@@ -137,12 +137,14 @@ class MessageId:
         entry_id: int = -1,
         batch_index: int = -1,
         batch_size: int = 0,
+        topic: str = "",
     ) -> None:
         self._partition = partition
         self._ledger_id = ledger_id
         self._entry_id = entry_id
         self._batch_index = batch_index
         self._batch_size = batch_size  # 0: unknown, or not in a batch
+        self._topic = topic  # full name, of a partition with its number; "": unknown
 
     def ledger_id(self) -> int:
         """Return the number of the ledger."""
@@ -166,6 +168,13 @@ class MessageId:
     def partition(self) -> int:
         """Return the number of the partition, or -1 if the topic has no partitions."""
         return self._partition
+
+    def topic_name(self) -> str:
+        """Return the full name of the message's topic, or "" if it is unknown.
+
+        A consumer of several topics needs it to acknowledge. Ids of received messages have it.
+        """
+        return self._topic
 
     def serialize(self) -> bytes:
         """Return the id as bytes to store, in the format of Apache's clients."""
@@ -241,7 +250,9 @@ class ChunkedMessageId(MessageId):
     __slots__ = ("_first_chunk",)
 
     def __init__(self, first: MessageId, last: MessageId) -> None:
-        super().__init__(last.partition(), last.ledger_id(), last.entry_id())
+        super().__init__(
+            last.partition(), last.ledger_id(), last.entry_id(), -1, 0, last.topic_name()
+        )
         self._first_chunk = first
 
     @property

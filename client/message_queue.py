@@ -46,3 +46,63 @@ class MessageQueue(Protocol):
 def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:
     """Return the messages of this generation; the broker redelivers the others."""
     return [message for message in messages if message.delivery.generation == generation]
+
+
+class Drops:
+    """Counts how often the messages of a topic were dropped from a queue of several topics."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+
+    def add(self, topic: str) -> None:
+        self._times[topic] = self._times.get(topic, 0) + 1
+
+    def fresh(self, generation: int, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that were not dropped; `generation` is that of the queue."""
+        if not self._times:
+            return of_generation(generation, messages)
+        times = self._times
+        return [
+            message
+            for message in messages
+            if message.delivery.generation == generation + times.get(message.delivery.topic, 0)
+        ]
+
+
+class TopicQueue:
+    """The part of a queue that belongs to one of several topics."""
+
+    def __init__(self, topic: str, queue: DividedQueue) -> None:
+        self._topic = topic
+        self._queue = queue
+        self.generation = 0
+
+    def put(self, messages: Sequence[Message]) -> None:
+        self._queue.put(messages)
+
+    def put_error(self, error: PulsarException) -> None:
+        self._queue.put_error(error)
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        self._queue.put_back(messages)
+
+    def clear(self) -> MessageId | None:
+        self.generation += 1
+        return self._queue.drop(self._topic)
+
+    def fail(self, error: PulsarException) -> None:
+        self._queue.fail(error)
+
+    @property
+    def last_taken(self) -> MessageId | None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+class DividedQueue(MessageQueue, Protocol):
+    """A MessageQueue for the messages of several topics."""
+
+    def drop(self, topic: str) -> MessageId | None:
+        """Drop the messages of one topic. Messages of that topic taken before are not put back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import LoopQueue, take
+from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import AlreadyClosed
 from magnetar.client.message import MessageId
@@ -91,7 +92,7 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
     )
 
 
-async def begin_at_latest(subscriber: Subscriber) -> None:
+async def begin_at_latest(subscriber: Subscriber | RetrySubscriber) -> None:
     """Ask the broker for the place of a reader that begins at `latest`.
 
     With `start_message_id_inclusive`, it is the topic's last message. If the request fails, the
@@ -99,6 +100,7 @@ async def begin_at_latest(subscriber: Subscriber) -> None:
     """
     if subscriber.subscription.start != MessageId.latest:
         return
+    assert not isinstance(subscriber, RetrySubscriber)  # a reader has no retry topic
     try:
         await _find_latest(subscriber)
     except BaseException:

@@ -23,6 +23,7 @@ from magnetar.client.consumer import (
     subscription_of,
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
+from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.environment import Environment
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -47,9 +48,11 @@ from magnetar.client.signature import sending, takes_parameters_of
 from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
 
     from magnetar.client.consuming.statistics import ConsumerStatistics
+    from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
@@ -172,6 +175,10 @@ class Client:
     async def _subscribe(self, options: ConsumerOptions) -> Consumer:
         subscription = subscription_of(options)
         inbox = _Inbox(self._client, self._thread, options.topic, subscription)
+        if options.enable_retry:
+            inbox.subscriber = await self._client.retry_subscriber(
+                options.topic, subscription, inbox.mailbox
+            )
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         consumer = Consumer(inbox, policy, self._thread)
         if options.message_listener is not None:
@@ -464,6 +471,23 @@ class Consumer:
         """Return what the consumer counted since it was created."""
         return self._thread.call(self._subscriber.statistics())
 
+    def reconsume_later(
+        self,
+        message: Message,
+        delay: timedelta,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish a copy of the message on the retry topic, then acknowledge the message.
+
+        The consumer receives the copy after `delay`, with `properties` added to its own. After
+        `max_redeliver_count` copies, it goes to the dead-letter topic. Needs `enable_retry=True`:
+        raises OperationNotSupported otherwise. Raises the errors of `Producer.send`; the message
+        then stays unacknowledged.
+        """
+        if not isinstance(self._subscriber, RetrySubscriber):
+            raise not_enabled()
+        self._thread.call(self._subscriber.reconsume_later(message, delay, properties))
+
     def pause_message_listener(self) -> None:
         """Stop calling the listener. Messages that arrive wait in the queue."""
         if self.listener is not None:
@@ -605,7 +629,9 @@ class _Inbox:
         self._prefetches = subscription.queue_messages_max > 0
         self._bridge = thread.bridge(self._carry_out)
         self.mailbox = Mailbox(topic, self._on_waiting)
-        self.subscriber = client.subscriber(topic, subscription, self.mailbox)
+        self.subscriber: Subscriber | RetrySubscriber = client.subscriber(
+            topic, subscription, self.mailbox
+        )
 
     def take(self, timeout_s: float | None) -> Message:
         """Return the next message; wait until there is one.

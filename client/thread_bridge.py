@@ -23,7 +23,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
-from magnetar.client.message_queue import QUEUED_ERRORS_MAX, of_generation
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Drops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -214,6 +214,7 @@ class Mailbox:
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
+        self._drops = Drops()
         self._last_taken: MessageId | None = None
         self.generation = 0
         self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none
@@ -242,6 +243,13 @@ class Mailbox:
             self._errors.clear()
             taken, self._last_taken = self._last_taken, None
             return taken
+
+    def drop(self, topic: str) -> MessageId | None:
+        with self._changed:
+            self._drops.add(topic)
+            kept = [one for one in self._messages if one.delivery.topic != topic]
+            self._messages = deque(kept)
+            return None
 
     def fail(self, error: PulsarException) -> None:
         with self._changed:
@@ -284,7 +292,7 @@ class Mailbox:
     def put_back(self, messages: Sequence[Message]) -> None:
         with self._changed:
             if self._failure is None:
-                fresh = of_generation(self.generation, messages)
+                fresh = self._drops.fresh(self.generation, messages)
                 self._messages.extendleft(reversed(fresh))
                 self._changed.notify(len(fresh))
 

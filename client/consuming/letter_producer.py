@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from magnetar.client.errors import AlreadyClosed, PulsarException
 
 if TYPE_CHECKING:
+    from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
-    from magnetar.client.producer import Producer
     from magnetar.protos.message import OutgoingMessage
 
-OpenProducer = Callable[["ProducerOptions"], Awaitable["Producer"]]
+
+class Sender(Protocol):
+    """What is needed of a producer."""
+
+    async def forward(self, message: OutgoingMessage) -> MessageId: ...
+    async def close(self) -> None: ...
+    def shut_down(self, error: PulsarException) -> None: ...
+
+
+OpenProducer = Callable[["ProducerOptions"], Awaitable[Sender]]
 """Creates a producer of the client."""
 
 Options = Callable[[], Awaitable["ProducerOptions"]]
@@ -28,7 +37,7 @@ class LetterProducer:
         self._options = options
         self._open_producer = open_producer
         self._turn = asyncio.Lock()  # held: the producer is being created
-        self._producer: Producer | None = None  # None: no letter was sent yet
+        self._producer: Sender | None = None  # None: no letter was sent yet
         self._closed = False
 
     async def send(self, letter: OutgoingMessage) -> None:

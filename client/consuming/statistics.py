@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -18,3 +18,8 @@ class ConsumerStatistics:
     corrupt: int = 0  # entries that could not be decoded
     undecryptable: int = 0  # entries that could not be decrypted
     chunked_given_up: int = 0  # chunked messages that did not become complete
+
+    def plus(self, other: ConsumerStatistics) -> ConsumerStatistics:
+        """Return the sums."""
+        names = [field.name for field in fields(self)]
+        return ConsumerStatistics(*[getattr(self, it) + getattr(other, it) for it in names])

@@ -587,7 +587,7 @@ class Subscriber:
         return messages
 
     def _message_id(self, key: Key) -> MessageId:
-        return MessageId(-1, *key)
+        return MessageId(-1, *key, -1, 0, self.topic)
 
     def _on_given_up(self, lost: GivenUp) -> None:
         """Acknowledge the chunks of a message that will not be complete, or request them later."""

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pulsar
@@ -320,3 +323,85 @@ def test_a_paused_consumer_requests_nothing(ours: magnetar.Client, topic: str) -
     consumer.resume()
     assert [consumer.receive(TIMEOUT_MS).data() for _ in range(3)] == [b"1", b"2", b"3"]
     assert consumer.get_stats().messages_received == 4
+
+
+def test_a_message_passes_the_retry_topic_and_then_goes_to_the_dead_letter_topic(
+    ours: magnetar.Client, topic: str
+) -> None:
+    consumer = ours.subscribe(
+        topic,
+        "s",
+        magnetar.ConsumerType.Shared,
+        enable_retry=True,
+        dead_letter_policy=policy(magnetar, 2),
+    )
+    sent = ours.create_producer(topic).send(
+        b"bad", properties={"a": "1"}, partition_key="k", ordering_key="o"
+    )
+    origin = f"{sent.ledger_id()}:{sent.entry_id()}:-1"
+    for times in range(3):
+        message = consumer.receive(TIMEOUT_MS)
+        properties = message.properties()
+        if times:
+            assert message.topic_name() == f"{topic}-s-RETRY"
+            assert properties["RECONSUMETIMES"] == str(times)
+            assert properties["REAL_TOPIC"] == topic
+            assert properties["ORIGIN_MESSAGE_ID"] == origin
+            assert properties["DELAY_TIME"] == "0"
+            assert properties["why"] == f"pass {times - 1}"
+        assert (message.partition_key(), message.ordering_key()) == ("k", "o")
+        consumer.reconsume_later(message, timedelta(0), {"why": f"pass {times}"})
+    dead = ours.subscribe(f"{topic}-s-DLQ", "keep", magnetar.ConsumerType.Shared)
+    letter = dead.receive(TIMEOUT_MS)
+    assert letter.data() == b"bad"
+    assert letter.properties()["RECONSUMETIMES"] == "3"
+    assert letter.properties()["REAL_TOPIC"] == topic
+    stats = consumer.get_stats()
+    assert (stats.reconsumed_later, stats.dead_lettered, stats.acknowledged) == (2, 1, 3)
+    with pytest.raises(magnetar.Timeout):
+        consumer.receive(QUIET_MS)
+    consumer.close()
+    again = ours.subscribe(topic, "s", magnetar.ConsumerType.Shared, enable_retry=True)
+    with pytest.raises(magnetar.Timeout):
+        again.receive(QUIET_MS)
+
+
+@pytest.mark.real_loop
+async def test_retry_and_dead_letters_over_asyncio(service: Service, topic: str) -> None:
+    async with magnetar.asyncio.Client(service.grpc_url) as client:
+        consumer = await client.subscribe(
+            topic,
+            "s",
+            magnetar.ConsumerType.Shared,
+            enable_retry=True,
+            negative_ack_redelivery_delay_ms=50,
+            dead_letter_policy=policy(magnetar, 1),
+        )
+        producer = await client.create_producer(topic)
+        await producer.send(b"x")
+        await consumer.reconsume_later(await _take(consumer), timedelta(0))
+        again = await _take(consumer)
+        assert again.properties()["RECONSUMETIMES"] == "1"
+        await consumer.negative_acknowledge(again)
+        last = await _take(consumer)
+        assert last.redelivery_count() == 1
+        await consumer.negative_acknowledge(last)
+        dead = await client.subscribe(f"{topic}-s-DLQ", "keep", magnetar.ConsumerType.Shared)
+        assert (await _take(dead)).data() == b"x"
+
+
+def test_reconsume_later_needs_the_retry_topic(ours: magnetar.Client, topic: str) -> None:
+    consumer = ours.subscribe(topic, "s", magnetar.ConsumerType.Shared)
+    ours.create_producer(topic).send(b"x")
+    with pytest.raises(magnetar.OperationNotSupported, match="enable_retry"):
+        consumer.reconsume_later(consumer.receive(TIMEOUT_MS), timedelta(0))
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", ["chunking.md", "retry.md", "dead-letters.md"])
+def test_the_example_of_a_page_runs(service: Service, page: str) -> None:
+    (program,) = PROGRAM.findall((DOCS / page).read_text())
+    exec(program.replace("grpc://localhost:6660", service.grpc_url), {})

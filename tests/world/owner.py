@@ -374,6 +374,7 @@ class Owner:
             policies=policies,
             limits=None,
             message_bytes_max=5 << 20,
+            strict_delays=False,
         )
         try:
             for name in SUBSCRIPTIONS:

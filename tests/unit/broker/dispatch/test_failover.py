@@ -183,6 +183,29 @@ def test_drain_ends_when_the_draining_consumer_leaves_or_returns_its_entries() -
         assert it.machine.next_timer() is None
 
 
+def test_leaving_consumer_is_replaced_when_it_has_acknowledged_what_it_has() -> None:
+    it = world()
+    for _ in range(4):
+        it.append(2, batch=True)
+    first, second = it.join(), it.join()
+    it.flow(first, 2)
+    it.answer_read()  # one is delivered, the rest is held
+    it.announce_leave(first)
+    it.flow(first, 10)
+    take(it, second)
+    assert (len(first.inbox), second.inbox) == (1, [])
+    assert {Why.DRAINING, Why.LEAVING} <= whys(it)
+    it.sleep(30)
+    it.ack(first, Position(0, 0))
+    it.settle()
+    assert entries(second) == [1, 2, 3]
+    it.leave(first)
+    it.announce_leave(second)  # the last one: no consumer can take over
+    it.append()
+    assert second.active == [False, True]
+    assert entries(second) == [1, 2, 3]
+
+
 def test_drain_is_called_off_when_the_better_consumer_leaves() -> None:
     it = world(6)
     low = it.join(priority=1)
@@ -244,7 +267,7 @@ def test_reasons_name_drain_standby_and_their_numbers() -> None:
 
 KINDS = ["append", "flow", "read", "ack"] * 2 + (
     ["batch", "batch", "roll", "join", "join", "leave", "short", "fail", "late", "sleep"]
-    + ["cumulative", "index", "redeliver", "full", "room", "seek"]
+    + ["cumulative", "index", "redeliver", "full", "room", "seek", "announce"]
 )
 
 
@@ -265,7 +288,7 @@ class Twin:
 
     def wanted(self) -> Member:
         """The consumer that should be active."""
-        members = self.it.members
+        members = [it for it in self.it.members if not it.machine.leaving] or self.it.members
         best = min(member.machine.priority for member in members)
         group = [member for member in members if member.machine.priority == best]
         if self.partition is None:
@@ -318,6 +341,8 @@ def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
             it.sleep(b / 5)
     if member is not None:
         match kind:
+            case "announce" if b < 6:
+                it.announce_leave(member)
             case "leave" if b < 5:
                 it.leave(member)
             case "flow":
@@ -357,6 +382,12 @@ def test_random_histories_have_one_active_consumer_and_lose_no_entry(block: int)
         if not it.members:
             it.join()
         it.sleep(2)
+        twin.check()
+        for member in [member for member in it.members if member.machine.leaving]:
+            it.leave(member)
+        if not it.members:
+            it.join()
+        it.sleep(100)
         twin.check()
         active = twin.wanted()
         assert active is twin.active

@@ -259,9 +259,10 @@ class Subscription:
         """See ConsumerHandle.drain. A seek closes the consumer."""
         self._require_open()
         drained = self._leaving.setdefault(handle, asyncio.Event())
-        handle.machine.leaving = True
-        now = self._loop.time()
-        self._carry_out(self._machine().on_leaving(handle.machine, now), now)
+        if not handle.machine.leaving:
+            handle.machine.leaving = True
+            now = self._loop.time()
+            self._carry_out(self._machine().on_leaving(handle.machine, now), now)
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await drained.wait()

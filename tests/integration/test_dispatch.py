@@ -90,10 +90,10 @@ def stats(server: StandaloneProcess) -> Callable[[str], dict[str, Any]]:
     return get
 
 
-def send(library: Library, topic: str, *texts: str) -> None:
+def send(library: Library, topic: str, *texts: str, keys: bool = False) -> None:
     producer = library.client.create_producer(topic, batching_enabled=False)
     for text in texts:
-        producer.send(text.encode())
+        producer.send(text.encode(), partition_key=text if keys else None)
     producer.close()
 
 
@@ -337,14 +337,14 @@ def test_negative_acks_on_shared_redeliver_single_messages_with_their_counts(
     other.close()
 
 
-@pytest.mark.parametrize("kind", ["Shared", "Failover", "Exclusive"])
+@pytest.mark.parametrize("kind", ["Shared", "KeyShared", "Failover", "Exclusive"])
 def test_drain_aware_leave_redelivers_nothing(
     libraries: dict[str, Library], topic: str, kind: str
 ) -> None:
     ours = libraries["grpc"]
     first = ours.subscribe(topic, kind, "first")
     second = None if kind == "Exclusive" else ours.subscribe(topic, kind, "second")
-    send(ours, topic, *"abcdef")
+    send(ours, topic, *"abcdef", keys=True)
     taken = receive(first, 1)
     got = texts(taken)
 
@@ -363,7 +363,7 @@ def test_drain_aware_leave_redelivers_nothing(
     worker.start()
     first.close(drain=True)
     worker.join()
-    send(ours, topic, "g")
+    send(ours, topic, "g", keys=True)
     second = second or ours.subscribe(topic, kind, "second")
     rest = receive(second, 7 - len(got))
     assert sorted(got + texts(rest)) == list("abcdefg")

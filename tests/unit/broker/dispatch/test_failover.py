@@ -341,7 +341,7 @@ def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
             it.sleep(b / 5)
     if member is not None:
         match kind:
-            case "announce" if b < 6:
+            case "announce" if b < 6 and not member.machine.leaving:
                 it.announce_leave(member)
             case "leave" if b < 5:
                 it.leave(member)

@@ -337,7 +337,7 @@ def step(it: DispatcherRig, kind: str, a: int, b: int) -> None:
         return
     mine = sorted(position for position, owner in it.owner.items() if owner is member)
     match kind:
-        case "announce" if b < 4:
+        case "announce" if b < 4 and not member.machine.leaving:
             it.announce_leave(member)
         case "leave" if b < 4:
             it.leave(member)

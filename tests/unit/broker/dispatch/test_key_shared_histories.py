@@ -128,9 +128,7 @@ def history(
             if len(it.members) < 4:
                 it.join(name=f"c{rng.randrange(4)}", policy=policy)
         elif draw < 0.42:
-            if member is not None and not member.machine.leaving and rng.random() < 0.4:
-                it.announce_leave(member)
-            elif member is not None:
+            if member is not None:
                 it.leave(member)
         elif draw < 0.55:
             if member is not None:
@@ -166,8 +164,6 @@ def history(
 
 def finish(it: Judge, policy: KeySharedPolicy) -> None:
     """Willing consumers get and acknowledge everything."""
-    for member in [member for member in it.members if member.machine.leaving]:
-        it.leave(member)
     if not it.members:
         it.join(policy=policy)
     for member in it.members:

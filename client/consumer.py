@@ -168,13 +168,21 @@ class Consumer:
         """
         await self._subscriber.unsubscribe()
 
-    async def close(self) -> None:
+    async def close(self, *, drain: bool = False) -> None:
         """Close the consumer after the acknowledgements given before are durable.
+
+        With `drain`, first ask the broker for no more messages, and wait until the messages that
+        were delivered are acknowledged: then nothing is redelivered. Other tasks or threads must
+        receive and acknowledge them meanwhile.
 
         Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
         the broker's refusal if it rejected some. The consumer is closed in every case.
         """
-        await self._subscriber.close()
+        try:
+            if drain:
+                await self._subscriber.drain()
+        finally:
+            await self._subscriber.close()
 
     def topic(self) -> str:
         """Return the full name of the topic."""

@@ -150,6 +150,10 @@ class KeyShared:
         self._queue(ready)
         return self.advance(now)
 
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        """Its slots wait until it is gone."""
+        return self.advance(now)
+
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         consumer.permits += permits
         return self.advance(now)

@@ -42,6 +42,12 @@ async def close_consumer(context: Context, body: pb.CommandCloseConsumer) -> byt
     return reply.success(body.request_id)
 
 
+async def drain_consumer(context: Context, body: pb.CommandDrainConsumer) -> bytes:
+    """The answer comes when the consumer has acknowledged what it has."""
+    await context.consumer(body.consumer_id).drain()
+    return reply.success(body.request_id)
+
+
 async def unsubscribe(context: Context, body: pb.CommandUnsubscribe) -> bytes:
     handle = context.consumer(body.consumer_id)
     await handle.unsubscribe(force=body.force)

@@ -363,6 +363,24 @@ class Subscriber:
         self._detach(error)
         self.shut_down(error)
 
+    async def drain(self) -> None:
+        """Ask the broker for no more messages, and wait until the user has acknowledged the ones
+        that were delivered. Does nothing if the broker does not support it.
+
+        Raises Timeout if that takes longer than an operation may. The consumer then stays open.
+        """
+        connection = self._connection
+        if self._failure is not None or connection is None or not connection.drains_consumers:
+            return
+        command = pb.CommandDrainConsumer(consumer_id=self._consumer_id)
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                with suppress(PulsarException):  # closed or disconnected meanwhile
+                    await connection.request(command, pb.CommandSuccess)
+        except TimeoutError:
+            reason = "messages that were delivered are not acknowledged"
+            raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
+
     async def close(self) -> None:
         """Close the consumer after every acknowledgement given before is durable.
 

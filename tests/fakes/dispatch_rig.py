@@ -266,6 +266,10 @@ class DispatcherRig:
             self._give_back(position)
         self.carry_out(self.machine.remove_consumer(member.machine, self.tick()))
 
+    def announce_leave(self, member: Member) -> None:
+        member.machine.leaving = True
+        self.carry_out(self.machine.on_leaving(member.machine, self.tick()))
+
     def flow(self, member: Member, permits: int) -> None:
         self.carry_out(self.machine.on_flow(member.machine, permits, self.tick()))
 
@@ -397,6 +401,7 @@ class DispatcherRig:
         member = self._member(action.consumer)
         assert action.entries
         assert member.writable
+        assert not member.machine.leaving
         lefts = [self.acks.left_of(entry) for entry in action.entries]
         assert all(lefts), "an acknowledged entry was delivered"
         assert action.messages == sum(lefts)

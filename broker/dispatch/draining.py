@@ -82,7 +82,7 @@ class DrainingHashes:
 
     def on_gone(self, slot: int, consumer: Consumer) -> bool:
         """One entry of the slot is no longer pending at the consumer. Returns whether it was the
-        last one, so that the slot does not drain any more."""
+        last one: deliveries of the slot may go on."""
         entry = self._by_slot.get(slot)
         if entry is None or entry.consumer is not consumer:
             return False

@@ -113,6 +113,11 @@ class RetrySubscriber:
         """Return the sums of both topics."""
         return self.stats
 
+    async def drain(self) -> None:
+        """As Subscriber.drain, for both topics."""
+        for core in self._cores:
+            await core.drain()
+
     def check_open(self) -> None:
         self._main.check_open()
 

@@ -10,9 +10,9 @@ from fakes.dispatch_rig import DispatcherRig
 from magnetar.broker.dispatch.delayed import CLOCK_LOOK_S, DelayPolicy, Delays
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.key_shared import KeyShared
-from magnetar.broker.dispatch.key_shared_policy import KeySharedSettings
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.dispatch.shared import Shared
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import Position
 
 LARGE = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000, read_entries=100)

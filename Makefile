@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test lint sim chaos siege powercuts explore mutants bench bench-versus docs constraints compose protos clean
+.PHONY: setup demo check test lint sim chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose protos clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,12 @@ sim: setup
 # Real processes that are killed under a workload; SEED=N does again what was done with N.
 chaos: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed $(SEED))
+
+# Every broker and every bookie is restarted, one after the other, under Apache's client with
+# deduplication and retention on: nothing is lost, nothing stored twice. ROUNDS=10.
+ROUNDS ?= 10
+rolling: setup
+	PYTHONPATH=tests $(BIN)/python -m chaos.rolling --rounds $(ROUNDS)
 
 # Hostile programs against a server, beside honest clients whose service is measured; prints a report.
 # COMMANDS=100000; SEED=N does again what was done with N. `make test` has a short one.

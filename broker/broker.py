@@ -450,12 +450,19 @@ class Broker:
     ) -> list[TopicName]:
         """The namespace's topics. Of the non-persistent ones that are not partitioned, those that
         are open at this broker."""
-        found = {name: None for it in domains for name in await self.catalog.names(namespace, it)}
+        found: list[TopicName] = []
+        for it in domains:
+            found += await self.catalog.names(namespace, it)
         if Domain.NON_PERSISTENT in domains:
+            known = {name for name in found if name.domain is Domain.NON_PERSISTENT}
             for name in self._topics:
-                if name.domain is Domain.NON_PERSISTENT and name.namespace_name == namespace:
-                    found[name] = None
-        return list(found)
+                if (
+                    name.domain is Domain.NON_PERSISTENT
+                    and name.namespace_name == namespace
+                    and name not in known
+                ):
+                    found.append(name)
+        return found
 
     async def close_non_persistent(self, name: TopicName, *, force: bool) -> None:
         """By an administrator's request. Raises TopicNotFound, NonPersistentInUse."""

@@ -56,6 +56,8 @@ class Guard:
     may be called more than once. Without `failures` the guard catches nothing, as for tests that
     look for bugs."""
 
+    __slots__ = ("_failures", "_name", "_on_failure", "_steps")
+
     def __init__(
         self,
         name: str,

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.asking import partitions_of
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
+from magnetar.client.consuming.letter_topics import (
+    dead_letter_producer,
+    dead_letter_topic,
+    retry_producer,
+    retry_topic,
+)
+from magnetar.client.consuming.letters import generated_consumer_name
 from magnetar.client.consuming.many import (
     DEFAULT_MANY,
     ConsumerCore,
@@ -16,21 +24,25 @@ from magnetar.client.consuming.many import (
     ManySubscriber,
     many_of,
 )
+from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.sources import Partitions, Pattern, Source, TopicList
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
     AlreadyClosed,
     Interrupted,
+    InvalidConfiguration,
     InvalidTopicName,
     NotAllowedError,
     PulsarException,
     Timeout,
 )
+from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
     ConsumerOptions,
+    InitialPosition,
     ProducerOptions,
     ReaderOptions,
     TableViewOptions,
@@ -48,8 +60,9 @@ from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.subscription import Subscription
-    from magnetar.client.message_queue import SharedQueue
+    from magnetar.client.message_queue import MessageQueue, SharedQueue
 
 __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
@@ -83,10 +96,7 @@ class Client:
         Raises ConnectError or Timeout if no broker accepts the producer within
         `operation_timeout_seconds`.
         """
-        publisher = await self.publisher(options)
-        producer = Producer(publisher, options, self._parts.clock)
-        await self.opened(publisher)
-        return producer
+        return await self.open_producer(options)
 
     @takes_parameters_of(ConsumerOptions)
     async def subscribe(self, options: ConsumerOptions) -> Consumer:
@@ -102,9 +112,7 @@ class Client:
                 "message_listener: the asyncio client has no listeners; call receive() in a task"
             )
         queue = LoopQueue()
-        subscriber = await self.subscriber(
-            options.topic, subscription_of(options), queue, many_of(options)
-        )
+        subscriber = await self.consumer_core(options, queue)
         await self.opened(subscriber)
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         return Consumer(subscriber, queue, policy)
@@ -196,6 +204,13 @@ class Client:
     def parts(self) -> Parts:
         return self._parts
 
+    async def open_producer(self, options: ProducerOptions) -> Producer:
+        """Create a producer. Internal to the client."""
+        publisher = await self.publisher(options)
+        producer = Producer(publisher, options, self._parts.clock)
+        await self.opened(publisher)
+        return producer
+
     async def publisher(self, options: ProducerOptions) -> ProducerCore:
         """Create the core of a producer. The caller opens it."""
         self._check_open()
@@ -223,9 +238,18 @@ class Client:
             topic = _topic_name(topics)
             partitions = await self._partitions(topic)
             if not partitions:
-                return Subscriber(str(topic), subscription, queue, parts)
+                return self._single(str(topic), self._named(subscription), queue)
             source = Partitions(topic, partitions, parts)
-        return ManySubscriber(source, subscription, many.total_messages_max, queue, parts)
+        return ManySubscriber(
+            source, self._named(subscription), many.total_messages_max, queue, parts, self._letters
+        )
+
+    async def consumer_core(self, options: ConsumerOptions, queue: SharedQueue) -> ConsumerCore:
+        """Create the core of a consumer. The caller opens it."""
+        subscription = subscription_of(options)
+        if options.enable_retry:
+            return await self._retry_subscriber(options.topic, subscription, queue)
+        return await self.subscriber(options.topic, subscription, queue, many_of(options))
 
     async def table_rows(self, options: TableViewOptions) -> TableRows:
         """Create the core of a table view, and read what the topic holds."""
@@ -236,6 +260,79 @@ class Client:
         rows = TableRows(subscriber, queue, options)
         await rows.open(self._parts.scope)
         return rows
+
+    async def _retry_subscriber(
+        self,
+        topics: str | list[str] | re.Pattern[str],
+        subscription: Subscription,
+        queue: SharedQueue,
+    ) -> RetrySubscriber:
+        """Create the core of a consumer with a retry topic. The caller opens it.
+
+        Raises InvalidConfiguration for a queue of size 0: two topics need a place each. Raises
+        NotAllowedError for several topics, and for a topic or retry topic with partitions.
+        """
+        if subscription.queue_messages_max == 0:
+            raise InvalidConfiguration("receiver_queue_size: enable_retry needs at least 1")
+        if not isinstance(topics, str):
+            raise NotAllowedError(
+                "enable_retry: lists and patterns of topics are not supported yet; give one topic"
+            )
+        policy = subscription.dead_letters
+        assert policy is not None
+        self._check_open()
+        topic = _topic_name(topics)
+        name = str(topic)
+        await self._refuse_partitions_with_retry(topic)
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                retry = await retry_topic(name, subscription.name, policy, self._parts)
+                dead = await dead_letter_topic(name, subscription.name, policy, self._parts)
+        except TimeoutError:
+            raise Timeout("no broker answered: names of letter topics", topic=name) from None
+        await self._refuse_partitions_with_retry(_topic_name(retry))
+        subscription = replace(
+            self._named(subscription),
+            dead_letters=replace(policy, retry_letter_topic=retry, dead_letter_topic=dead),
+        )
+        # The retry topic gets its messages from this subscription only: miss none of them.
+        later = replace(subscription, initial_position=InitialPosition.Earliest)
+        sources = queue.share()
+
+        def part(topic: str) -> MessageQueue:
+            return SourceQueue(topic, queue, sources, lambda _, error: queue.fail(error))
+
+        return RetrySubscriber(
+            self._single(name, subscription, part(name)),
+            self._single(retry, later, part(retry)),
+            retry_producer(retry, self.open_producer),
+            dead_letter_producer(name, subscription, self.open_producer, self._parts),
+            self._parts,
+        )
+
+    async def _refuse_partitions_with_retry(self, topic: TopicName) -> None:
+        if await self._partitions(topic):
+            raise NotAllowedError(
+                "enable_retry: partitioned topics are not supported yet; name one partition",
+                topic=str(topic),
+            )
+
+    def _single(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
+        """Create the core of a consumer of one topic or partition."""
+        letters = self._letters(topic, subscription)
+        return Subscriber(topic, subscription, queue, self._parts, letters)
+
+    def _letters(self, topic: str, subscription: Subscription) -> LetterProducer | None:
+        """Create the producer of a topic's dead letters; None: the subscription has no policy."""
+        if subscription.dead_letters is None:
+            return None
+        return dead_letter_producer(topic, subscription, self.open_producer, self._parts)
+
+    def _named(self, subscription: Subscription) -> Subscription:
+        """Return the subscription with a consumer name, which a durable one needs."""
+        if not subscription.is_durable or subscription.consumer_name is not None:
+            return subscription
+        return replace(subscription, consumer_name=generated_consumer_name(self._parts.random))
 
     async def _partitions(self, topic: TopicName) -> int:
         """Return the number of a topic's partitions; 0: it has none, or is one itself."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -15,13 +17,21 @@ from magnetar.client.errors import (
     Timeout,
 )
 from magnetar.client.message import Message, MessageId
-from magnetar.client.message_queue import Sources, of_generation
-from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerOptions, ConsumerType
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
+from magnetar.client.options import (
+    ConsumerBatchReceivePolicy,
+    ConsumerDecodeFailureAction,
+    ConsumerOptions,
+    ConsumerType,
+)
+from magnetar.client.policies import RECONSUME_TIMES_MAX, DeadLetterPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
 
     from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.statistics import ConsumerStatistics
 
 
 class Consumer:
@@ -95,7 +105,36 @@ class Consumer:
         Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.negative_acknowledge(known_id(message, self._subscriber))
+        self._subscriber.negative_acknowledge(known(message, self._subscriber))
+
+    def pause(self) -> None:
+        """Request no more messages from the broker. Those in the queue can still be received."""
+        self._subscriber.pause()
+
+    def resume(self) -> None:
+        """Request messages again after `pause`."""
+        self._subscriber.resume()
+
+    def get_stats(self) -> ConsumerStatistics:
+        """Return what the consumer counted since it was created."""
+        return replace(self._subscriber.stats)
+
+    async def reconsume_later(
+        self,
+        message: Message,
+        delay: timedelta,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish a copy of the message on the retry topic, then acknowledge the message.
+
+        The consumer receives the copy after `delay`, with `properties` added to its own. After
+        `max_redeliver_count` copies, it goes to the dead-letter topic. Needs `enable_retry=True`:
+        raises OperationNotSupported otherwise. Raises the errors of `Producer.send`; the message
+        then stays unacknowledged.
+        """
+        if not isinstance(self._subscriber, RetrySubscriber):
+            raise not_enabled()
+        await self._subscriber.reconsume_later(message, delay, properties)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
@@ -137,13 +176,21 @@ class Consumer:
         """
         await self._subscriber.unsubscribe()
 
-    async def close(self) -> None:
+    async def close(self, *, drain: bool = False) -> None:
         """Close the consumer after the acknowledgements given before are durable.
+
+        With `drain`, first ask the broker for no more messages, and wait until the messages that
+        were delivered are acknowledged: then nothing is redelivered. Other tasks or threads must
+        receive and acknowledge them meanwhile.
 
         Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
         the broker's refusal if it rejected some. The consumer is closed in every case.
         """
-        await self._subscriber.close()
+        try:
+            if drain:
+                await self._subscriber.drain()
+        finally:
+            await self._subscriber.close()
 
     def topic(self) -> str:
         """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
@@ -192,6 +239,7 @@ class LoopQueue:
         self._messages: deque[Message] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
+        self._errors: deque[PulsarException] = deque()
         self.last_taken: MessageId | None = None
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
@@ -219,9 +267,15 @@ class LoopQueue:
             self._messages.extendleft(reversed(fresh))
             self._wake(len(fresh))
 
+    def put_error(self, error: PulsarException) -> None:
+        if len(self._errors) < QUEUED_ERRORS_MAX:
+            self._errors.append(error)
+            self._wake(1)
+
     def clear(self) -> MessageId | None:
         self.generation += 1
         self._messages.clear()
+        self._errors.clear()
         taken, self.last_taken = self.last_taken, None
         return taken
 
@@ -238,6 +292,8 @@ class LoopQueue:
         if self._failure is not None:
             raise self._failure
         if not self._messages:
+            if self._errors:
+                raise self._errors.popleft()
             return None
         message = self._messages.popleft()
         self.last_taken = message.message_id()
@@ -302,14 +358,29 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
         nack_delay_s=options.negative_ack_redelivery_delay_ms / 1000,
         unacked_timeout_s=timeout_ms / 1000 if timeout_ms else None,
         key_shared=options.key_shared_policy,
+        nack_backoff=options.negative_ack_redelivery_backoff,
+        unacked_backoff=options.ack_timeout_redelivery_backoff,
+        unacked_tick_s=options.ack_timeout_tick_ms / 1000,
+        chunked_max=options.max_pending_chunked_message,
+        chunked_expire_s=options.expire_time_of_incomplete_chunked_message_ms / 1000,
+        acknowledge_oldest_chunked=options.auto_ack_oldest_chunked_message_on_queue_full,
+        dead_letters=dead_letter_policy(options),
+        fails_on_corrupt=options.decode_failure_action is ConsumerDecodeFailureAction.FAIL,
     )
 
 
-def known_id(message: Message | MessageId, core: ConsumerCore) -> MessageId:
-    """Return the id. Raises OperationNotSupported if its topic is unknown and must be known."""
-    if isinstance(message, Message):
-        return message.message_id()
-    core.check_id(message)
+def dead_letter_policy(options: ConsumerOptions) -> DeadLetterPolicy | None:
+    """Return the policy that applies. With a retry topic there is always one."""
+    if options.dead_letter_policy is not None:
+        return options.dead_letter_policy.policy()
+    return DeadLetterPolicy(RECONSUME_TIMES_MAX, "", "", "") if options.enable_retry else None
+
+
+def known(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
+    """Return the message or id. Raises OperationNotSupported for an id whose topic is unknown and
+    must be known."""
+    if isinstance(message, MessageId):
+        core.check_id(message)
     return message
 
 
@@ -318,7 +389,8 @@ def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message
 
     Raises OperationNotSupported if its batch size is missing, or its topic with several topics.
     """
-    message_id = known_id(message, core)
+    known(message, core)
+    message_id = message.message_id() if isinstance(message, Message) else message
     if message_id.batch_index() >= max(0, message_id.batch_size()):
         raise OperationNotSupported(
             f"{message_id} is in a batch of unknown size; use the id of a received message"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import total_ordering
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from google.protobuf.message import DecodeError
 
@@ -105,6 +105,11 @@ class Message:
         return self._received.null_value
 
     @property
+    def received(self) -> ReceivedMessage:
+        """The decoded message. Internal to the client."""
+        return self._received
+
+    @property
     def delivery(self) -> Delivery:
         """What the message shares with the others of its entry. Internal to the client."""
         return self._delivery
@@ -177,6 +182,12 @@ class MessageId:
         data = pb.MessageIdData(ledgerId=self._ledger_id & _U64, entryId=self._entry_id & _U64)
         if self._partition >= 0:
             data.partition = self._partition
+        first = self.first_chunk
+        if first is not None:
+            data.first_chunk_message_id.ledgerId = first.ledger_id() & _U64
+            data.first_chunk_message_id.entryId = first.entry_id() & _U64
+            if first.partition() >= 0:
+                data.first_chunk_message_id.partition = first.partition()
         if self._batch_index >= 0:
             data.batch_index = self._batch_index
             if self._batch_size:
@@ -184,7 +195,7 @@ class MessageId:
         return data.SerializeToString()
 
     @classmethod
-    def deserialize(cls, message_id_bytes: bytes, topic: str | None = None) -> Self:
+    def deserialize(cls, message_id_bytes: bytes, topic: str | None = None) -> MessageId:
         """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes.
 
         `topic`: the message's `topic_name()`, which the bytes do not hold. An id for a consumer of
@@ -196,7 +207,7 @@ class MessageId:
             raise InvalidMessage(f"not a serialized message id: {error}") from None
         if not data.IsInitialized():
             raise InvalidMessage("not a serialized message id: ledger or entry is missing")
-        return cls(
+        message_id = cls(
             data.partition,
             _signed(data.ledgerId),
             _signed(data.entryId),
@@ -204,6 +215,18 @@ class MessageId:
             data.batch_size,
             topic or "",
         )
+        if not data.HasField("first_chunk_message_id"):
+            return message_id
+        first = data.first_chunk_message_id
+        first_id = MessageId(
+            first.partition, _signed(first.ledgerId), _signed(first.entryId), topic=topic or ""
+        )
+        return ChunkedMessageId(first_id, message_id)
+
+    @property
+    def first_chunk(self) -> MessageId | None:
+        """The id of the first chunk. None: the message was not sent in chunks, or it is unknown."""
+        return None
 
     def __str__(self) -> str:
         return f"({self._ledger_id},{self._entry_id},{self._partition},{self._batch_index})"
@@ -224,6 +247,25 @@ class MessageId:
 
     def _key(self) -> tuple[int, int, int, int]:
         return self._ledger_id, self._entry_id, self._batch_index, self._partition
+
+
+class ChunkedMessageId(MessageId):
+    """The id of a message that was sent in chunks: the place of its last chunk.
+
+    It equals a MessageId of the same place. It also knows the first chunk, where a seek begins.
+    """
+
+    __slots__ = ("_first_chunk",)
+
+    def __init__(self, first: MessageId, last: MessageId) -> None:
+        super().__init__(
+            last.partition(), last.ledger_id(), last.entry_id(), -1, 0, last.topic_name()
+        )
+        self._first_chunk = first
+
+    @property
+    def first_chunk(self) -> MessageId:
+        return self._first_chunk
 
 
 def _signed(number: int) -> int:

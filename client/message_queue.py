@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -10,12 +10,19 @@ if TYPE_CHECKING:
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import Message, MessageId
 
+QUEUED_ERRORS_MAX: Final = 1000
+"""Errors of corrupt entries that wait for the user."""
+
 
 class MessageQueue(Protocol):
     """Received messages that wait for the user."""
 
     def put(self, messages: Sequence[Message]) -> None:
         """Append messages."""
+
+    def put_error(self, error: PulsarException) -> None:
+        """Let the next attempt to take a message raise `error`, once. Beyond QUEUED_ERRORS_MAX the
+        error is dropped; the log has it."""
 
     generation: int
     """How often the queue was cleared."""
@@ -85,6 +92,7 @@ class SourceQueue:
         self._sources = sources
         self._on_failed = on_failed
         self.put = shared.put
+        self.put_error = shared.put_error
         self.put_back = shared.put_back
 
     @property

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError
 from magnetar.client.message import MessageId
+from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
 
 if TYPE_CHECKING:
     from magnetar.client.message import Message
@@ -154,6 +155,30 @@ class ConsumerKeySharedPolicy:
         self.sticky_ranges = ranges
 
 
+class ConsumerCryptoFailureAction(IntEnum):
+    """What a consumer does with a message that it cannot decrypt.
+
+    FAIL: the message stays unacknowledged, and the client logs an error. DISCARD: the client
+    acknowledges it and logs a warning. CONSUME: the program gets the encrypted payload.
+    """
+
+    FAIL = 0
+    DISCARD = 1
+    CONSUME = 2
+
+
+class ConsumerDecodeFailureAction(IntEnum):
+    """What a consumer does with a corrupt entry: its checksum, its layout or its codec is wrong.
+
+    DISCARD: the client logs an error and reports the entry to the broker, which acknowledges it.
+    FAIL: the entry stays unacknowledged, and the next `receive` raises the reason. Apache's clients
+    always discard.
+    """
+
+    DISCARD = 0
+    FAIL = 1
+
+
 class ConsumerBatchReceivePolicy:
     """When `batch_receive` returns: as soon as one limit is reached.
 
@@ -169,10 +194,36 @@ class ConsumerBatchReceivePolicy:
     ) -> None:
         if max(max_num_message, max_num_bytes, timeout_ms) < 1:
             raise InvalidConfiguration("a batch receive policy needs at least one limit")
+        self._limits = BatchReceivePolicy(max_num_message, max_num_bytes, timeout_ms)
         self.messages_max = max_num_message if max_num_message > 0 else 2**31
         self.bytes_max = max_num_bytes if max_num_bytes > 0 else 2**63
         self.timeout_s = timeout_ms / 1000 if timeout_ms > 0 else None  # None: no limit
 
+    def policy(self) -> BatchReceivePolicy:
+        """Return the limits as they were given."""
+        return self._limits
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReceivePolicy:
+    """The values of a ConsumerBatchReceivePolicy, with the names of Apache's extension module."""
+
+    max_num_messages: int = -1
+    max_num_bytes: int = 10 * 1024 * 1024
+    timeout_ms: int = 100
+
+    def getMaxNumMessages(self) -> int:
+        return self.max_num_messages
+
+    def getMaxNumBytes(self) -> int:
+        return self.max_num_bytes
+
+    def getTimeoutMs(self) -> int:
+        return self.timeout_ms
+
+
+ACK_TIMEOUT_TICK_MS_MIN: Final = 100
+"""Apache's lower limit."""
 
 PRIORITY_LEVEL_MAX: Final = (1 << 31) - 1
 """Of the protocol."""
@@ -250,7 +301,7 @@ class ProducerOptions:
     max_pending_messages: int = 1000
     max_pending_messages_across_partitions: int = 50000
     block_if_queue_full: bool = False
-    batching_enabled: bool = True
+    batching_enabled: bool | None = None  # None: on, unless chunking is on
     batching_max_messages: int = 1000
     batching_max_allowed_size_in_bytes: int = 128 * 1024
     batching_max_publish_delay_ms: int = 1
@@ -264,12 +315,13 @@ class ProducerOptions:
     access_mode: ProducerAccessMode = ProducerAccessMode.Shared
     message_router: MessageRouter | None = None
     hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
+    # Not a parameter of Apache's client: a subscription that is created together with the topic.
+    initial_subscription_name: str | None = None
 
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
         _refuse(
             "schema",
-            "chunking_enabled",
             "encryption_key",
             "crypto_key_reader",
             options=self,
@@ -279,6 +331,16 @@ class ProducerOptions:
         _expect("message_routing_mode", self.message_routing_mode, PartitionsRoutingMode)
         _expect("hashing_scheme", self.hashing_scheme, HashingScheme)
         _expect("producer_name", self.producer_name, str, type(None))
+        _expect("batching_enabled", self.batching_enabled, bool, type(None))
+        _expect("chunking_enabled", self.chunking_enabled, bool)
+        if self.batching_enabled and self.chunking_enabled:
+            raise InvalidConfiguration(
+                "chunking_enabled: batching and chunking cannot be enabled together; "
+                "set batching_enabled=False"
+            )
+        if self.batching_enabled is None:
+            object.__setattr__(self, "batching_enabled", not self.chunking_enabled)
+        _expect("initial_subscription_name", self.initial_subscription_name, str, type(None))
         _expect("compression_type", self.compression_type, CompressionType)
         _expect("batching_type", self.batching_type, BatchingType)
         _expect("access_mode", self.access_mode, ProducerAccessMode)
@@ -340,11 +402,16 @@ class ConsumerOptions:
     key_shared_policy: ConsumerKeySharedPolicy | None = None
     batch_index_ack_enabled: bool = True
     regex_subscription_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
-    dead_letter_policy: object | None = None
-    crypto_failure_action: object | None = None
-    # Not in Apache's Python client; the name is that of its other clients. A lower number is served
-    # first.
-    priority_level: int = 0
+    dead_letter_policy: ConsumerDeadLetterPolicy | None = None
+    crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
+    # Parameters that Apache's Python client does not have; the names follow its Java client.
+    priority_level: int = 0  # a lower number is served first
+    negative_ack_redelivery_backoff: RedeliveryBackoff | None = None
+    ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None
+    ack_timeout_tick_ms: int = 1000
+    expire_time_of_incomplete_chunked_message_ms: int = 60000
+    enable_retry: bool = False
+    decode_failure_action: ConsumerDecodeFailureAction = ConsumerDecodeFailureAction.DISCARD
 
     def __post_init__(self) -> None:
         _expect_topics(self.topic)
@@ -353,10 +420,6 @@ class ConsumerOptions:
             "is_read_compacted",
             "crypto_key_reader",
             "replicate_subscription_state_enabled",
-            "max_pending_chunked_message",
-            "auto_ack_oldest_chunked_message_on_queue_full",
-            "dead_letter_policy",
-            "crypto_failure_action",
             options=self,
         )
         _expect("subscription_name", self.subscription_name, str)
@@ -381,6 +444,32 @@ class ConsumerOptions:
         _expect_at_least(
             0, "negative_ack_redelivery_delay_ms", self.negative_ack_redelivery_delay_ms
         )
+        _expect_at_least(0, "max_pending_chunked_message", self.max_pending_chunked_message)
+        _expect_at_least(
+            0,
+            "expire_time_of_incomplete_chunked_message_ms",
+            self.expire_time_of_incomplete_chunked_message_ms,
+        )
+        _expect(
+            "auto_ack_oldest_chunked_message_on_queue_full",
+            self.auto_ack_oldest_chunked_message_on_queue_full,
+            bool,
+        )
+        _expect(
+            "batch_receive_policy",
+            self.batch_receive_policy,
+            ConsumerBatchReceivePolicy,
+            type(None),
+        )
+        _expect("dead_letter_policy", self.dead_letter_policy, ConsumerDeadLetterPolicy, type(None))
+        _expect("enable_retry", self.enable_retry, bool)
+        _expect("crypto_failure_action", self.crypto_failure_action, ConsumerCryptoFailureAction)
+        _expect("decode_failure_action", self.decode_failure_action, ConsumerDecodeFailureAction)
+        _expect_at_least(ACK_TIMEOUT_TICK_MS_MIN, "ack_timeout_tick_ms", self.ack_timeout_tick_ms)
+        for name in ("negative_ack_redelivery_backoff", "ack_timeout_redelivery_backoff"):
+            backoff = getattr(self, name)
+            if backoff is not None and not callable(getattr(backoff, "next", None)):
+                raise InvalidConfiguration(f"{name} must have a method next(), not {backoff!r}")
         if self.unacked_messages_timeout_ms:
             _expect_at_least(
                 UNACKED_TIMEOUT_MS_MIN,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.producing.outgoing import (
+    MESSAGE_OVERHEAD_BYTES,
     PendingLimit,
     outgoing_message,
     send_async_parameters,
@@ -60,6 +61,17 @@ class Producer:
         take back a message that the producer has accepted.
         """
         message, size = outgoing_message(self._clock, *args, **kwargs)
+        return await self._send(message, size)
+
+    async def forward(self, message: OutgoingMessage) -> MessageId:
+        """Publish a message that the client made, as `send` does. Internal to the client."""
+        return await self._send(message, len(message.payload) + MESSAGE_OVERHEAD_BYTES)
+
+    def shut_down(self, error: PulsarException) -> None:
+        """Close the producer at once. Internal to the client."""
+        self._publisher.shut_down(error)
+
+    async def _send(self, message: OutgoingMessage, size: int) -> MessageId:
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
         if self._maybe_reserve(size):
             self._submit(message, size, outcome)

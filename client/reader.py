@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.consumer import LoopQueue, take
+from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import AlreadyClosed
 from magnetar.client.message import MessageId
@@ -111,6 +112,7 @@ async def begin_at_latest(subscriber: ConsumerCore) -> None:
     """
     if subscriber.subscription.start != MessageId.latest:
         return
+    assert not isinstance(subscriber, RetrySubscriber)  # a reader has no retry topic
     try:
         await together(_find_latest(core) for core in subscriber.cores)
     except BaseException:

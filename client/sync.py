@@ -20,11 +20,10 @@ from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.consumer import (
     acknowledgeable,
     check_cumulative,
-    known_id,
-    subscription_of,
+    known,
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
-from magnetar.client.consuming.many import many_of
+from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.environment import Environment
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -50,9 +49,11 @@ from magnetar.client.signature import sending, takes_parameters_of
 from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
 
     from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
@@ -183,12 +184,8 @@ class Client:
         return producer
 
     async def _subscribe(self, options: ConsumerOptions) -> Consumer:
-        subscription = subscription_of(options)
         mailbox = Mailbox(str(options.topic))
-        subscriber = await self._client.subscriber(
-            options.topic, subscription, mailbox, many_of(options)
-        )
-        inbox = _Inbox(self._thread, mailbox, subscriber)
+        inbox = _Inbox(self._thread, mailbox, await self._client.consumer_core(options, mailbox))
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         consumer = Consumer(inbox, policy, self._thread)
         if options.message_listener is not None:
@@ -467,11 +464,40 @@ class Consumer:
 
         Raises AlreadyClosed if the consumer is closed.
         """
-        self._inbox.do(self._subscriber.negative_acknowledge, known_id(message, self._subscriber))
+        self._inbox.do(self._subscriber.negative_acknowledge, known(message, self._subscriber))
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
         self._inbox.do(self._subscriber.redeliver_unacknowledged, None)
+
+    def pause(self) -> None:
+        """Request no more messages from the broker. Those in the queue can still be received."""
+        self._inbox.do(self._subscriber.pause, None)
+
+    def resume(self) -> None:
+        """Request messages again after `pause`."""
+        self._inbox.do(self._subscriber.resume, None)
+
+    def get_stats(self) -> ConsumerStatistics:
+        """Return what the consumer counted since it was created."""
+        return self._thread.call(self._subscriber.statistics())
+
+    def reconsume_later(
+        self,
+        message: Message,
+        delay: timedelta,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish a copy of the message on the retry topic, then acknowledge the message.
+
+        The consumer receives the copy after `delay`, with `properties` added to its own. After
+        `max_redeliver_count` copies, it goes to the dead-letter topic. Needs `enable_retry=True`:
+        raises OperationNotSupported otherwise. Raises the errors of `Producer.send`; the message
+        then stays unacknowledged.
+        """
+        if not isinstance(self._subscriber, RetrySubscriber):
+            raise not_enabled()
+        self._thread.call(self._subscriber.reconsume_later(message, delay, properties))
 
     def pause_message_listener(self) -> None:
         """Stop calling the listener. Messages that arrive wait in the queue."""
@@ -519,14 +545,22 @@ class Consumer:
         """
         self._thread.call(self._subscriber.unsubscribe())
 
-    def close(self) -> None:
+    def close(self, *, drain: bool = False) -> None:
         """Close the consumer after the acknowledgements given before are durable.
+
+        With `drain`, first ask the broker for no more messages, and wait until the messages that
+        were delivered are acknowledged: then nothing is redelivered. Other tasks or threads must
+        receive and acknowledge them meanwhile.
 
         Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
         the broker's refusal if it rejected some. The consumer is closed in every case.
         """
-        self.pause_message_listener()
-        self._thread.call(self._subscriber.close())
+        try:
+            if drain:
+                self._thread.call(self._subscriber.drain())
+        finally:
+            self.pause_message_listener()
+            self._thread.call(self._subscriber.close())
 
     def topic(self) -> str:
         """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""

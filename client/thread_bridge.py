@@ -23,7 +23,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
-from magnetar.client.message_queue import Sources, of_generation
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -213,6 +213,7 @@ class Mailbox:
         self._messages: deque[Message] = deque()
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: further messages may arrive
+        self._errors: deque[PulsarException] = deque()
         self._last_taken: MessageId | None = None
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
@@ -239,10 +240,17 @@ class Mailbox:
         if self.on_put is not None:
             self.on_put()
 
+    def put_error(self, error: PulsarException) -> None:
+        with self._changed:
+            if len(self._errors) < QUEUED_ERRORS_MAX and self.on_put is None:  # no listener
+                self._errors.append(error)
+                self._changed.notify()
+
     def clear(self) -> MessageId | None:
         with self._changed:
             self.generation += 1
             self._messages.clear()
+            self._errors.clear()
             taken, self._last_taken = self._last_taken, None
             return taken
 
@@ -267,8 +275,10 @@ class Mailbox:
         Raises Timeout after `timeout_s` seconds, and the error given to `fail`.
         """
         with self._changed:
-            if not self._messages:
+            if not self._messages and not self._errors:
                 self._wait(timeout_s)
+            if not self._messages:
+                raise self._errors.popleft()
             return self._next()
 
     def maybe_take(self) -> Message | None:
@@ -300,7 +310,9 @@ class Mailbox:
         try:
             self.on_waiting()
             there = wait_for(
-                self._changed, lambda: self._messages or self._failure is not None, timeout_s
+                self._changed,
+                lambda: self._messages or self._errors or self._failure is not None,
+                timeout_s,
             )
         finally:
             self._waiting -= 1

@@ -40,8 +40,11 @@ from .client.errors import (
 from .client.message import Message, MessageId
 from .client.options import (
     BatchingType,
+    BatchReceivePolicy,
     CompressionType,
     ConsumerBatchReceivePolicy,
+    ConsumerCryptoFailureAction,
+    ConsumerDecodeFailureAction,
     ConsumerKeySharedPolicy,
     ConsumerType,
     HashingScheme,
@@ -50,6 +53,11 @@ from .client.options import (
     PartitionsRoutingMode,
     ProducerAccessMode,
     RegexSubscriptionMode,
+)
+from .client.policies import (
+    ConsumerDeadLetterPolicy,
+    DeadLetterPolicyBuilder,
+    MultiplierRedeliveryBackoff,
 )
 from .client.sync import Client, Consumer, Producer, Reader, TableView
 
@@ -61,10 +69,16 @@ __all__ = [
     "TableView",
     "Message",
     "MessageId",
+    "BatchReceivePolicy",
     "BatchingType",
     "CompressionType",
     "ConsumerBatchReceivePolicy",
     "ConsumerKeySharedPolicy",
+    "ConsumerCryptoFailureAction",
+    "ConsumerDeadLetterPolicy",
+    "ConsumerDecodeFailureAction",
+    "DeadLetterPolicyBuilder",
+    "MultiplierRedeliveryBackoff",
     "ConsumerType",
     "HashingScheme",
     "InitialPosition",

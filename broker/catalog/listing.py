@@ -10,7 +10,7 @@ from magnetar.broker.catalog.pattern import TopicPattern
 from magnetar.broker.catalog.reserved import is_system
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from magnetar.protos.names import TopicName
     from magnetar.runtime.turns import Turns
@@ -21,6 +21,28 @@ WORK_PER_TURN: Final = 5_000
 
 WORK_PER_NAME: Final = 20
 """A name costs so many steps beside those of the pattern."""
+
+
+NAMES_PER_TURN: Final = 5_000
+"""Hidden names are left out, and texts made: about 12 ms."""
+
+
+async def texts_of(names: Sequence[TopicName], turns: Turns) -> list[str]:
+    """The full names, in slices."""
+    texts: list[str] = []
+    for start in range(0, len(names), NAMES_PER_TURN):
+        await turns.take()
+        texts += [str(name) for name in names[start : start + NAMES_PER_TURN]]
+    return texts
+
+
+async def visible_of(names: Sequence[TopicName], turns: Turns) -> list[TopicName]:
+    """As `visible`, in slices."""
+    found: list[TopicName] = []
+    for start in range(0, len(names), NAMES_PER_TURN):
+        await turns.take()
+        found += visible(names[start : start + NAMES_PER_TURN])
+    return found
 
 
 def visible(names: Iterable[TopicName]) -> list[TopicName]:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 GATHER_S: Final = 0.1
 RETRY_S: Final = 1.0
 
+NAMES_PER_SLICE: Final = 5_000
+"""About 7 ms."""
+
 log = get_logger(__name__)
 
 
@@ -80,12 +83,14 @@ class WatchedLists:
         self._wake.set()
 
     def end(self, namespace: NamespaceName, listener: Listener) -> None:
-        """Nothing is called any more. Idempotent."""
+        """Nothing is called any more, and `watch` fails if it waits. Idempotent."""
         self._late.pop(listener, None)
         watched = self._watched.get(namespace)
         if watched is not None:
             watched.listeners.pop(listener, None)
-            watched.joining.pop(listener, None)
+            joined = watched.joining.pop(listener, None)
+            if joined is not None and not joined.done():
+                joined.set_exception(ListUnavailable(str(namespace), "the watcher has ended"))
             if not watched.is_needed:
                 watched.unwatch()
                 del self._watched[namespace]
@@ -130,8 +135,11 @@ class WatchedLists:
                 await asyncio.sleep(RETRY_S)
                 self._on_changed(namespace)
             return
-        before, names = watched.names, {str(name): name for name in found}
-        watched.names = names
+        names: dict[str, TopicName] = {}
+        for start in range(0, len(found), NAMES_PER_SLICE):
+            names.update([(str(name), name) for name in found[start : start + NAMES_PER_SLICE]])
+            await asyncio.sleep(0)
+        before, watched.names = watched.names, names
         new = {text: names[text] for text in names.keys() - before.keys()}
         gone = {text: before[text] for text in before.keys() - names.keys()}
         if new or gone:

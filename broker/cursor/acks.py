@@ -58,6 +58,8 @@ class Start:
 class AckState:
     """Starts with everything up to `mark` acknowledged."""
 
+    __slots__ = ("_bitmaps", "_chain", "_counts", "_entry", "_ledger", "_partial")
+
     def __init__(self, chain: Chain, mark: Position) -> None:
         self._chain = chain
         self._counts = chain.counts

@@ -34,6 +34,20 @@ class Cursor:
     before the method returns.
     """
 
+    __slots__ = (
+        "_acked",
+        "_journal",
+        "_known_mark",
+        "_log",
+        "_partly",
+        "_state",
+        "durable_mark",
+        "name",
+        "number",
+        "properties",
+        "redeliveries",
+    )
+
     def __init__(
         self,
         name: str,

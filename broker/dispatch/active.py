@@ -49,7 +49,7 @@ FAILOVER_DEFAULTS: Final = FailoverRules()
 
 
 class Candidates:
-    """The connected consumers of a Failover subscription."""
+    """The connected consumers of a Failover subscription. One that leaves is chosen last."""
 
     def __init__(self, topic: str, partition: int | None, choice: Choice) -> None:
         """`partition`: the index of the topic among its partitions; None: it is no partition."""
@@ -79,8 +79,10 @@ class Candidates:
 
     def chosen(self) -> Consumer:
         """The consumer that should be active. There must be a consumer."""
-        best = min(consumer.priority for consumer in self._consumers)
-        group = [consumer for consumer in self._consumers if consumer.priority == best]
+        staying = [consumer for consumer in self._consumers if not consumer.leaving]
+        group = staying or list(self._consumers)
+        best = min(consumer.priority for consumer in group)
+        group = [consumer for consumer in group if consumer.priority == best]
         if self._partition is not None:
             group.sort(key=lambda it: (it.name, it.join_number))
             return group[self._partition % len(group)]

@@ -134,6 +134,10 @@ class Dispatcher(Protocol):
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         """A consumer left. Its unacknowledged entries go to other consumers or to its successor."""
 
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        """The consumer will leave: `consumer.leaving` is True from now on. It gets nothing more,
+        and acknowledges what it has."""
+
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         """The consumer grants permits for this many more messages."""
 

@@ -81,8 +81,8 @@ class DrainingHashes:
         return True
 
     def on_gone(self, slot: int, consumer: Consumer) -> bool:
-        """One entry of the slot is no longer pending at the consumer. Returns whether deliveries
-        that had to wait may go on."""
+        """One entry of the slot is no longer pending at the consumer. Returns whether it was the
+        last one: deliveries of the slot may go on."""
         entry = self._by_slot.get(slot)
         if entry is None or entry.consumer is not consumer:
             return False
@@ -91,7 +91,7 @@ class DrainingHashes:
             return False
         del self._by_slot[slot]
         self._cleared[consumer] = self._cleared.get(consumer, 0) + 1
-        return entry.blocked_attempts > 0
+        return True
 
     def on_left(self, consumer: Consumer) -> list[int]:
         """The consumer has left, and nothing is pending at it. Returns the slots it drained."""

@@ -27,6 +27,7 @@ class Why(StrEnum):
     UNASSIGNED = "unassigned"
     LOOK_AHEAD = "look_ahead"
     DELAYED = "delayed"
+    LEAVING = "leaving"
     READING = "reading"
     DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"

@@ -1,12 +1,13 @@
 """Dispatch to the active consumer of a Failover subscription. The other consumers stand by.
 
 Theory of operation. `Candidates` chooses the active consumer (active.py). When a consumer joins or
-leaves, the choice may change:
+leaves, the choice may change. It also changes when a consumer announces that it will leave:
 
     the active consumer left       the next one becomes active at once
     the active consumer is there   it drains: it gets nothing more, and may acknowledge what it has.
                                    The next one becomes active when it has acknowledged everything,
-                                   when it asks for redelivery, or after `delay_s`.
+                                   when it asks for redelivery, or after `delay_s` (LEAVING_S if
+                                   it leaves).
 
 The next active consumer starts at the first unacknowledged entry. So a drain in time redelivers
 nothing. After `delay_s`, the next consumer gets entries that the former one may still process.
@@ -23,7 +24,7 @@ Invariants (see `check`):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.dispatch.active import Candidates
 from magnetar.broker.dispatch.dispatcher import Activate, after
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.dispatcher import Action, Environment
     from magnetar.broker.dispatch.permits import Consumer
     from magnetar.broker.log.position import Position
+
+
+LEAVING_S: Final = 60.0
+"""How long an active consumer that leaves may acknowledge what it has. A client closes earlier."""
 
 
 class Failover(SingleActive):
@@ -66,6 +71,11 @@ class Failover(SingleActive):
         self._active = self._drained_at = None
         self._rewind()
         return self._activate(now) if self._candidates else []
+
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        if consumer is self._active and self._drained_at is None:
+            self._stop()
+        return self._choose(now)
 
     def on_redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, now: float
@@ -130,11 +140,9 @@ class Failover(SingleActive):
             self._drained_at = None
             return self.advance(now)
         if self._drained_at is None:
-            self._drained_at = now + self._delay_s
-            self._rewinds += 1
-            if self._held:
-                self.read_position = self._held[0].position
-                self._held = []
+            leaves = self._active is not None and self._active.leaving
+            self._drained_at = now + (LEAVING_S if leaves else self._delay_s)
+            self._stop()
         return self._maybe_switch(now)
 
     def _maybe_switch(self, now: float) -> list[Action]:

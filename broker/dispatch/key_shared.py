@@ -7,7 +7,9 @@ is in exactly one place:
 
     pending    delivered to one consumer, which has not acknowledged it
     waiting    read before, and its consumer cannot take it now, or it is to be delivered again
-    in flight  the dispatcher reads it a second time, from the waiting ones
+    in flight  the dispatcher reads it a second time, from the waiting or the delayed ones
+    delayed    its delivery time has not come; `Delays` keeps it
+    due        it was delayed, and its read has failed or was cut short
 
 The dispatcher holds no entry in memory. It reads on past the entries that wait, up to the limit of
 the look-ahead, so one slow consumer does not stop the others.
@@ -31,8 +33,9 @@ Without this, the consumer would wait for the last chunk, and the last chunk for
 `allow_out_of_order` (a policy of the consumers) leaves out the draining and gate 1.
 
 Invariants (see `check`):
-    1. An entry is in at most one of the three places, and pending at most one consumer.
-    2. An entry that was never delivered is at or after `read_position`, or waiting or in flight.
+    1. An entry is in at most one of the five places, and pending at most one consumer.
+    2. An entry that was never delivered is at or after `read_position`, or waiting, in flight,
+       delayed or due.
     3. Ordered: the pending entries of a slot are at one consumer.
     4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
        its references are these entries.
@@ -55,7 +58,7 @@ from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 from magnetar.broker.dispatch.keyed_replay import KeyedReplay
-from magnetar.broker.dispatch.positions import PositionMap
+from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
 
@@ -68,6 +71,8 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.selector import Moved, Selector
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
+
+_UNKNOWN: Final = 0  # no slot has this number: the slot of a delayed entry before its read
 
 EXPLAINED_MAX: Final = 10
 """Draining hashes that `explain` names; it counts the others."""
@@ -96,6 +101,9 @@ class KeyShared:
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
         self._reading: Read | Replay | None = None  # None: no read is outstanding
         self._in_flight: dict[Position, int] = {}  # with their slots, ascending
+        self._delays = environment.delays
+        self._due = ReplaySet()
+        self._wake_s: float | None = None  # when delayed entries become due
         self._returned: set[int] = set()  # slots with entries returned during the replay
         self._turn = 0  # the consumer whose waiting entries are read first
         self._chunks = ChunkRoutes()
@@ -131,7 +139,7 @@ class KeyShared:
         self._selector, self.policy = selector, policy
         self._consumers.append(consumer)
         self._on_moved(moved)
-        return []
+        return self.advance(now)  # the look-ahead may be larger
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._consumers.remove(consumer)
@@ -148,6 +156,10 @@ class KeyShared:
         self._returned |= ready
         self._on_moved(moved)
         self._queue(ready)
+        return self.advance(now)
+
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        """Its slots wait until it is gone."""
         return self.advance(now)
 
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
@@ -216,8 +228,8 @@ class KeyShared:
             return self.advance(now)
         assert entries[0].position >= reading.first
         self.read_position = after(entries[-1].position)
-        spread, slot_of = self._settings.spread_keyless, self._selector.slot_of
-        slots = [slot_of(hash_of(sticky_key(it.view, spread_keyless=spread))) for it in entries]
+        entries = self._delays.hold_back(entries, self._acks, now)
+        slots = [self._slot_of(entry) for entry in entries]
         blocked: Container[int] = () if self.policy.allow_out_of_order else self._replay
         return self._dispatch(entries, slots, blocked) + self.advance(now)
 
@@ -227,13 +239,16 @@ class KeyShared:
         reading, self._reading = self._reading, None
         assert isinstance(reading, Replay)
         in_flight, self._in_flight = self._in_flight, {}
-        blocked, self._returned = self._returned, set()
+        blocked: Container[int] = self._returned
+        self._returned = set()
+        if _UNKNOWN in in_flight.values() and not self.policy.allow_out_of_order:
+            blocked = self._replay  # gate 1, as for new entries
         found = [entry for entry in entries if entry.position in in_flight]
-        slots = [in_flight.pop(entry.position) for entry in found]
+        slots = [in_flight.pop(entry.position) or self._slot_of(entry) for entry in found]
         actions = self._dispatch(found, slots, blocked)
         for position, slot in in_flight.items():
             if position > through:
-                self._wait(position, slot)
+                self._again(position, slot)
             else:
                 self._chunks.on_gone(position)  # it does not exist any more
         self._refresh_pins()
@@ -245,25 +260,31 @@ class KeyShared:
         in_flight, self._in_flight = self._in_flight, {}
         self._returned = set()
         for position, slot in in_flight.items():
-            self._wait(position, slot)
+            self._again(position, slot)
         return self.advance(now)
 
     def advance(self, now: float) -> list[Action]:
+        self._wake_s = None
         if self._reading is None and self._consumers:
-            self._reading = self._next_replay() or self._next_read()
+            self._reading = self._next_replay() or self._next_due(now) or self._next_read()
             if self._reading is not None:
                 return [self._reading]
+            if self._delays.index and self._new_room() > 0:
+                self._wake_s = self._delays.wake_s(now)
         return []
 
     # ---- time ------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
-        return self._unblock_at if self._unblocked else None
+        times = [self._unblock_at] if self._unblocked else []
+        if self._wake_s is not None:
+            times.append(self._wake_s)
+        return min(times, default=None)
 
     def on_timer(self, now: float) -> list[Action]:
-        assert self._unblocked
-        ready, self._unblocked = self._unblocked, set()
-        self._queue(ready)
+        if self._unblocked and now >= self._unblock_at:
+            ready, self._unblocked = self._unblocked, set()
+            self._queue(ready)
         return self.advance(now)
 
     # ---- asking ----------------------------------------------------------------------------------
@@ -295,7 +316,7 @@ class KeyShared:
                 f"{pending} entries are pending acknowledgement"
             )
             reasons.append(Reason(Why.NOTHING_TO_READ, detail))
-        return reasons
+        return reasons + self._delays.explain(now)
 
     def ranges(self, consumer: Consumer) -> list[HashRange]:
         """The slots that the consumer has."""
@@ -366,7 +387,7 @@ class KeyShared:
         self._selector.check()
         self._replay.check()
         self._chunks.check()
-        places = [*self._replay, *self._in_flight]
+        places = [*self._replay, *self._in_flight, *self._due]
         assert (not self._in_flight) == (not isinstance(self._reading, Replay))
         ordered = not self.policy.allow_out_of_order
         holders: dict[int, Consumer] = {}
@@ -397,6 +418,7 @@ class KeyShared:
             if target is not None and slot not in self._unblocked and not self._drains(slot):
                 assert self._replay.is_queued(slot, target), "5"
         assert len(places) == len(set(places)), "an entry is in two places"
+        assert not any(position in self._delays.index for position in places), "1: delayed, too"
         assert all(position < self.read_position for position in places)
         if isinstance(self._reading, Read):
             assert self._reading.first == self.read_position
@@ -473,6 +495,17 @@ class KeyShared:
             self._queue((slot,))
         if isinstance(self._reading, Replay):
             self._returned.add(slot)
+
+    def _again(self, position: Position, slot: int) -> None:
+        """The entry was in flight and was not read."""
+        if slot == _UNKNOWN:
+            self._due.add(position)
+        else:
+            self._wait(position, slot)
+
+    def _slot_of(self, entry: StoredEntry) -> int:
+        key = sticky_key(entry.view, spread_keyless=self._settings.spread_keyless)
+        return self._selector.slot_of(hash_of(key))
 
     def _queue(self, slots: Iterable[int]) -> None:
         """Let the consumers of these slots get the waiting entries, if they may."""
@@ -587,15 +620,36 @@ class KeyShared:
             return False
         return not (self._draining and self._draining.blocks(slot, consumer))
 
+    def _next_due(self, now: float) -> Replay | None:
+        """The delayed entries that have become due. Their slots are known after the read."""
+        if not self._due and not self._delays.index:
+            return None
+        room = self._new_room()
+        positions = self._due.take(room, self._acks) if room > 0 else []
+        if not positions and room > 0:
+            positions = self._delays.take_due(room, now)
+        if not positions:
+            return None
+        self._in_flight = dict.fromkeys(positions, _UNKNOWN)
+        self._returned = set()
+        return Replay(positions)
+
     def _next_read(self) -> Read | None:
-        entries_max = min(self._entry_room(), self._look_ahead_room())
-        if entries_max <= 0 or self._is_full():
+        entries_max = self._new_room()
+        if entries_max <= 0 or self._delays.is_full:
             return None
-        first, confirmed = self._acks.first_unacked(self.read_position), self._confirmed()
-        if first > confirmed:
+        self.read_position = self._delays.first_new(self.read_position, self._acks)
+        confirmed = self._confirmed()
+        if self.read_position > confirmed:
             return None
-        self.read_position = first
-        return Read(first, entries_max, confirmed, 0)
+        if self._delays.index:  # most of the new entries may be delayed, too
+            entries_max = min(self._limits.read_entries, self._look_ahead_room())
+        return Read(self.read_position, entries_max, confirmed, 0)
+
+    def _new_room(self) -> int:
+        """How many entries to read that were not delivered before."""
+        room = min(self._entry_room(), self._look_ahead_room())
+        return room if room > 0 and not self._is_full() else 0
 
     def _entry_room(self) -> int:
         """How many entries to read for the available consumers. 0: no consumer is available."""

@@ -68,11 +68,12 @@ class Consumer:
     pending: PositionMap = field(default_factory=PositionMap)  # unacknowledged messages, by entry
     unacked: int = 0
     blocked: bool = False
+    leaving: bool = False  # it gets nothing more, and acknowledges what it has
 
     @property
     def available(self) -> bool:
         """Whether the dispatcher may deliver to it now."""
-        return self.permits > 0 and not self.blocked and self.writable()
+        return self.permits > 0 and not (self.blocked or self.leaving) and self.writable()
 
     @property
     def message_room(self) -> int:
@@ -99,6 +100,9 @@ class Consumer:
     def explain(self) -> list[Reason]:
         """Why the consumer is not available. []: it is."""
         reasons: list[Reason] = []
+        if self.leaving:
+            detail = "the consumer leaves and gets nothing more"
+            reasons.append(Reason(Why.LEAVING, detail, self.name))
         if self.permits <= 0:
             detail = "the consumer has used all its permits"
             reasons.append(Reason(Why.NO_PERMITS, detail, self.name))

@@ -98,6 +98,9 @@ class Shared:
         self._release()
         return self.advance(now)
 
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        return self.advance(now)
+
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         consumer.permits += permits
         return self.advance(now)

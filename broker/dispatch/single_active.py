@@ -52,6 +52,11 @@ class SingleActive:
         """The consumer that may get entries now. None: no consumer may."""
         return self._active
 
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        if consumer is self._active:
+            self._stop()
+        return self.advance(now)
+
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         consumer.permits += permits
         return self.advance(now)
@@ -133,6 +138,13 @@ class SingleActive:
         assert self._receiver() is not None or not self._held
         if self._active is not None:
             assert not self._active.pending
+
+    def _stop(self) -> None:
+        """Forget what is read and not delivered: `read_position` is right after the deliveries."""
+        self._rewinds += 1
+        if self._held:
+            self.read_position = self._held[0].position
+            self._held = []
 
     def _rewind(self) -> None:
         self._rewinds += 1

@@ -21,6 +21,8 @@ from magnetar.metadata.model import DroppedHead, EntryId, LedgerId, TopicLedger
 class Chain:
     """`ledgers` are closed ones with entries; `next_index` is the index of the next message."""
 
+    __slots__ = ("_at", "_ids", "_records", "_starts", "counts", "dropped", "next_index")
+
     def __init__(
         self,
         ledgers: Iterable[TopicLedger] = (),

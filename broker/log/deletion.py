@@ -48,6 +48,8 @@ wait for a long list. A cursor ledger and an empty data ledger are usual."""
 class Deletion:
     """Of the ledgers that one topic's record lists as being deleted."""
 
+    __slots__ = ("_ledgers", "_on_progress", "_owned_record", "_refused", "_task")
+
     def __init__(
         self, owned_record: OwnedRecord, ledgers: LedgerStore, on_progress: Callable[[], None]
     ) -> None:
@@ -55,7 +57,7 @@ class Deletion:
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers
-        self._refused: set[LedgerId] = set()  # cannot be deleted, whatever is tried
+        self._refused: frozenset[LedgerId] = frozenset()  # cannot be deleted, whatever is tried
         self._task = OnDemandTask(f"deletions {owned_record.name}", self._delete_all)
 
     def start(self, spawn: Spawn) -> None:
@@ -99,7 +101,7 @@ class Deletion:
             try:
                 await self._ledgers.delete(ledger)
             except InvalidRecord as error:  # those behind it must not gather for that
-                self._refused.add(ledger)
+                self._refused |= {ledger}
                 why = str(error)
                 log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)
             except (LedgerError, MetadataError) as error:

@@ -31,6 +31,8 @@ class LostRange:
 class Losses:
     """What was skipped. Each range counts once, however many subscriptions skip it."""
 
+    __slots__ = ("_ranges", "entries")
+
     def __init__(self) -> None:
         self.entries = 0
         self._ranges: dict[LostRange, None] = {}  # oldest first

@@ -49,6 +49,21 @@ long as the new topic needs for as many changes, in order to do harm."""
 
 
 class OwnedRecord:
+    __slots__ = (
+        "_path",
+        "_store",
+        "_successor",
+        "_value",
+        "_version",
+        "_watchers",
+        "epoch",
+        "incarnation",
+        "lost",
+        "name",
+        "on_listed",
+        "record",
+    )
+
     def __init__(
         self, name: TopicName, store: MetadataStore, taken: Versioned, record: TopicRecord
     ) -> None:

@@ -29,6 +29,8 @@ class LogReader:
     """Reads what `chain` calls confirmed. `writing` gives the appender of the ledger that is
     open."""
 
+    __slots__ = ("_cache", "_chain", "_ledgers", "_readers", "_writing")
+
     def __init__(
         self,
         chain: Chain,

@@ -42,6 +42,8 @@ class Rolling:
     """`kind`, the topic and its epoch go into the ledgers' own metadata, where they tell whether a
     ledger is an orphan (orphans.py). `quorum` is asked for each new ledger."""
 
+    __slots__ = ("_custom", "_kind", "_ledgers", "_owned_record", "_quorum", "_retry_s", "trouble")
+
     def __init__(
         self,
         owned_record: OwnedRecord,

@@ -121,6 +121,7 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
     Type.GET_LAST_MESSAGE_ID: Request(Admission.OPEN_CONSUMER, consumers.last_message_id),
     Type.CONSUMER_STATS: Request(Admission.OPEN_CONSUMER, consumers.consumer_stats),
     Type.UNSUBSCRIBE: Request(Admission.OPEN_CONSUMER, consumers.unsubscribe),
+    Type.DRAIN_CONSUMER: Request(Admission.OPEN_CONSUMER, consumers.drain_consumer),
     Type.CLOSE_CONSUMER: Request(Admission.CLOSES_CONSUMER, consumers.close_consumer),
 }
 

@@ -243,7 +243,7 @@ class Connection:
                 if run is not None:
                     _publish_run(context, run, now)
                     at = run.end
-                    left -= len(run.entries)
+                    left -= len(run.entries) + run.parsed_bytes // COMMAND_UNIT_BYTES
                     continue
                 begin = at
                 part, at = framing.first_frame(frame, at, bytes_max=self._frame_bytes_max)

@@ -42,6 +42,12 @@ async def close_consumer(context: Context, body: pb.CommandCloseConsumer) -> byt
     return reply.success(body.request_id)
 
 
+async def drain_consumer(context: Context, body: pb.CommandDrainConsumer) -> bytes:
+    """The answer comes when the consumer has acknowledged what it has."""
+    await context.consumer(body.consumer_id).drain()
+    return reply.success(body.request_id)
+
+
 async def unsubscribe(context: Context, body: pb.CommandUnsubscribe) -> bytes:
     handle = context.consumer(body.consumer_id)
     await handle.unsubscribe(force=body.force)
@@ -66,7 +72,7 @@ async def seek(context: Context, body: pb.CommandSeek) -> bytes:
 async def last_message_id(context: Context, body: pb.CommandGetLastMessageId) -> bytes:
     last = await context.consumer(body.consumer_id).last_message_id()
     ledger, entry = last.position
-    message_id = reply.message_id(ledger, entry, last.batch_index)
+    message_id = reply.message_id(ledger, entry, last.batch_index, partition=last.partition)
     return reply.last_message_id(body.request_id, message_id, last.mark_delete)
 
 

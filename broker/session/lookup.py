@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.listing import compiled, hash_of, matching, visible
+from magnetar.broker.catalog.listing import compiled, hash_of, matching, texts_of, visible_of
 from magnetar.broker.errors import NotAllowed, UnsupportedPattern
 from magnetar.broker.session import reply, request
 from magnetar.protos import pulsar_pb2 as pb
@@ -48,14 +48,14 @@ async def topics_of_namespace(context: Context, body: pb.CommandGetTopicsOfNames
     """With a pattern that the broker understands, those that match. Otherwise all: clients apply
     their pattern themselves to an answer that is not filtered."""
     namespace = NamespaceName.parse(body.namespace)
-    found = visible(await context.broker.topics_of(namespace, _DOMAINS[body.mode]))
+    turns = context.broker.turns
+    found = await visible_of(await context.broker.topics_of(namespace, _DOMAINS[body.mode]), turns)
     filtered = False
     if body.HasField("topics_pattern"):
         with suppress(UnsupportedPattern):
-            turns = context.broker.turns
             found = await matching(await compiled(body.topics_pattern, turns), found, turns)
             filtered = True
-    names = [str(name) for name in found]
+    names = await texts_of(found, turns)
     digest = hash_of(names)
     changed = not body.HasField("topics_hash") or body.topics_hash != digest
     return reply.topics_of_namespace(

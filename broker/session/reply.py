@@ -26,6 +26,7 @@ def connected(server_version: str, protocol_version: int, max_message_bytes: int
         max_message_size=max_message_bytes,
         feature_flags=pb.FeatureFlags(
             supports_topic_watchers=True,
+            supports_drain_consumer=True,
             supports_get_partitioned_metadata_without_auto_creation=True,
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.listing import compiled, hash_of, matching, visible
+from magnetar.broker.catalog.listing import compiled, hash_of, matching, texts_of, visible_of
 from magnetar.broker.errors import NotAllowed, TooManyWatchers
 from magnetar.broker.session import reply
 from magnetar.protos.names import NamespaceName
@@ -40,9 +40,10 @@ class _Watcher:
         """The names that match, sorted."""
         broker = self._context.broker
         names = await broker.watched_lists.watch(self._namespace, self.on_change)
-        found = await matching(pattern, visible(names.values()), broker.turns)
-        self._matched = {str(name) for name in found}
-        first = sorted(self._matched)
+        shown = await visible_of(list(names.values()), broker.turns)
+        first = await texts_of(await matching(pattern, shown, broker.turns), broker.turns)
+        first.sort()
+        self._matched = set(first)
         asyncio.get_running_loop().call_soon(self._catch_up)  # behind the answer
         return first
 
@@ -56,10 +57,11 @@ class _Watcher:
                 await self._tell(self._matched, *self._changes.pop(0))
 
     async def _tell(self, matched: set[str], new: Names, gone: Names) -> None:
-        fresh = [name for name in visible(new.values()) if str(name) not in matched]
+        turns = self._context.broker.turns
+        shown = await visible_of(list(new.values()), turns)
+        fresh = [name for name in shown if str(name) not in matched]
         found = []
         if fresh:
-            turns = self._context.broker.turns
             found = await matching(await compiled(self._pattern, turns), fresh, turns)
         removed = [text for text in gone if text in matched]
         added = [str(name) for name in found]

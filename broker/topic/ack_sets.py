@@ -36,6 +36,8 @@ two words, or 16,000 of 1,000 messages."""
 class AckSets:
     """Of one subscription."""
 
+    __slots__ = ("_cursor", "_older", "_sizes", "_subscription", "_unknown", "_unknown_words")
+
     def __init__(self, subscription: str, cursor: Cursor) -> None:
         self._subscription = subscription
         self._cursor = cursor

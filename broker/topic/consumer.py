@@ -143,6 +143,11 @@ class ConsumerHandle:
         `force`."""
         await self._found().unsubscribe(self, force=force)
 
+    async def drain(self) -> None:
+        """The consumer leaves: it gets nothing more. Returns when it has acknowledged what it has,
+        is closed, or after DRAIN_S."""
+        await self._found().drain(self)
+
     async def last_message_id(self) -> LastMessage:
         """The last message of the topic."""
         return await self._found().last_message()
@@ -241,5 +246,7 @@ class OwningSubscription(Protocol):
     async def seek_to_time(self, publish_time_ms: int) -> None: ...
 
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None: ...
+
+    async def drain(self, handle: ConsumerHandle) -> None: ...
 
     async def last_message(self) -> LastMessage: ...

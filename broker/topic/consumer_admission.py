@@ -28,6 +28,8 @@ _Key = tuple[str, str, int]  # host of the client, name and id of the consumer
 class SubscribeRates:
     """How often each consumer may subscribe. A bucket of tokens for each, full at first."""
 
+    __slots__ = "_tokens"
+
     def __init__(self) -> None:
         self._tokens: dict[_Key, tuple[float, float]] = {}  # tokens, since when; oldest first
 

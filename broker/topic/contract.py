@@ -119,6 +119,7 @@ class LastMessage:
     position: Position  # EARLIEST: the topic is empty
     batch_index: int  # of the last message; -1: the entry is not a batch
     mark_delete: Position
+    partition: int = -1  # as in the ids of delivered messages; -1: the topic is no partition
 
 
 class ReadyProducer(Protocol):

@@ -50,6 +50,8 @@ class _Bucket:
 class DispatchRate:
     """`what` has it, for people: the topic or the subscription."""
 
+    __slots__ = ("_bytes", "_messages", "_rate", "_what")
+
     def __init__(self, what: str) -> None:
         self._what = what
         self._rate: Rate | None = None  # None: no limit

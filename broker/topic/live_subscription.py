@@ -210,6 +210,10 @@ class LiveSubscription:
             self.detach(handle)  # its client gets the answer to the request
         self._abandoned(self)
 
+    async def drain(self, handle: ConsumerHandle) -> None:
+        """It has nothing to acknowledge."""
+        handle.machine.leaving = True
+
     async def last_message(self) -> LastMessage:
         """There is none."""
         return LastMessage(EARLIEST, -1, EARLIEST)

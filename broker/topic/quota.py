@@ -39,6 +39,8 @@ QuotaError = BacklogQuotaHeld | BacklogQuotaRefused
 
 
 class BacklogQuotas:
+    __slots__ = ("_clock", "_exceeded", "_log", "_policies", "_subscriptions", "evicted")
+
     def __init__(
         self,
         topic_log: Log,

@@ -64,6 +64,21 @@ class ReadLoop:
     """`tell` reports an answer to the dispatcher and executes its actions. One of them may `want`
     the next read. `on_read` sees the entries before the dispatcher. `name` is for logs."""
 
+    __slots__ = (
+        "_bytes_max",
+        "_delays",
+        "_log",
+        "_name",
+        "_on_read",
+        "_rates",
+        "_skip",
+        "_spawn",
+        "_task",
+        "_tell",
+        "_wanted",
+        "failure",
+    )
+
     def __init__(
         self,
         topic_log: Log,

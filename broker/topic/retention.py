@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Trimmer:
     """Of one topic. Call `end` when the topic closes."""
 
+    __slots__ = ("_clock", "_cursors", "_log", "_policies", "end")
+
     def __init__(
         self, topic_log: Log, cursors: Cursors, policies: PolicySource, clock: Clock
     ) -> None:

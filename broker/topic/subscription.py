@@ -13,6 +13,7 @@ changes and after a seek. The redelivery counts belong to the cursor and outlive
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -20,7 +21,7 @@ from magnetar.broker.cursor.acks import ack_set_bits
 from magnetar.broker.cursor.journal import Waiting
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
 from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
-from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay
+from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay, after
 from magnetar.broker.dispatch.exclusive import Exclusive
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.failover import Failover
@@ -65,6 +66,9 @@ if TYPE_CHECKING:
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the close of a consumer waits for its acknowledgements to be durable."""
+
+DRAIN_S: Final = 300.0
+"""How long the broker waits for the acknowledgements of a consumer that leaves."""
 
 RETURN_S: Final = 60.0
 """How long a non-durable subscription waits for its reader to come back after a seek, which
@@ -164,6 +168,7 @@ class Subscription:
             tell=self._tell,
             skip=self._skip,
         )
+        self._leaving: dict[ConsumerHandle, asyncio.Event] = {}  # set: it may close
         self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
         self._return_timer: asyncio.TimerHandle | None = None
         self._meter = Meter(self._loop.time())
@@ -240,6 +245,8 @@ class Subscription:
         """A consumer leaves."""
         del self.consumers[handle.machine]
         handle.attached = False
+        if (drained := self._leaving.pop(handle, None)) is not None:
+            drained.set()
         self._left_s = self._loop.time()
         if self._dispatcher is not None:
             now = self._loop.time()
@@ -247,6 +254,25 @@ class Subscription:
         last = not self.consumers and not self.cursor.durable
         if last and self.state is SubscriptionState.OPEN:
             self._abandoned(self)
+
+    async def drain(self, handle: ConsumerHandle) -> None:
+        """See ConsumerHandle.drain. A seek closes the consumer."""
+        self._require_open()
+        drained = self._leaving.setdefault(handle, asyncio.Event())
+        if not handle.machine.leaving:
+            handle.machine.leaving = True
+            now = self._loop.time()
+            self._carry_out(self._machine().on_leaving(handle.machine, now), now)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await drained.wait()
+
+    def _is_drained(self, handle: ConsumerHandle) -> bool:
+        """Whether the consumer has acknowledged all that it has."""
+        if handle.active:  # of a single-active type, which has no pending entries
+            first = self.cursor.first_unacked(after(self.cursor.mark_delete))
+            return first >= self._machine().read_position
+        return not handle.machine.pending
 
     def evict_all(self, reason: CloseReason) -> None:
         """Close every consumer and tell its client the reason."""
@@ -491,12 +517,14 @@ class Subscription:
     async def last_message(self) -> LastMessage:
         """The last message of the log. Raises ReadFailed."""
         position, mark_delete = self._log.confirmed, self.cursor.mark_delete
+        partition = self._log.name.partition
+        partition = -1 if partition is None else partition
         if position < self._log.first:
-            return LastMessage(EARLIEST, -1, mark_delete)
+            return LastMessage(EARLIEST, -1, mark_delete, partition)
         entries = await self._log.read(position, entries_max=1, bytes_max=1)
         view = entries[0].view
         batch_index = view.num_messages - 1 if view.is_batch else -1
-        return LastMessage(entries[0].position, batch_index, mark_delete)
+        return LastMessage(entries[0].position, batch_index, mark_delete, partition)
 
     async def backlog_entries(self) -> int:
         """Entries that are not acknowledged."""
@@ -644,6 +672,10 @@ class Subscription:
                     handle.events.active_changed(action.active)
                 case _:
                     assert_never(action)
+        if self._leaving:
+            for handle, drained in self._leaving.items():
+                if self._is_drained(handle):
+                    drained.set()
         self._set_timer()
 
     def _deliver(self, action: Deliver, now: float) -> None:

@@ -53,6 +53,8 @@ class RateStage:
     """Holds publishes while the rate is exceeded. `wake_at` is called with the time at which `open`
     is to be called; nothing is called while the rate is kept."""
 
+    __slots__ = ("_bytes", "_gate", "_messages", "_rate", "_wake_at")
+
     def __init__(self, wake_at: Callable[[float], None]) -> None:
         self._wake_at = wake_at
         self._rate: Rate | None = None
@@ -98,6 +100,8 @@ class RateStage:
 class TopicSizeStage:
     """Refuses messages that are larger than the topic's policy allows. Chunks are exempt: a message
     in chunks is meant to be larger than one entry may be."""
+
+    __slots__ = "bytes_max"
 
     def __init__(self) -> None:
         self.bytes_max = 0  # 0: no limit of the topic's own

@@ -115,6 +115,10 @@ def _cursor_config(producers_max: int) -> CursorConfig:
     return CursorConfig(producers_max=producers_max)
 
 
+_WITHOUT_STATE: Final = (ChecksumStage(), FormatStage())
+"""Stages that the topics share."""
+
+
 class TopicState(Enum):
     OPEN = "open"
     CLOSING = "closing"
@@ -223,6 +227,7 @@ class PersistentTopic:
         key_shared: KeySharedSettings | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time()
+        text = str(name)  # shared by what keeps it
         self.name = name
         self.log = log
         self.cursors = cursors
@@ -236,9 +241,9 @@ class PersistentTopic:
         self._failover = failover
         self._key_shared = key_shared
         self._rate = DispatchRate("topic")
-        self._consumer_admission = ConsumerAdmission(str(name))
-        self._creating: set[_Key] = set()  # subscriptions that are being created
-        self.guard = Guard(str(name)) if guard is None else guard(self._on_bug)
+        self._consumer_admission = ConsumerAdmission(text)
+        self._creating: frozenset[_Key] = frozenset()  # subscriptions that are being created
+        self.guard = Guard(text) if guard is None else guard(self._on_bug)
         self._in = Meter(now)
         self._chunks = Meter(now)
         self.deduplication = deduplication
@@ -250,17 +255,16 @@ class PersistentTopic:
         self.pipeline = Pipeline(
             [
                 SizeStage(message_bytes_max),
-                ChecksumStage(),
-                FormatStage(),
+                *_WITHOUT_STATE,
                 self._delay_stage,
-                AccessModeStage(str(name), lambda: self.admission.epoch),
+                AccessModeStage(text, lambda: self.admission.epoch),
                 self._size,
                 self._publish_rate,
                 deduplication.stage,
             ]
         )
         self.admission = ProducerAdmission(
-            str(name),
+            text,
             log,
             self.pipeline,
             policies,
@@ -472,11 +476,11 @@ class PersistentTopic:
         key = name, True
         if key not in self._subscriptions:
             self._require_new(key)
-            self._creating.add(key)
+            self._creating |= {key}
             try:
                 await self.cursors.ensure(name, start, properties or {})
             finally:
-                self._creating.discard(key)
+                self._creating -= {key}
             self._require_open()
             if (name, True) not in self._subscriptions:
                 self._add_durable(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.client.errors import ChecksumError, InvalidMessage, PulsarException
 from magnetar.client.ids import bits_of
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.protos import pulsar_pb2 as pb
@@ -54,6 +55,12 @@ def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:
     except EntryError:
         return 1
     return (bits_of(ack_set) & ((1 << size) - 1)).bit_count() if ack_set else size
+
+
+def corrupt_message(key: Key, error: EntryError, topic: str) -> PulsarException:
+    """Return what the user gets for a corrupt entry."""
+    kind = ChecksumError if isinstance(error, ChecksumMismatch) else InvalidMessage
+    return kind(f"message ({key[0]},{key[1]}) cannot be read: {error}", topic=topic)
 
 
 def validation_error(error: EntryError) -> pb.CommandAck.ValidationError.ValueType:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
+from magnetar.client.consuming.retry import RetrySubscriber
+from magnetar.client.consuming.statistics import ConsumerStatistics
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -20,19 +22,19 @@ from magnetar.client.errors import (
     PulsarException,
     TopicNotFound,
 )
-from magnetar.client.message import MessageId
+from magnetar.client.message import Message, MessageId
 from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import ConsumerOptions, InitialPosition, RegexSubscriptionMode
 from magnetar.client.together import together
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.sources import Source
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.environment import Parts
-    from magnetar.client.message import Message
     from magnetar.client.message_queue import SharedQueue
 
 log = get_logger(__name__)
@@ -73,8 +75,10 @@ class ManySubscriber:
         total_messages_max: int,
         queue: SharedQueue,
         parts: Parts,
+        letters: Callable[[str, Subscription], LetterProducer | None] = lambda *_: None,
     ) -> None:
-        """`total_messages_max`: of the queue.
+        """`total_messages_max`: of the queue. `letters` creates the producer of the dead letters of
+        a topic.
 
         Raises InvalidConfiguration for a queue of size 0, and OperationNotSupported for a reader
         that begins at a message: an id names a place in one topic only.
@@ -93,6 +97,9 @@ class ManySubscriber:
         self._queue = queue
         self._sources = queue.share()
         self._parts = parts
+        self._letters = letters
+        self._paused = False
+        self._past = ConsumerStatistics()  # of topics that have left
         self._children: dict[str, Subscriber] = {}
         self._wanted: set[str] = set()  # the topics that the source reports
         self._failed: dict[str, PulsarException] = {}  # wanted topics that could not be joined
@@ -180,14 +187,37 @@ class ManySubscriber:
         if child is not None:
             child.acknowledge_cumulative(message_id)
 
-    def negative_acknowledge(self, message_id: MessageId) -> None:
-        child = self._child(message_id)
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        child = self._child(message.message_id() if isinstance(message, Message) else message)
         if child is not None:
-            child.negative_acknowledge(message_id)
+            child.negative_acknowledge(message)
 
     def redeliver_unacknowledged(self, _: object = None) -> None:
         for child in self.cores:
             child.redeliver_unacknowledged()
+
+    def pause(self, _: object = None) -> None:
+        """Request no more messages of any topic, also of those that join later."""
+        self._paused = True
+        for child in self.cores:
+            child.pause()
+
+    def resume(self, _: object = None) -> None:
+        """Request messages again."""
+        self._paused = False
+        for child in self.cores:
+            child.resume()
+
+    @property
+    def stats(self) -> ConsumerStatistics:
+        total = self._past
+        for child in self.cores:
+            total = total.plus(child.stats)
+        return total
+
+    async def statistics(self) -> ConsumerStatistics:
+        """Return the sums of all topics; those that have left count, too."""
+        return replace(self.stats)
 
     def _topic_of(self, message_id: MessageId) -> str:
         """Return the topic of an id, "" if it is unknown."""
@@ -251,6 +281,10 @@ class ManySubscriber:
         self._stop_following()
         await together(child.unsubscribe() for child in self.cores)
         self.shut_down(AlreadyClosed("the consumer was unsubscribed", topic=self.topic))
+
+    async def drain(self) -> None:
+        """As Subscriber.drain, for all topics at the same time."""
+        await together(child.drain() for child in self.cores)
 
     async def close(self) -> None:
         """Close the consumers of all topics. Raises the first of their errors."""
@@ -329,7 +363,10 @@ class ManySubscriber:
     def _add(self, topic: str, subscription: Subscription) -> Subscriber:
         self._failed.pop(topic, None)
         queue = SourceQueue(topic, self._queue, self._sources, self._on_child_failed)
-        child = Subscriber(topic, subscription, queue, self._parts)
+        letters = self._letters(topic, subscription)
+        child = Subscriber(topic, subscription, queue, self._parts, letters)
+        if self._paused:
+            child.pause()
         self._children[topic] = child
         return child
 
@@ -339,6 +376,7 @@ class ManySubscriber:
         if child is None or self._failure is not None:
             return
         del self._children[topic]
+        self._past = self._past.plus(child.stats)
         self._failed[topic] = error
         child.shut_down(error)
         log.info("topic not joined", topic=topic, reason=str(error))
@@ -350,6 +388,7 @@ class ManySubscriber:
         child = self._children.pop(topic, None)
         if child is None:
             return
+        self._past = self._past.plus(child.stats)
         child.shut_down(AlreadyClosed("the topic was deleted", topic=topic))
         self._queue.drop(topic)
         self._share_queue()
@@ -364,5 +403,5 @@ class ManySubscriber:
             child.limit_queue(messages_max, max(1, QUEUE_BYTES_MAX // count))
 
 
-ConsumerCore = Subscriber | ManySubscriber
-"""The core of a consumer or reader, of one topic or of several."""
+ConsumerCore = Subscriber | ManySubscriber | RetrySubscriber
+"""The core of a consumer or reader: of one topic, of several, or of one with its retry topic."""

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from magnetar.client.consuming.acknowledger import Acknowledger
 from magnetar.client.consuming.acks import AckTracker
-from magnetar.client.consuming.delivery import messages_of, permits_of, validation_error
+from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp
+from magnetar.client.consuming.dead_letters import DeadLetters
+from magnetar.client.consuming.delivery import (
+    corrupt_message,
+    messages_of,
+    permits_of,
+    validation_error,
+)
 from magnetar.client.consuming.permits import Permits
 from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX, Redeliveries
 from magnetar.client.consuming.start import Start
+from magnetar.client.consuming.statistics import ConsumerStatistics
 from magnetar.client.consuming.subscription import Subscription, subscribe_command
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -27,11 +36,12 @@ from magnetar.client.errors import (
     is_retriable,
 )
 from magnetar.client.ids import bits_of, id_data, key_of, message_id_of, partition_of
-from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.client.message import ChunkedMessageId, Delivery, Message, MessageId
 from magnetar.client.message_queue import MessageQueue, of_generation
 from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR
 from magnetar.protos.errors import EntryEncrypted, EntryError
 from magnetar.protos.message import ReceivedEntry, decode_messages, read_entry
 from magnetar.runtime.log import get_logger
@@ -41,6 +51,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message as Body
 
+    from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.environment import Parts
     from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
@@ -49,12 +60,22 @@ log = get_logger(__name__)
 
 Answer = TypeVar("Answer", bound="Body")
 
+CHUNKED_UNACKED_MAX: Final = 10_000
+"""Chunked messages whose chunks are remembered until the acknowledgement. Beyond this limit, the
+chunks of the oldest are forgotten: its acknowledgement covers the last chunk only. The others are
+redelivered after a reconnection and acknowledged when they expire."""
+
 
 class Subscriber:
     """The core of one consumer or reader. `open` attaches it to a broker."""
 
     def __init__(
-        self, topic: str, subscription: Subscription, queue: MessageQueue, parts: Parts
+        self,
+        topic: str,
+        subscription: Subscription,
+        queue: MessageQueue,
+        parts: Parts,
+        dead_letter_producer: LetterProducer | None = None,  # None: no dead-letter policy
     ) -> None:
         self.topic = topic
         self._partition = partition_of(topic)
@@ -68,9 +89,30 @@ class Subscriber:
         self._consumer_id = 0
         self._permits = Permits(subscription.queue_messages_max)
         self._acks = Acknowledger(topic, AckTracker(batch_indexes=subscription.batch_indexes))
-        self._nacks = Redeliveries(subscription.nack_delay_s)
-        timeout_s = subscription.unacked_timeout_s
-        self._unacked = None if timeout_s is None else Redeliveries(timeout_s)
+        backoff = subscription.nack_backoff
+        nack_delay_s = 0.0 if backoff is not None else subscription.nack_delay_s
+        self._nacks = Redeliveries(nack_delay_s, backoff=backoff)
+        self._unacked: Redeliveries | None = None  # None: no time limit
+        if subscription.unacked_timeout_s is not None:
+            self._unacked = Redeliveries(
+                subscription.unacked_timeout_s,
+                backoff=subscription.unacked_backoff,
+                period_s=subscription.unacked_tick_s,
+            )
+        self._chunks = ChunkBuffer(
+            messages_max=subscription.chunked_max,
+            expire_s=subscription.chunked_expire_s,
+            acknowledge_oldest=subscription.acknowledge_oldest_chunked,
+        )
+        # The other chunks of messages that are not acknowledged, by the key of the last chunk.
+        self._chunked: dict[Key, tuple[Key, ...]] = {}
+        self._dead_letters: DeadLetters | None = None  # None: no dead-letter policy
+        if dead_letter_producer is not None and subscription.dead_letters is not None:
+            times = subscription.dead_letters.max_redeliver_count
+            self._dead_letters = DeadLetters(times, dead_letter_producer, self, parts)
+        self._dead_letter_producer = dead_letter_producer
+        self._paused = False
+        self.stats = ConsumerStatistics()
         self._start: Start | None = None  # None: the broker knows where to begin
         if subscription.start is not None:
             self._start = Start(subscription.start, subscription.inclusive)
@@ -134,12 +176,16 @@ class Subscriber:
         """Count a message that the user took out of the queue."""
         if message.delivery.generation != self._generation:
             return
+        self.stats.messages_received += 1
+        self.stats.bytes_received += len(message.data())
         if self._permits.on_taken(len(message.data())):
             self._grant()
         if not self.subscription.is_durable:
             self._forget_through(message.message_id())
         elif self._unacked is not None:
-            self._unacked.add(_key_of(message.message_id()), self._loop.time())
+            self._unacked.add(
+                _key_of(message.message_id()), self._loop.time(), message.redelivery_count()
+            )
             self._arm()
 
     def on_returned(self, messages: Sequence[Message]) -> None:
@@ -164,25 +210,40 @@ class Subscriber:
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge a message. The client sends the acknowledgement within ACK_DELAY_S."""
         key = _key_of(message_id)
+        self.stats.acknowledged += 1
+        for chunk in self._chunked.pop(key, ()):
+            self._acks.acknowledge(chunk, -1, 0)
         if self._acks.acknowledge(key, message_id.batch_index(), message_id.batch_size()):
             self._nacks.discard(key)
             if self._unacked is not None:
                 self._unacked.discard(key)
+            if self._dead_letters is not None:
+                self._dead_letters.on_acknowledged(key)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge a message and all before it. The client sends this within ACK_DELAY_S."""
         key = _key_of(message_id)
         index, size = message_id.batch_index(), message_id.batch_size()
+        self.stats.acknowledged += 1
         self._acks.acknowledge_cumulative(key, index, size)
+        for known in [known for known in self._chunked if known <= key]:
+            del self._chunked[known]
         done = key if index in (-1, size - 1) else (key[0], key[1] - 1)
         self._nacks.discard_through(done)
         if self._unacked is not None:
             self._unacked.discard_through(done)
 
-    def negative_acknowledge(self, message_id: MessageId) -> None:
-        """Request a message, with the rest of its batch, again after the delay."""
-        key = _key_of(message_id)
-        self._nacks.add(key, self._loop.time())
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """Request a message, with the rest of its batch, again after the delay.
+
+        The delay grows with the redeliveries of a message; those of a plain id are unknown.
+        """
+        count = 0
+        if isinstance(message, Message):
+            count, message = message.redelivery_count(), message.message_id()
+        key = _key_of(message)
+        self.stats.negatively_acknowledged += 1
+        self._nacks.add(key, self._loop.time(), count)
         if self._unacked is not None:
             self._unacked.discard(key)
         self._arm()
@@ -195,12 +256,26 @@ class Subscriber:
             return  # the next broker redelivers everything anyway
         self._epoch += 1
         self._clear_queue()
+        self._chunks.clear()
         self._permits.on_dropped()
         self._connection.send_control(
             pb.CommandRedeliverUnacknowledgedMessages(
                 consumer_id=self._consumer_id, consumer_epoch=self._epoch
             )
         )
+        self._grant()
+
+    async def statistics(self) -> ConsumerStatistics:
+        """Return a copy of the counts."""
+        return replace(self.stats)
+
+    def pause(self, _: object = None) -> None:
+        """Request no more messages from the broker. Those that were requested still arrive."""
+        self._paused = True
+
+    def resume(self, _: object = None) -> None:
+        """Request messages again."""
+        self._paused = False
         self._grant()
 
     # Requests
@@ -214,6 +289,8 @@ class Subscriber:
         """
         command = pb.CommandSeek()
         if isinstance(target, MessageId):
+            if target.first_chunk is not None and self.subscription.inclusive:
+                target = target.first_chunk
             command.message_id.CopyFrom(id_data(_key_of(target)))
             start = Start(target, self.subscription.inclusive)
         else:
@@ -310,6 +387,24 @@ class Subscriber:
         self._detach(error)
         self.shut_down(error)
 
+    async def drain(self) -> None:
+        """Ask the broker for no more messages, and wait until the user has acknowledged the ones
+        that were delivered. Does nothing if the broker does not support it.
+
+        Raises Timeout if that takes longer than an operation may. The consumer then stays open.
+        """
+        connection = self._connection
+        if self._failure is not None or connection is None or not connection.drains_consumers:
+            return
+        command = pb.CommandDrainConsumer(consumer_id=self._consumer_id)
+        try:
+            async with asyncio.timeout(self._parts.timeout_s):
+                with suppress(PulsarException):  # closed or disconnected meanwhile
+                    await connection.request(command, pb.CommandSuccess)
+        except TimeoutError:
+            reason = "messages that were delivered are not acknowledged"
+            raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
+
     async def close(self) -> None:
         """Close the consumer after every acknowledgement given before is durable.
 
@@ -322,10 +417,14 @@ class Subscriber:
             return
         self._failure = AlreadyClosed("the consumer was closed", topic=self.topic)
         self._queue.fail(self._failure)
+        if self._dead_letters is not None:
+            self._dead_letters.shut_down()
         try:
             async with asyncio.timeout(self._parts.timeout_s):
                 refusal = await self._settle()
                 await self._say_goodbye()
+                if self._dead_letter_producer is not None:
+                    await self._dead_letter_producer.close()
         except TimeoutError:
             reason = "the broker did not confirm all acknowledgements"
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
@@ -357,6 +456,10 @@ class Subscriber:
         self._acks.close(error)
         if self._timer is not None:
             self._timer.cancel()
+        if self._dead_letters is not None:
+            self._dead_letters.shut_down()
+        if self._dead_letter_producer is not None:
+            self._dead_letter_producer.shut_down(error)
         self._over.set()
 
     # The attachment
@@ -399,34 +502,41 @@ class Subscriber:
         key = key_of(command.message_id)
         try:
             received = read_entry(entry)
-            if received.chunk is not None:
-                self._leave(key, "chunked message skipped: chunking is not supported yet", 1)
-                return
-            messages = decode_messages(received)
+            messages = decode_messages(received) if received.chunk is None else []
         except EntryEncrypted:
             event = "encrypted entry skipped: encryption is not supported yet"
             self._leave(key, event, permits_of(entry, command.ack_set))
             return
         except EntryError as error:
-            self._refuse_corrupt(key, error, permits_of(entry, command.ack_set))
+            self._refuse_corrupt([key], error, permits_of(entry, command.ack_set))
             return
         sent, wanted = self._wanted(key, received, command.ack_set)
         if command.consumer_epoch < self._epoch:  # absent: from before the first request
             wanted = 0
-        delivery = Delivery(
+        delivery = self._delivery(received, command.redelivery_count)
+        if received.chunk is None:
+            shown = messages_of(key, messages, wanted, delivery)
+        else:
+            shown = self._assembled(key, received, delivery) if wanted else []
+        if self._dead_letters is not None and not self._dead_letters.on_delivered(
+            key, command.redelivery_count, shown
+        ):
+            shown = []
+        shown_bytes = sum([len(message.data()) for message in shown])
+        self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
+        self._burst += shown
+
+    def _delivery(self, received: ReceivedEntry, redelivery_count: int) -> Delivery:
+        return Delivery(
             self.topic,
             self._partition,
             received.producer_name,
             received.publish_time_ms,
             received.schema_version or b"",
-            command.redelivery_count,
+            redelivery_count,
             None if received.broker is None else received.broker.index,
             self._generation,
         )
-        shown = messages_of(key, messages, wanted, delivery)
-        shown_bytes = sum([len(message.data()) for message in shown])
-        self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
-        self._burst += shown
 
     def on_active_changed(self, *, active: bool) -> None:
         self._active = active
@@ -470,19 +580,92 @@ class Subscriber:
                 self._acks.acknowledge(key, index if received.is_batch else -1, size)
         return sent, wanted & ~skipped
 
-    def _refuse_corrupt(self, key: Key, error: EntryError, permits: int) -> None:
-        """Report a corrupt entry to the broker, which acknowledges it: a redelivery cannot help."""
+    def _refuse_corrupt(self, keys: Sequence[Key], error: EntryError, permits: int) -> None:
+        """Report a corrupt entry to the broker, which acknowledges it: a redelivery cannot help.
+
+        If the user wants corrupt entries to fail, the entry stays unacknowledged, and the user gets
+        the error.
+        """
+        key = keys[-1]
         log.error("corrupt entry", topic=self.topic, ledger=key[0], entry=key[1], error=str(error))
+        self.stats.corrupt += 1
         self._permits.on_delivered(permits, 0, 0)
-        if self._connection is not None:
+        if self.subscription.fails_on_corrupt:
+            self._queue.put_error(corrupt_message(key, error, self.topic))
+        elif self._connection is not None:
             self._connection.send_control(
                 pb.CommandAck(
                     consumer_id=self._consumer_id,
                     ack_type=pb.CommandAck.Individual,
-                    message_id=[id_data(key)],
+                    message_id=[id_data(key) for key in keys],
                     validation_error=validation_error(error),
                 )
             )
+
+    # Chunks
+
+    def _assembled(self, key: Key, received: ReceivedEntry, delivery: Delivery) -> list[Message]:
+        """Add a chunk. Returns its message if that is complete now, else nothing."""
+        assert received.chunk is not None
+        messages: list[Message] = []
+        now = self._loop.time()
+        for outcome in self._chunks.on_chunk(key, received.chunk, received.payload, now):
+            if isinstance(outcome, GivenUp):
+                self._on_given_up(outcome)
+                continue
+            limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(outcome.payload))
+            try:
+                whole = decode_messages(received, outcome.payload, bytes_max=limit)
+            except EntryError as error:
+                self._refuse_corrupt(outcome.keys, error, 0)
+                continue
+            last = self._message_id(key)
+            message_id = ChunkedMessageId(self._message_id(outcome.first), last)
+            self._chunked.pop(key, None)
+            self._chunked[key] = outcome.keys[:-1]
+            if len(self._chunked) > CHUNKED_UNACKED_MAX:
+                del self._chunked[next(iter(self._chunked))]
+            messages.append(Message(whole[0], message_id, delivery))
+        self._arm()
+        return messages
+
+    def _message_id(self, key: Key) -> MessageId:
+        return MessageId(self._partition, *key, -1, 0, self.topic)
+
+    def _on_given_up(self, lost: GivenUp) -> None:
+        """Acknowledge the chunks of a message that will not be complete, or request them later."""
+        log.warning(
+            "a chunked message was given up",
+            topic=self.topic,
+            uuid=lost.uuid,
+            chunks=len(lost.keys),
+            reason=lost.reason,
+            then="acknowledged" if lost.acknowledge else "requested again later",
+        )
+        self.stats.chunked_given_up += 1
+        now = self._loop.time()
+        for key in lost.keys:
+            if lost.acknowledge:
+                self._acks.acknowledge(key, -1, 0)
+            else:
+                self._nacks.add(key, now)
+
+    # Dead letters
+
+    def on_dead_lettered(self, messages: Sequence[Message]) -> None:
+        self.stats.dead_lettered += len(messages)
+        for message in messages:
+            self.acknowledge(message.message_id())
+
+    def on_dead_letter_failed(self, key: Key) -> None:
+        self._nacks.add(key, self._loop.time())
+        self._arm()
+
+    def unacknowledged(self, messages: Sequence[Message]) -> list[Message]:
+        message_id = messages[0].message_id()
+        size = max(1, message_id.batch_size())
+        done = self._acks.acknowledged(_key_of(message_id), size)
+        return [one for one in messages if not done >> max(0, one.message_id().batch_index()) & 1]
 
     def _leave(self, key: Key, event: str, permits: int) -> None:
         """Leave an entry unacknowledged, for a consumer that can assemble or decrypt it."""
@@ -490,7 +673,7 @@ class Subscriber:
         self._permits.on_delivered(permits, 0, 0)
 
     def _grant(self) -> None:
-        if self._connection is not None:
+        if self._connection is not None and not self._paused:
             permits = self._permits.grant(waiting=self._waiting)
             if permits:
                 self._connection.send_control(
@@ -501,7 +684,7 @@ class Subscriber:
 
     def _arm(self) -> None:
         """Schedule `_on_timer` for the first redelivery that is due."""
-        times = [self._nacks.timer_at()]
+        times = [self._nacks.timer_at(), self._chunks.timer_at()]
         if self._unacked is not None:
             times.append(self._unacked.timer_at())
         due_at = min((at for at in times if at is not None), default=None)
@@ -513,9 +696,15 @@ class Subscriber:
     def _on_timer(self) -> None:
         self._timer = None
         now = self._loop.time()
+        for lost in self._chunks.expire(now):
+            self._on_given_up(lost)
         keys = self._nacks.due(now)
         if self._unacked is not None:
             keys += self._unacked.due(now)
+        if self._dead_letters is not None:
+            keys = [key for key in keys if not self._dead_letters.maybe_move(key)]
+        for key in tuple(keys):
+            keys += self._chunked.get(key, ())
         if keys and self.subscription.is_ordered:
             self.redeliver_unacknowledged()
         elif self._connection is not None:
@@ -561,6 +750,9 @@ class Subscriber:
             self._start = None  # the broker knows where the subscription is
         self._seeking = False
         self._acks.on_detached()
+        self._chunks.clear()
+        if self._dead_letters is not None:
+            self._dead_letters.on_detached()
         self._forget_redeliveries()  # the next broker redelivers all unacknowledged messages
 
     def _clear_queue(self) -> None:

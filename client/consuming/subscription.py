@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from magnetar.client.message import MessageId
+    from magnetar.client.policies import DeadLetterPolicy, RedeliveryBackoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ class Subscription:
     unacked_timeout_s: float | None  # None: unacknowledged messages are not requested again
     key_shared: ConsumerKeySharedPolicy | None = None  # None: the broker's default
     creates_topic: bool = True  # whether the broker may create the topic
+    nack_backoff: RedeliveryBackoff | None = None  # None: `nack_delay_s`
+    unacked_backoff: RedeliveryBackoff | None = None  # None: only `unacked_timeout_s`
+    unacked_tick_s: float = 1.0
+    chunked_max: int = 10  # incomplete chunked messages; 0: no limit
+    chunked_expire_s: float = 60.0  # 0: incomplete chunked messages do not expire
+    acknowledge_oldest_chunked: bool = False
+    dead_letters: DeadLetterPolicy | None = None  # None: messages are redelivered without end
+    fails_on_corrupt: bool = False  # whether the user gets the error of a corrupt entry
 
     @property
     def is_durable(self) -> bool:

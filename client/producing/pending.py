@@ -33,6 +33,13 @@ class PendingEntry:
     messages: int
     message_bytes: int
     due_at: float | None  # None: no time limit
+    # Messages whose reservation ends with this entry: 0 for a chunk before the last.
+    reserved: int = -1  # -1: as many as `messages`
+    is_chunk: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reserved < 0:
+            self.reserved = self.messages
 
 
 class ReceiptOutOfOrder(Exception):

@@ -29,6 +29,7 @@ from magnetar.client.ids import partition_of
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, ProducerOptions
 from magnetar.client.producing.batching import BatchBuilder, Done
+from magnetar.client.producing.chunked import ChunkedSend
 from magnetar.client.producing.pending import PendingEntries, PendingEntry, ReceiptOutOfOrder
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
@@ -36,7 +37,13 @@ from magnetar.protos.compression import Compression
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.errors import EntryTooLarge
 from magnetar.protos.framing import send_header
-from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch, encode_message
+from magnetar.protos.message import (
+    EntryHeader,
+    OutgoingMessage,
+    encode_batch,
+    encode_chunks,
+    encode_message,
+)
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -134,7 +141,10 @@ class Publisher:
             message.sequence_id = self._next_sequence_id
             self._next_sequence_id += 1
         if self._builder is None:
-            self._send([message], [done], message_bytes)
+            if self._options.chunking_enabled and len(message.payload) > self._chunk_bytes_max:
+                self._send_in_chunks(message, done, message_bytes)
+            else:
+                self._send([message], [done], message_bytes)
             return
         if message.deliver_at_ms is not None:
             self.seal()
@@ -280,7 +290,7 @@ class Publisher:
         self._told += len(stored)
         self._last_sequence_id = stored[-1][0].highest_sequence_id
         self._release(
-            sum([entry.messages for entry, _ in stored]),
+            sum([entry.reserved for entry, _ in stored]),
             sum([entry.message_bytes for entry, _ in stored]),
         )
         partition, topic = self._partition, self.topic
@@ -331,37 +341,91 @@ class Publisher:
         except MessageTooBig as error:
             self._refuse(dones, message_bytes, error)
             return
-        entry = PendingEntry(
-            messages[0].sequence_id,
-            messages[-1].sequence_id,
-            len(messages) > 1,
-            parts,
-            dones,
-            len(messages),
-            message_bytes,
-            self._timeout_s and self._loop.time() + self._timeout_s,
+        self._append(
+            PendingEntry(
+                messages[0].sequence_id,
+                messages[-1].sequence_id,
+                len(messages) > 1,
+                parts,
+                dones,
+                len(messages),
+                message_bytes,
+                self._timeout_s and self._loop.time() + self._timeout_s,
+            )
         )
+
+    def _append(self, entry: PendingEntry) -> None:
         self._pending.append(entry)
         if self._pending.attached:
             self._transmit(entry)
         if self._send_timer is None and self._timeout_s is not None:
             self._arm_send_timer()
 
+    def _send_in_chunks(self, message: OutgoingMessage, done: Done, message_bytes: int) -> None:
+        """Send a message that is larger than an entry may be, one entry for each chunk.
+
+        If it fits after compression, it becomes one ordinary entry.
+        """
+        number, due_at = (
+            message.sequence_id,
+            self._timeout_s and self._loop.time() + self._timeout_s,
+        )
+        try:
+            chunks = list(
+                encode_chunks(
+                    message,
+                    self._fresh_header(),
+                    uuid=f"{self.name}-{number}",
+                    chunk_bytes_max=self._chunk_bytes_max,
+                )
+            )
+        except EntryTooLarge as error:
+            self._refuse(
+                [done], message_bytes, MessageTooBig(error.size, error.limit, topic=self.topic)
+            )
+            return
+        whole = ChunkedSend(done)
+        dones = [done] if len(chunks) == 1 else [whole.add() for _ in chunks]
+        for index, parts in enumerate(chunks):
+            is_last = index == len(chunks) - 1
+            self._append(
+                PendingEntry(
+                    number,
+                    number,
+                    False,
+                    parts,
+                    [dones[index]],
+                    1,
+                    message_bytes if is_last else 0,
+                    due_at,
+                    reserved=int(is_last),
+                    is_chunk=len(chunks) > 1,
+                )
+            )
+
+    @property
+    def _chunk_bytes_max(self) -> int:
+        return self._message_bytes_max
+
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[bytes]:
         """Encode an entry. A single message is not a batch, which saves parsing a batch."""
-        now_ms = self._now_ms()
-        if self._header.publish_time_ms != now_ms:
-            self._header = EntryHeader(self.name, now_ms, self._compression)
+        header = self._fresh_header()
         try:
             if len(messages) == 1:
-                parts = encode_message(messages[0], self._header)
+                parts = encode_message(messages[0], header)
             else:
-                parts = encode_batch(messages, self._header)
+                parts = encode_batch(messages, header)
         except EntryTooLarge as error:
             raise MessageTooBig(error.size, error.limit, topic=self.topic) from None
         if len(parts[-1]) > self._message_bytes_max:
             raise MessageTooBig(len(parts[-1]), self._message_bytes_max, topic=self.topic)
         return parts
+
+    def _fresh_header(self) -> EntryHeader:
+        now_ms = self._now_ms()
+        if self._header.publish_time_ms != now_ms:
+            self._header = EntryHeader(self.name, now_ms, self._compression)
+        return self._header
 
     def _transmit(self, entry: PendingEntry) -> None:
         assert self._connection is not None
@@ -371,6 +435,7 @@ class Publisher:
             num_messages=entry.messages,
             highest_sequence_id=entry.highest_sequence_id if entry.is_batch else 0,
             entry_size=sum(map(len, entry.parts)),
+            is_chunk=entry.is_chunk,
         )
         self._connection.send_entry(header, *entry.parts)
 
@@ -432,7 +497,7 @@ class Publisher:
     def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
         """Fail messages that do not become an entry."""
         self._refused = self._refused or error
-        self._tell(dones, message_bytes, error)
+        self._tell(dones, len(dones), message_bytes, error)
         self.producer.on_burst_end()
 
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:
@@ -440,10 +505,12 @@ class Publisher:
             if self._told < flush.target:
                 flush.error = flush.error or error
         self._told += 1
-        self._tell(entry.dones, entry.message_bytes, error)
+        self._tell(entry.dones, entry.reserved, entry.message_bytes, error)
 
-    def _tell(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
-        self._release(len(dones), message_bytes)
+    def _tell(
+        self, dones: list[Done], reserved: int, message_bytes: int, error: PulsarException
+    ) -> None:
+        self._release(reserved, message_bytes)
         for done in dones:
             done(error, None)
 
@@ -454,7 +521,7 @@ class Publisher:
         """Fail all remaining messages."""
         if self._builder is not None:
             for batch in self._builder.seal():
-                self._tell(batch.dones, batch.message_bytes, error)
+                self._tell(batch.dones, len(batch.dones), batch.message_bytes, error)
         for entry in self._pending.abandon():
             self._report(entry, error)
         self._settle_flushes()
@@ -493,6 +560,7 @@ class Publisher:
             topic_epoch=self._topic_epoch,
             producer_access_mode=pb.ProducerAccessMode.ValueType(self._options.access_mode),
             metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
+            initial_subscription_name=self._options.initial_subscription_name,
         )
 
     def _on_created(self, answer: pb.CommandProducerSuccess) -> None:

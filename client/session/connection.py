@@ -104,6 +104,7 @@ class Connection:
     ) -> None:
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX
+        self.drains_consumers = False  # the broker knows DRAIN_CONSUMER
         self.error: PulsarException | None = None  # why the session ended; None: it has not
         self._stream = stream
         self._open_timeout_s = open_timeout_s
@@ -301,6 +302,7 @@ class Connection:
     def _on_connected(self, body: pb.CommandConnected) -> None:
         if body.max_message_size > 0:
             self.max_message_bytes = body.max_message_size
+        self.drains_consumers = body.feature_flags.supports_drain_consumer
         if not self._opened.done():
             self._opened.set_result(None)
 

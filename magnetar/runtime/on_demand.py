@@ -39,6 +39,8 @@ class OnDemandTask:
     2. Wakes before `start` count from `start` on; wakes after `cancel` do nothing.
     """
 
+    __slots__ = ("_cancelled", "_name", "_spawn", "_task", "_woken", "_work")
+
     def __init__(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         self._name = name
         self._work = work

@@ -102,6 +102,10 @@ CASES: dict[int, tuple[Message, type[Message] | str | None]] = {
         pb.CommandConsumerStatsResponse,
     ),
     Type.UNSUBSCRIBE: (pb.CommandUnsubscribe(consumer_id=1, request_id=9), pb.CommandSuccess),
+    Type.DRAIN_CONSUMER: (
+        pb.CommandDrainConsumer(consumer_id=1, request_id=9),
+        pb.CommandSuccess,
+    ),
     Type.CLOSE_CONSUMER: (
         pb.CommandCloseConsumer(consumer_id=1, request_id=9),
         pb.CommandSuccess,

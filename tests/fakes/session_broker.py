@@ -199,7 +199,18 @@ class Session:
 
     def on_partitionedtopicmetadata(self, body: Any, _: object) -> None:
         response = pb.CommandPartitionedTopicMetadataResponse
-        partitions = self.broker.cluster.partitions.get(body.topic, 0)
+        cluster = self.broker.cluster
+        partitions = cluster.partitions.get(body.topic, 0)
+        if not (body.metadata_auto_creation_enabled or partitions or body.topic in cluster.topics):
+            self.send(
+                response(
+                    request_id=body.request_id,
+                    response=response.Failed,
+                    error=pb.TopicNotFound,
+                    message="no such topic",
+                )
+            )
+            return
         self.send(
             response(request_id=body.request_id, partitions=partitions, response=response.Success)
         )

@@ -102,8 +102,11 @@ def subscription(server: StandaloneProcess, topic: str) -> Any:
     return admin(server, topic, "stats")["subscriptions"]["s"]
 
 
-def test_messages_come_in_the_order_of_their_times_and_never_early(api: Api, topic: str) -> None:
-    consumer = api.subscribe(topic)
+@pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
+def test_messages_come_in_the_order_of_their_times_and_never_early(
+    api: Api, topic: str, kind: str
+) -> None:
+    consumer = api.subscribe(topic, kind=kind)
     producer = api.client.create_producer(topic, batching_enabled=True)
     due: dict[bytes, float] = {b"now": 0.0}
     for text, delay_s in ((b"third", 3.0), (b"first", 1.0), (b"second", 2.0)):
@@ -121,7 +124,7 @@ def test_messages_come_in_the_order_of_their_times_and_never_early(api: Api, top
         assert expected == b"now" or late_s < 5 * TICK_S + 1
 
 
-@pytest.mark.parametrize("kind", ["Exclusive"])
+@pytest.mark.parametrize("kind", ["Exclusive", "Failover"])
 def test_other_types_deliver_at_once(api: Api, topic: str, kind: str) -> None:
     consumer = api.subscribe(topic, kind=kind)
     api.client.create_producer(topic).send(b"later", deliver_after=timedelta(seconds=600))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -89,10 +90,10 @@ def stats(server: StandaloneProcess) -> Callable[[str], dict[str, Any]]:
     return get
 
 
-def send(library: Library, topic: str, *texts: str) -> None:
+def send(library: Library, topic: str, *texts: str, keys: bool = False) -> None:
     producer = library.client.create_producer(topic, batching_enabled=False)
     for text in texts:
-        producer.send(text.encode())
+        producer.send(text.encode(), partition_key=text if keys else None)
     producer.close()
 
 
@@ -334,6 +335,41 @@ def test_negative_acks_on_shared_redeliver_single_messages_with_their_counts(
     assert again == {b"b": 3, b"c": 1}
     assert is_silent(library, other, 500)
     other.close()
+
+
+@pytest.mark.parametrize("kind", ["Shared", "KeyShared", "Failover", "Exclusive"])
+def test_drain_aware_leave_redelivers_nothing(
+    libraries: dict[str, Library], topic: str, kind: str
+) -> None:
+    ours = libraries["grpc"]
+    first = ours.subscribe(topic, kind, "first")
+    second = None if kind == "Exclusive" else ours.subscribe(topic, kind, "second")
+    send(ours, topic, *"abcdef", keys=True)
+    taken = receive(first, 1)
+    got = texts(taken)
+
+    def work() -> None:
+        """Slower than the request to leave."""
+        while True:
+            time.sleep(0.2)
+            first.acknowledge(taken.pop())
+            try:
+                taken.append(first.receive(timeout_millis=1_000))
+            except magnetar.PulsarException:
+                return
+            got.extend(texts(taken))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    first.close(drain=True)
+    worker.join()
+    send(ours, topic, "g", keys=True)
+    second = second or ours.subscribe(topic, kind, "second")
+    rest = receive(second, 7 - len(got))
+    assert sorted(got + texts(rest)) == list("abcdefg")
+    assert {message.redelivery_count() for message in rest} == {0}
+    assert is_silent(ours, second, 300)
+    second.close()
 
 
 def test_partly_acknowledged_batch_is_redelivered_without_what_was_acknowledged(

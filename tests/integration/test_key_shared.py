@@ -271,3 +271,59 @@ def test_non_persistent_topic(api: Api, topic: str) -> None:
     for consumer in consumers:
         consumer.close()
     producer.close()
+
+
+def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
+    # Pulsar's documentation of draining hashes: c1 has two unacknowledged messages of each of five
+    # hashes that c2 took over, on a ring with ten points for each consumer.
+    attempts = {"9": 5, "4": 9, "8": 6, "7": 6, "3": 9}  # by key
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1", receiver_queue_size=100)
+    staying = {"0": 4, "1": 4, "2": 4, "5": 4, "6": 4}
+    for key, count in {**dict.fromkeys(attempts, 2), **staying}.items():
+        for _ in range(count):
+            producer.send(b"0", partition_key=key)
+    assert len(api.drain(first)) == 30
+    second = api.subscribe(topic, "c2", receiver_queue_size=1_000)
+    for key, count in attempts.items():
+        for _ in range(count):
+            producer.send(b"1", partition_key=key)
+    assert api.drain(second) == []
+    one, two = api.stats(topic)["consumers"]
+    hashes = [(2862, 5), (11707, 9), (15786, 6), (43539, 6), (45436, 9)]
+    expected = {
+        "msgOutCounter": 30,
+        "consumerName": "c1",
+        "unackedMessages": 30,
+        "avgMessagesPerEntry": 1,
+        "blockedConsumerOnUnackedMsgs": False,
+        "drainingHashesCount": 5,
+        "drainingHashesClearedTotal": 0,
+        "drainingHashesUnackedMessages": 10,
+        "drainingHashes": [
+            {"hash": slot, "unackMsgs": 2, "blockedAttempts": count} for slot, count in hashes
+        ],
+        "keyHashRangeArrays": [[2960, 5968], [22258, 43033], [49261, 54464], [55155, 61273]],
+    }
+    assert {name: one[name] for name in expected} == expected
+    expected = {
+        "msgOutCounter": 0,
+        "consumerName": "c2",
+        "availablePermits": 1_000,
+        "unackedMessages": 0,
+        "drainingHashesCount": 0,
+        "drainingHashesClearedTotal": 0,
+        "drainingHashesUnackedMessages": 0,
+        "drainingHashes": [],
+        "keyHashRangeArrays": [
+            [1, 2959],
+            [5969, 22257],
+            [43034, 49260],
+            [54465, 55154],
+            [61274, 65535],
+        ],
+    }
+    assert {name: two[name] for name in expected} == expected
+    first.close()
+    second.close()
+    producer.close()

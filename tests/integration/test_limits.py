@@ -58,25 +58,6 @@ async def test_a_large_frame_before_connect_ends_the_connection(transport: str) 
             return  # closed while it was sent
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_many_streams_in_the_handshake_do_not_keep_an_honest_client_out(
-    transport: str,
-) -> None:
-    async with running_broker(ClusterState()) as broker:
-        silent = []
-        for _ in range(40):
-            context = wire_to(broker, transport, connected=False)
-            client = await context.__aenter__()
-            silent.append(context)
-            if transport == "grpc":
-                await client.wire.send(b"\0\0\0\x05")  # half a frame: the call begins
-        async with wire_to(broker, transport) as client:
-            await client.send(pb.CommandPing())
-            await client.expect(pb.CommandPong)
-        for context in silent:
-            await context.__aexit__(None, None, None)
-
-
 @pytest.mark.parametrize(
     ("peer", "address"),
     [

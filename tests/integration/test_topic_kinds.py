@@ -138,6 +138,19 @@ def test_keys_spread_over_four_partitions_and_all_arrive(
     producer.close()
 
 
+def test_a_reader_of_one_partition_finds_its_end(
+    client: pulsar.Client, admin: Any, topic: str
+) -> None:
+    """The last message's id names the partition, as the ids of delivered messages do."""
+    admin("PUT", f"{path(topic)}/partitions", 2)
+    partition = f"{topic}-partition-0"
+    client.create_producer(partition).send(b"only")
+    reader = client.create_reader(partition, pulsar.MessageId.earliest)
+    assert reader.has_message_available()
+    assert reader.read_next(timeout_millis=TIMEOUT_MS).data() == b"only"
+    assert not reader.has_message_available()
+
+
 def test_our_client_sees_the_partitions(ours: magnetar.Client, admin: Any, topic: str) -> None:
     admin("PUT", f"{path(topic)}/partitions", 3)
     names = ours.get_topic_partitions(topic)

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mutants import bookies, ledgers, repairs, scrubs, stores, topics
+from mutants import bookies, ledgers, lives, repairs, scrubs, stores, topics
 from mutants.plant import MUTANTS, Firings, Mutant, planted
 from world.scenario import play
 
@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     from world.scenario import Scenario
 
 FIRST_SEED = 0
-__all__ = ["Verdict", "bookies", "hunt", "ledgers", "main", "repairs", "scrubs", "stores", "topics"]
+__all__ = [
+    "Verdict",
+    "bookies",
+    "hunt",
+    "ledgers",
+    "lives",
+    "main",
+    "repairs",
+    "scrubs",
+    "stores",
+    "topics",
+]
 
 
 @dataclass(frozen=True)

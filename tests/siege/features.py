@@ -262,7 +262,7 @@ async def seeks(target: Target, transport: str, rng: random.Random) -> None:
             await shoot(target, "seeks", client, bodies, 0.02 * rng.random())
 
 
-async def administration(target: Target, _: str, rng: random.Random) -> None:
+async def administration(target: Target, _transport: str, rng: random.Random) -> None:
     """HTTP requests: junk, half ones, and ones that create and delete what others use."""
     url = urlsplit(target.urls["http"])
     for _ in range(10):
@@ -309,10 +309,10 @@ def _http_request(rng: random.Random) -> bytes:
     if method == "POST" and rng.random() < 0.5:  # most of these wait for what does not come
         return b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
     body = rng.choice(BODIES)
-    size = rng.choice([len(body), len(body), len(body), 10**12, -1])
+    length = rng.choice([len(body), len(body), len(body), 10**12, -1])
     head = (
         f"{method} /admin/v2/{rng.choice(paths)} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-        f"content-type: application/json\r\ncontent-length: {size}\r\n"
+        f"content-type: application/json\r\ncontent-length: {length}\r\n"
         f"x: {'x' * rng.choice([1, 1, 70_000])}\r\n\r\n"
     )
     request = head.encode("latin-1") + body
@@ -324,7 +324,7 @@ def prepare_requests() -> list[tuple[str, str, Any]]:
     return [
         ("PUT", f"namespaces/{DEDUPLICATED}", None),
         ("POST", f"namespaces/{DEDUPLICATED}/deduplication", True),
-        *(("PUT", f"persistent/public/default/part-{number}/partitions", 4) for number in range(2)),
+        *(("PUT", f"persistent/public/default/part-{index}/partitions", 4) for index in range(2)),
     ]
 
 

@@ -8,6 +8,7 @@ time is that of the loop's thread.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from siege.stuck import describe_on_signal
 
 from magnetar.runtime.log import configure_logging
+from magnetar.runtime.process import settle_gc
 from magnetar.standalone import StandaloneConfig, run_standalone
 
 if TYPE_CHECKING:
@@ -41,8 +43,20 @@ class Measured:
         self.slowest: list[tuple[float, str]] = []
         self.began: float | None = None  # the callback that runs; None: none does
         self.stack = ""  # inside it, when it takes long
+        self.collecting_s = 0.0  # in garbage collections, during it
+        self.collection_s = 0.0  # of the longest one
+        self._collection_began = 0.0
+
+    def on_collection(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._collection_began = time.thread_time()
+        elif self.began is not None:  # not in another thread
+            took_s = time.thread_time() - self._collection_began
+            self.collecting_s += took_s
+            self.collection_s = max(self.collection_s, took_s)
 
     def reset(self) -> None:
+        self.collection_s = 0.0
         self.count = 0
         self.slowest = []
 
@@ -89,14 +103,15 @@ def measure(measured: Measured) -> None:
     run: Any = events.Handle._run
 
     def _run(self: Any) -> None:
-        measured.began, measured.stack = time.perf_counter(), ""
+        measured.began, measured.stack, measured.collecting_s = time.perf_counter(), "", 0.0
         began = time.thread_time()
         run(self)
-        cpu_s = time.thread_time() - began
+        cpu_s = time.thread_time() - began - measured.collecting_s
         measured.began = None
         measured.add(cpu_s, self)
 
     events.Handle._run = _run  # type: ignore[method-assign]
+    gc.callbacks.append(measured.on_collection)
     main_thread = threading.get_ident()
     threading.Thread(target=measured.sample, args=(main_thread,), daemon=True).start()
 
@@ -112,6 +127,7 @@ async def serve(directory: Path, measured: Measured) -> None:
     )
 
     def on_ready(registration: BrokerRegistration) -> None:
+        settle_gc()  # as a process does that is no test
         measured.reset()
         urls = {
             "pulsar": registration.pulsar_url,
@@ -131,6 +147,7 @@ async def serve(directory: Path, measured: Measured) -> None:
             "slowest": measured.slowest,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             "stray": stray,
+            "collection_s": measured.collection_s,
         }
         print(json.dumps(result), flush=True)
 

@@ -6,7 +6,7 @@ import pytest
 from siege.run import besiege
 
 SEED = 1
-COMMANDS = 5_000
+COMMANDS = 2_500
 
 
 @pytest.mark.real_loop(deadline_s=120)

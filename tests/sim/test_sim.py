@@ -34,12 +34,15 @@ FAULTS = (
     "disk nearly full",
     "end of a real log lost",
     "flipped bit",
+    "idle topic unloaded",
     "killed",
+    "ledger trimmed",
     "message into a cut",
     "metadata: not sent",
     "metadata: reply lost",
     "metadata: request lost",
     "older image restored",
+    "orphaned ledger deleted",
     "paused",
     "power cut",
     "read a run fails",
@@ -49,6 +52,7 @@ FAULTS = (
     "store broken",
     "synced batches lost",
     "table found rotten",
+    "topic deleted by its owner",
     "session expired",
     "session expired while paused",
     "slow message",
@@ -108,7 +112,9 @@ def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
     assert outcome.violation is None, report(outcome)
 
 
-@pytest.mark.parametrize("scenario", [MAIN, "T21", "T32", "T43", "T47", "T49", "T50", "scrub"])
+@pytest.mark.parametrize(
+    "scenario", [MAIN, "T21", "T32", "T43", "T47", "T49", "T50", "life", "scrub"]
+)
 def test_a_seed_is_one_run_for_ever(scenario: str) -> None:
     for seed in range(2):
         first = play(SCENARIOS[scenario], seed)

@@ -13,7 +13,7 @@ from world.logs import LIST
 from world.loop import until
 from world.meta import Ensemble
 from world.net import Host, Network, Unreachable
-from world.nodes import BookieNode, ClientNode, Process, RepairNode
+from world.nodes import BookieNode, ClientNode, Process, RepairNode, VirtualClock
 from world.oracle import Oracle, Violation
 from world.trace import Trace
 
@@ -202,8 +202,12 @@ class World:
             self.oracle.on_metadata(path, value, self.known)
         elif path == LIST and value:
             self.oracle.logs.on_list(path, json.loads(value))
-        elif path.startswith(paths.TOPICS + "/") and value:
-            self.oracle.logs.on_record(path, value)
+        elif path.startswith(paths.TOPICS + "/"):
+            self.oracle.logs.lives.now_ms = VirtualClock(self.loop).now_ms()
+            if value:
+                self.oracle.logs.on_record(path, value)
+            else:
+                self.oracle.logs.lives.on_record(path, None)
         elif path.startswith(paths.BOOKIES_AVAILABLE + "/"):
             self._on_listed(path, stored)
 

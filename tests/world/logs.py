@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from world.lives import Lives
+
 from magnetar.metadata.codec import decode_topic
 from magnetar.metadata.model import LedgerId, LedgerState
 
@@ -37,6 +39,7 @@ class Messages:
 class Logs:
     def __init__(self, oracle: Oracle) -> None:
         self.messages = Messages()
+        self.lives = Lives(oracle)
         self.unlisted: set[LedgerId] = set()  # ledgers of logs that do not list them yet
         self.rolls = 0  # ledgers that were entered into a list
         self._oracle = oracle
@@ -63,13 +66,18 @@ class Logs:
         after = decode_topic(value)
         before = self._records.get(path)
         self._records[path] = after
+        self.lives.on_record(path, value)
+        if before is not None and before.incarnation != after.incarnation:  # it was made anew
+            self._lists.pop(path, None)
+            before = None
         if before is not None:
             self._oracle.hold(
                 after.epoch >= before.epoch,
                 "I14",
                 lambda: f"{path}: epoch {after.epoch} after {before.epoch}",
             )
-            self.i14_what_is_closed_stays(path, before.ledgers, after.ledgers)
+            if not after.deleted:
+                self.i14_what_is_closed_stays(path, before.ledgers, after)
         self.on_list(path, [part.ledger for part in after.ledgers])
         for part in after.ledgers:
             self.i14_the_record_tells_the_truth(path, part)
@@ -101,16 +109,17 @@ class Logs:
             )
 
     def i14_what_is_closed_stays(
-        self, path: str, before: Sequence[TopicLedger], after: Sequence[TopicLedger]
+        self, path: str, before: Sequence[TopicLedger], after: TopicRecord
     ) -> None:
         """I14: no ledger with entries leaves the list by itself, and what it says stays."""
-        now = {part.ledger: part for part in after}
+        now = {part.ledger: part for part in after.ledgers}
         for part in before:
             told = now.get(part.ledger)
             if told is None:
-                last = self._oracle.life(part.ledger).versions[-1].last_entry
+                stored = self._oracle.life(part.ledger).versions[-1]
+                last = stored.last_entry
                 self._oracle.hold(
-                    last == -1,
+                    last == -1 or self.lives.may_leave(after, part, stored),
                     "I14",
                     partial("{}: {} is gone, it ends at {}".format, path, part.ledger, last),
                 )

@@ -78,6 +78,7 @@ class Ensemble:
         self._loop = loop
         self._random = random
         self._trace = trace
+        self.on_request: Callable[[Host, str, str], None] = lambda host, operation, path: None
         self._cut: set[str] = set()  # hosts that cannot reach it
 
     def open_store(self, host: Host) -> MemoryStore:
@@ -186,6 +187,7 @@ class Ensemble:
     def _fault(self, host: Host, operation: str, path: str) -> Fault | None:
         if not host.alive:
             return Fault.NOT_SENT
+        self.on_request(host, operation, path)
         troubles = self.troubles
         total = troubles.not_sent + troubles.request_lost + troubles.reply_lost
         if not total or self._random.random() >= total:

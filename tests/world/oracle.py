@@ -89,6 +89,10 @@ class Oracle:
             self._trace.note("oracle", "VIOLATION", str(violation))
         return violation
 
+    def note(self, who: str, what: str, *facts: object) -> None:
+        """Something that a run must have met, as it must have met its faults."""
+        self._trace.fault(who, what, *facts)
+
     def hold(self, truth: bool, oracle: str, why: Callable[[], str]) -> None:
         if not truth:
             raise self.broken(oracle, why())
@@ -159,6 +163,7 @@ class Oracle:
         life = self.life(ledger)
         if value is None:
             life.deleted = True
+            self.logs.lives.on_ledger_deleted(ledger)
             return
         after = decode_ledger(value)
         self._trace.note(f"L{ledger}", "metadata", after.state.name, _drawn(after))

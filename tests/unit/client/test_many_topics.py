@@ -14,12 +14,14 @@ from magnetar.client.errors import (
     AlreadyClosed,
     InvalidConfiguration,
     InvalidTopicName,
+    NotAllowedError,
     OperationNotSupported,
     TopicNotFound,
     UnknownError,
 )
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType, ProducerAccessMode
+from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -254,6 +256,63 @@ async def test_redelivery_goes_to_each_partition() -> None:
         consumer.redeliver_unacknowledged_messages()
         assert numbers(await receive(consumer, 4)) == [0, 1, 2, 3]
         await expect_none(consumer)
+
+
+async def test_partition_moves_its_dead_letters_to_the_topic_of_all() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=ConsumerDeadLetterPolicy(1),
+        )
+        sent = await publish(client, 2)
+        for _ in range(4):
+            await consumer.negative_acknowledge(await consumer.receive(5000))
+        await expect_none(consumer)
+        assert consumer.get_stats().dead_lettered == 2
+        letters = await client.subscribe("t-s-DLQ", "s", initial_position=EARLIEST)
+        found = await receive(letters, 2)
+        assert numbers(found) == [0, 1]
+        assert {one.properties()["REAL_TOPIC"] for one in found} == {part(0), part(1)}
+        assert {one.properties()["ORIGIN_MESSAGE_ID"] for one in found} == {
+            f"{one.ledger_id()}:{one.entry_id()}:{one.partition()}" for one in sent
+        }
+        await consumer.close()
+        left = [cluster.topic(part(index)).subscriptions["s"].unacked for index in range(2)]
+        assert left == [{}, {}]
+
+
+async def test_pause_and_statistics_cover_all_topics() -> None:
+    async with client_among(partitions_update_s=10.0) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 4)
+        for message in await receive(consumer, 4):
+            await consumer.acknowledge(message)
+        counts = consumer.get_stats()
+        assert (counts.messages_received, counts.acknowledged) == (4, 4)
+        consumer.pause()
+        cluster.partitions[TOPIC] = 3
+        await asyncio.sleep(11)  # the new partition is joined, and pauses, too
+        flows = cluster.brokers[A].commands(pb.CommandFlow)
+        assert len({flow.consumer_id for flow in flows}) == 2
+        consumer.resume()
+        await publish(client, 3)
+        assert numbers(await receive(consumer, 3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("topic", ["t", ["a", "b"], re.compile("a.*")])
+async def test_retry_topic_is_refused_with_several_topics(topic: Any) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        with pytest.raises(NotAllowedError, match="enable_retry"):
+            await client.subscribe(topic, "s", SHARED, enable_retry=True)
+        await settle()
+        assert not own_tasks()
 
 
 async def test_lost_broker_redelivers_only_its_partitions() -> None:

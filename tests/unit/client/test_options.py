@@ -29,10 +29,19 @@ DIFFERENT = {
     "batching_max_publish_delay_ms",  # 1
     "batch_index_ack_enabled",  # on
     "schema",  # None stands for bytes
-    "crypto_failure_action",  # None stands for fail
+    "crypto_failure_action",  # of a reader: None stands for fail
 }
-
-OURS = {"priority_level", "hashing_scheme"}
+OURS = {
+    "priority_level",
+    "hashing_scheme",
+    "initial_subscription_name",
+    "negative_ack_redelivery_backoff",
+    "ack_timeout_redelivery_backoff",
+    "ack_timeout_tick_ms",
+    "expire_time_of_incomplete_chunked_message_ms",
+    "enable_retry",
+    "decode_failure_action",
+}
 """What only Apache's other clients have."""
 
 
@@ -89,10 +98,8 @@ def test_enums_are_apaches() -> None:
 @pytest.mark.parametrize(
     ("options", "given"),
     [
-        (ProducerOptions, {"chunking_enabled": True}),
         (ProducerOptions, {"schema": object()}),
         (ProducerOptions, {"encryption_key": "key"}),
-        (ConsumerOptions, {"dead_letter_policy": object()}),
         (ConsumerOptions, {"is_read_compacted": True}),
         (ConsumerOptions, {"crypto_key_reader": object()}),
         (ConsumerOptions, {"replicate_subscription_state_enabled": True}),
@@ -131,6 +138,11 @@ def test_topics_are_a_name_a_list_or_a_pattern() -> None:
         (ConsumerOptions, {"receiver_queue_size": -1}),
         (ConsumerOptions, {"consumer_type": 1}),
         (ConsumerOptions, {"subscription_name": ""}),
+        (ConsumerOptions, {"dead_letter_policy": object()}),
+        (ConsumerOptions, {"negative_ack_redelivery_backoff": 3}),
+        (ConsumerOptions, {"ack_timeout_tick_ms": 99}),
+        (ConsumerOptions, {"max_pending_chunked_message": -1}),
+        (ProducerOptions, {"chunking_enabled": True, "batching_enabled": True}),
         (ReaderOptions, {"start_message_id": "earliest"}),
         (ClientOptions, {"operation_timeout_seconds": 0}),
         (ClientOptions, {"message_listener_threads": 0}),

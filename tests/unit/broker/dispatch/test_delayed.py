@@ -9,8 +9,10 @@ from fakes.dispatch_rig import DispatcherRig
 
 from magnetar.broker.dispatch.delayed import CLOCK_LOOK_S, DelayPolicy, Delays
 from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.dispatch.shared import Shared
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import Position
 
 LARGE = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000, read_entries=100)
@@ -23,17 +25,26 @@ def world(
     limits: Limits = LARGE,
     tick_ms: int = 1_000,
     delayed_max: int = 1_000,
+    make: type[Shared | KeyShared] = Shared,
 ) -> DispatcherRig:
     delay = DelayPolicy(enabled=enabled, strict=strict, tick_ms=tick_ms)
-    return DispatcherRig(Shared, shared=True, limits=limits, delay=delay, delayed_max=delayed_max)
+    return DispatcherRig(
+        make,
+        shared=True,
+        limits=limits,
+        delay=delay,
+        delayed_max=delayed_max,
+        key_shared=KeySharedSettings() if make is KeyShared else None,
+    )
 
 
 def entries(positions: list[Position]) -> list[int]:
     return [position.entry for position in positions]
 
 
-def test_entries_are_delivered_in_the_order_of_their_times() -> None:
-    it = world()
+@pytest.mark.parametrize("make", [Shared, KeyShared])
+def test_entries_are_delivered_in_the_order_of_their_times(make: type[Shared | KeyShared]) -> None:
+    it = world(make=make)
     member = it.join()
     it.flow(member, 100)
     for delay_ms in (9_000, 3_000, None, 6_000):
@@ -205,8 +216,9 @@ def test_limit_of_unacked_messages_holds_back_what_is_due() -> None:
     assert len(member.inbox) == 8
 
 
-def test_failed_read_of_due_entries_is_repeated() -> None:
-    it = world()
+@pytest.mark.parametrize("make", [Shared, KeyShared])
+def test_failed_read_of_due_entries_is_repeated(make: type[Shared | KeyShared]) -> None:
+    it = world(make=make)
     member = it.join()
     it.flow(member, 100)
     it.append(delay_ms=2_000)
@@ -248,11 +260,11 @@ def step(it: DispatcherRig, kind: str, a: int, b: int) -> None:
     member = it.members[a % len(it.members)] if it.members else None
     match kind:
         case "append":
-            it.append()
+            it.append(key=str(b % 4))
         case "soon":
-            it.append(delay_ms=100 * b)
+            it.append(delay_ms=100 * b, key=str(a % 4))
         case "later":
-            it.append(delay_ms=1_000 * a, new_ledger=b == 0)
+            it.append(delay_ms=1_000 * a, new_ledger=b == 0, key=str(b % 4))
         case "roll":
             it.append(new_ledger=True)
         case "join" if len(it.members) < 4:
@@ -282,13 +294,16 @@ def step(it: DispatcherRig, kind: str, a: int, b: int) -> None:
             it.redeliver(member)
 
 
+@pytest.mark.parametrize("make", [Shared, KeyShared])
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("block", range(4))
-def test_random_histories_deliver_every_entry_in_time(block: int, strict: bool) -> None:
+@pytest.mark.parametrize("block", range(2))
+def test_random_histories_deliver_every_entry_in_time(
+    block: int, strict: bool, make: type[Shared | KeyShared]
+) -> None:
     """The rig checks after every event that nothing is early, late, lost or delivered twice."""
-    for seed in range(block * 25, block * 25 + 25):
+    for seed in range(block * 20, block * 20 + 20):
         chance = random.Random(seed)
-        it = world(strict=strict, delayed_max=12 if seed % 3 == 0 else 1_000)
+        it = world(strict=strict, delayed_max=12 if seed % 3 == 0 else 1_000, make=make)
         for _ in range(100):
             step(it, chance.choice(KINDS), chance.randrange(10), chance.randrange(10))
         finish(it)

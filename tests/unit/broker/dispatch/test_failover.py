@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.dispatch_rig import DispatcherRig, Member
@@ -11,6 +13,10 @@ from magnetar.broker.dispatch.failover import Failover
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.log.position import Position
 
+if TYPE_CHECKING:
+    from magnetar.broker.dispatch.dispatcher import Action
+    from magnetar.broker.dispatch.permits import Consumer
+
 
 def world(
     entries: int = 0,
@@ -18,9 +24,10 @@ def world(
     partition: int | None = None,
     delay_s: float = 1.0,
     choice: Choice = Choice.SUBSCRIBE_ORDER,
+    make: type[Failover] = Failover,
 ) -> DispatcherRig:
     it = DispatcherRig(
-        Failover,
+        make,
         shared=False,
         limits=Limits(read_entries=5),
         partition=partition,
@@ -183,6 +190,29 @@ def test_drain_ends_when_the_draining_consumer_leaves_or_returns_its_entries() -
         assert it.machine.next_timer() is None
 
 
+def test_leaving_consumer_is_replaced_when_it_has_acknowledged_what_it_has() -> None:
+    it = world()
+    for _ in range(4):
+        it.append(2, batch=True)
+    first, second = it.join(), it.join()
+    it.flow(first, 2)
+    it.answer_read()  # one is delivered, the rest is held
+    it.announce_leave(first)
+    it.flow(first, 10)
+    take(it, second)
+    assert (len(first.inbox), second.inbox) == (1, [])
+    assert {Why.DRAINING, Why.LEAVING} <= whys(it)
+    it.sleep(30)
+    it.ack(first, Position(0, 0))
+    it.settle()
+    assert entries(second) == [1, 2, 3]
+    it.leave(first)
+    it.announce_leave(second)  # the last one: no consumer can take over
+    it.append()
+    assert second.active == [False, True]
+    assert entries(second) == [1, 2, 3]
+
+
 def test_drain_is_called_off_when_the_better_consumer_leaves() -> None:
     it = world(6)
     low = it.join(priority=1)
@@ -244,7 +274,7 @@ def test_reasons_name_drain_standby_and_their_numbers() -> None:
 
 KINDS = ["append", "flow", "read", "ack"] * 2 + (
     ["batch", "batch", "roll", "join", "join", "leave", "short", "fail", "late", "sleep"]
-    + ["cumulative", "index", "redeliver", "full", "room", "seek"]
+    + ["cumulative", "index", "redeliver", "full", "room", "seek", "announce"]
 )
 
 
@@ -262,10 +292,11 @@ class Twin:
         self.sizes: dict[Member, int] = {}  # checked deliveries
         self.next = Position(-1, -1)  # entries before it are delivered or acknowledged
         self.switches = self.drains = 0
+        self.draining: Member | None = None  # since the last check
 
     def wanted(self) -> Member:
         """The consumer that should be active."""
-        members = self.it.members
+        members = [it for it in self.it.members if not it.machine.leaving] or self.it.members
         best = min(member.machine.priority for member in members)
         group = [member for member in members if member.machine.priority == best]
         if self.partition is None:
@@ -281,9 +312,14 @@ class Twin:
             self.switches += 1
             self.next = Position(-1, -1)
         self.active = told[0] if told else None
+        drains = self.active is not None and self.active is not self.wanted()
+        drained, self.draining = self.draining, self.active if drains else None
+        if drained is not self.draining:
+            drained = None  # it ended during the event
         for member in it.members:
             fresh = member.inbox[self.sizes.get(member, 0) :]
             assert not fresh or member is self.active, "a standby got entries"
+            assert not fresh or member is not drained, "delivered during a drain"
             for position in fresh:
                 assert position >= self.next, "not in order"
                 between = [e.position for e in it.log if self.next <= e.position < position]
@@ -291,7 +327,6 @@ class Twin:
                 self.next = Position(position.ledger, position.entry + 1)
             self.sizes[member] = len(member.inbox)
         if self.active is not None:
-            drains = self.active is not self.wanted()
             assert drains == (it.machine.next_timer() is not None), "the wrong one is active"
             self.drains += drains
 
@@ -318,6 +353,8 @@ def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
             it.sleep(b / 5)
     if member is not None:
         match kind:
+            case "announce" if b < 6 and not member.machine.leaving:
+                it.announce_leave(member)
             case "leave" if b < 5:
                 it.leave(member)
             case "flow":
@@ -343,29 +380,94 @@ def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
     twin.check(rewound=rewound)
 
 
+def history(seed: int, make: type[Failover] = Failover) -> Twin:
+    chance = random.Random(seed)
+    partition = chance.choice([None, 0, 1, 5])
+    it = world(partition=partition, make=make)
+    twin = Twin(it, partition)
+    for _ in range(120):
+        step(it, twin, chance.choice(KINDS), chance.randrange(10), chance.randrange(10))
+    finish(it, twin)
+    return twin
+
+
+def finish(it: DispatcherRig, twin: Twin) -> None:
+    """The active consumer takes everything."""
+    for member in [member for member in it.members if member.machine.leaving]:
+        it.leave(member)
+    if not it.members:
+        it.join()
+    it.sleep(100)
+    twin.check()
+    active = twin.wanted()
+    assert active is twin.active
+    it.set_writable(active, True)
+    it.flow(active, 10_000)
+    it.settle()
+    twin.check()
+    left = [entry.position for entry in it.log if entry.position >= twin.next]
+    assert all(it.acks.is_acked(position) for position in left), "an entry was not delivered"
+    assert Why.NOTHING_TO_READ in whys(it)
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_random_histories_have_one_active_consumer_and_lose_no_entry(block: int) -> None:
-    switches = drains = 0
-    for seed in range(block * 40, block * 40 + 40):
-        chance = random.Random(seed)
-        partition = chance.choice([None, 0, 1, 5])
-        it = world(partition=partition)
-        twin = Twin(it, partition)
-        for _ in range(120):
-            step(it, twin, chance.choice(KINDS), chance.randrange(10), chance.randrange(10))
-        switches, drains = switches + twin.switches, drains + twin.drains
-        if not it.members:
-            it.join()
-        it.sleep(2)
-        twin.check()
-        active = twin.wanted()
-        assert active is twin.active
-        it.set_writable(active, True)
-        it.flow(active, 10_000)
-        it.settle()
-        twin.check()
-        left = [entry.position for entry in it.log if entry.position >= twin.next]
-        assert all(it.acks.is_acked(position) for position in left), "an entry was not delivered"
-        assert Why.NOTHING_TO_READ in whys(it)
-    assert switches > 200
-    assert drains > 30
+    twins = [history(seed) for seed in range(block * 40, block * 40 + 40)]
+    assert sum(twin.switches for twin in twins) > 200
+    assert sum(twin.drains for twin in twins) > 30
+
+
+class SwitchesWithoutRewind(Failover):
+    def _switch(self, now: float) -> list[Action]:
+        position = self.read_position
+        self._rewind = lambda: None  # type: ignore[method-assign]
+        try:
+            return super()._switch(now)
+        finally:
+            del self._rewind
+            assert self.read_position >= position
+
+
+class DeliversDuringTheDrain(Failover):
+    def _receiver(self) -> Consumer | None:
+        return self._active
+
+
+class ForgetsTheDeadline(Failover):
+    def next_timer(self) -> float | None:
+        return None
+
+
+class TellsOnlyTheNewOne(Failover):
+    def _switch(self, now: float) -> list[Action]:
+        return super()._switch(now)[1:]
+
+
+class DropsHeldEntries(Failover):
+    def _stop(self) -> None:
+        self._rewinds += 1
+        self._held = []
+
+
+class ForgetsDrainsThatAreCalledOff(Failover):
+    def _choose(self, now: float) -> list[Action]:
+        drained_at, actions = self._drained_at, super()._choose(now)
+        if self._active is not None and drained_at is not None and not actions:
+            self._drained_at = drained_at
+        return actions
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        SwitchesWithoutRewind,
+        DeliversDuringTheDrain,
+        ForgetsTheDeadline,
+        TellsOnlyTheNewOne,
+        DropsHeldEntries,
+        ForgetsDrainsThatAreCalledOff,
+    ],
+)
+def test_planted_bugs_are_caught(broken: type[Failover]) -> None:
+    with pytest.raises(AssertionError):
+        list(map(partial(history, make=broken), range(200)))

@@ -312,7 +312,7 @@ def test_no_consumer_is_active_or_may_ack_cumulatively() -> None:
 
 KINDS = ["append", "flow", "read", "ack"] * 2 + (
     ["batch", "batch", "roll", "join", "leave", "short", "fail"]
-    + ["other", "index", "redeliver", "some", "full", "room"]
+    + ["other", "index", "redeliver", "some", "full", "room", "announce"]
 )
 
 
@@ -337,6 +337,8 @@ def step(it: DispatcherRig, kind: str, a: int, b: int) -> None:
         return
     mine = sorted(position for position, owner in it.owner.items() if owner is member)
     match kind:
+        case "announce" if b < 4 and not member.machine.leaving:
+            it.announce_leave(member)
         case "leave" if b < 4:
             it.leave(member)
         case "flow":
@@ -371,6 +373,8 @@ def test_random_histories_lose_no_entry_and_deliver_none_twice(block: int) -> No
 
 def finish(it: DispatcherRig) -> None:
     """The quiet phase: the connected consumers take and acknowledge everything."""
+    for member in [member for member in it.members if member.machine.leaving]:
+        it.leave(member)
     if not it.members:
         it.join()
     for member in it.members:

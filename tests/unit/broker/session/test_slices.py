@@ -86,6 +86,23 @@ async def test_a_frame_of_small_sends_is_published_in_runs() -> None:
         check_steps(here)
 
 
+async def test_a_frame_of_sends_with_much_metadata_is_published_in_short_steps() -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
+    metadata.replicate_to.extend([""] * 50_000)
+    encoded = metadata.SerializeToString()
+    entry = len(encoded).to_bytes(4, "big") + encoded + b"x"
+    number = 40
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        sends = [pb.CommandSend(producer_id=1, sequence_id=place) for place in range(number)]
+        frames = [b"".join(framing.encode_payload_command(send, [entry])) for send in sends]
+        await client.wire.send(b"".join(frames))
+        for _ in range(number):
+            await drain(client, pb.CommandSendReceipt)
+        check_steps(here)
+
+
 def ids(number: int) -> list[pb.MessageIdData]:
     return [pb.MessageIdData(ledgerId=1, entryId=entry) for entry in range(number)]
 

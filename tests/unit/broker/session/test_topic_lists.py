@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -265,3 +266,19 @@ async def test_reserved_names_are_refused_by_name(topic: str, code: int) -> None
         if topic != "t":
             metadata = await partitions_of(client, topic)
             assert metadata.error == code
+
+
+async def test_a_watcher_that_is_replaced_before_its_first_list_is_answered() -> None:
+    """Its request used to wait for REQUEST_TIMEOUT_S, and its connection with it."""
+    async with place() as here:
+        client = await here.client()
+        for _ in range(2):
+            body = pb.CommandWatchTopicList(
+                request_id=7, watcher_id=1, namespace="public/default", topics_pattern=".*"
+            )
+            await client.send(body)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answers = {type((await client.receive()).body) for _ in range(2)}
+        assert answers == {pb.CommandError, pb.CommandWatchTopicListSuccess}
+        assert loop.time() - began < 5

@@ -66,6 +66,9 @@ class Scripted:
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         return self._on("leave", now)
 
+    def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
+        return self._on("leaving", now)
+
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         return self._on("flow", now)
 

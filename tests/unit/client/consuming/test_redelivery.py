@@ -3,7 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.consuming.redelivery import REDELIVERY_TICK_S, Redeliveries
+from magnetar.client.consuming.redelivery import (
+    REDELIVERY_TICK_S,
+    STALE_TIMES_MAX,
+    Redeliveries,
+)
+from magnetar.client.policies import MultiplierRedeliveryBackoff
 
 STEP = st.tuples(st.sampled_from(["add", "discard", "through", "due"]), st.integers(0, 9))
 
@@ -41,3 +46,39 @@ def test_entries_due_within_a_tick_are_requested_together() -> None:
     assert machine.due(1.0) == []
     machine.clear()
     assert machine.timer_at() is None
+
+
+def test_an_ack_timeout_with_backoff_adds_both() -> None:
+    """Pulsar's table for a timeout of 10 s and a backoff of 1 s to 60 s with the factor 2."""
+    backoff = MultiplierRedeliveryBackoff(1000, 60_000, 2)
+    delays: list[float | None] = []
+    for count in range(8):
+        machine = Redeliveries(10.0, backoff=backoff)
+        machine.add((1, 1), 0.0, count)
+        delays.append(machine.timer_at())
+    assert delays == [11, 12, 14, 18, 26, 42, 70, 70]
+
+
+def test_a_shorter_delay_overtakes_a_longer_one() -> None:
+    machine = Redeliveries(0.0, backoff=MultiplierRedeliveryBackoff(1000, 60_000, 2))
+    machine.add((1, 1), 0.0, 5)
+    machine.add((1, 2), 1.0, 0)
+    assert machine.due(2.0) == [(1, 2)]
+    assert machine.timer_at() == 32.0
+
+
+def test_ticks_gather_entries() -> None:
+    machine = Redeliveries(10.0, period_s=1.0)
+    machine.add((1, 1), 0.2)
+    machine.add((1, 2), 0.9)
+    assert machine.timer_at() == 11.0
+    assert machine.due(11.0) == [(1, 1), (1, 2)]
+
+
+def test_times_of_discarded_entries_do_not_accumulate() -> None:
+    machine = Redeliveries(10.0)
+    for number in range(10_000):
+        machine.add((1, number), float(number))
+        machine.discard((1, number))
+        assert machine.stale_times <= STALE_TIMES_MAX + 1
+    machine.check()

@@ -1,0 +1,78 @@
+"""Measures a million delayed entries in the index of one subscription: memory, CPU, steps.
+
+The delays are fixed, or random within an hour. Entries are taken in lists of 100 as a dispatcher
+does, and each must come at its time. Alone: `python -m benchmarks.delayed`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from typing import Final
+
+from magnetar.broker.dispatch.delayed_index import DelayedIndex
+from magnetar.broker.log.position import Position
+
+ENTRIES: Final = 1_000_000
+LEDGER_ENTRIES: Final = 50_000
+LIST: Final = 100
+HOUR_MS: Final = 3_600_000
+
+
+def delays(kind: str, count: int) -> list[int]:
+    chance = random.Random(1)
+    if kind == "fixed":
+        return [HOUR_MS + number for number in range(count)]
+    return [number + chance.randrange(HOUR_MS) for number in range(count)]
+
+
+def fill(index: DelayedIndex, due_ms: list[int]) -> None:
+    for number, due in enumerate(due_ms):
+        index.add(Position(number // LEDGER_ENTRIES, number % LEDGER_ENTRIES), due)
+
+
+def measure(kind: str) -> None:
+    due_ms = delays(kind, ENTRIES)
+    index = DelayedIndex()
+    began_s = time.perf_counter()
+    fill(index, due_ms)
+    filled_s = time.perf_counter()
+    slowest_s, taken, now_ms = 0.0, 0, 0
+    while taken < ENTRIES:
+        step_s = time.perf_counter()
+        now_ms = index.next_due_ms or 0
+        positions = index.take_due(now_ms, LIST)
+        slowest_s = max(slowest_s, time.perf_counter() - step_s)
+        for at in positions:
+            assert due_ms[at.ledger * LEDGER_ENTRIES + at.entry] == now_ms, "early or late"
+        taken += len(positions)
+    taken_s = time.perf_counter()
+    assert not index
+    us_add, us_take = (
+        (b - a) * 1e6 / ENTRIES for a, b in ((began_s, filled_s), (filled_s, taken_s))
+    )
+    print(
+        f"{kind} delays: add {us_add:.1f} us, take {us_take:.1f} us each; "
+        f"longest take of {LIST}: {slowest_s * 1e3:.1f} ms"
+    )
+
+
+def memory(kind: str) -> None:
+    due_ms = delays(kind, ENTRIES)
+    tracemalloc.start()
+    index = DelayedIndex()
+    fill(index, due_ms)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{kind} delays: {used / len(index):.1f} bytes each, {used / 1e6:.0f} MB together")
+
+
+def main() -> None:
+    for kind in ("fixed", "random"):
+        measure(kind)
+        memory(kind)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Joins the chunks of large messages.
+
+Theory of operation. A producer sends the chunks of a message in order; chunks of other producers
+may lie between them. The buffer keeps the pieces of each begun message by its uuid. The last chunk
+completes it. A redelivery begins again with chunk 0. A producer that lost a receipt sends chunks
+again, as new entries: their keys are remembered, and are acknowledged with the message.
+
+A chunk whose predecessor is missing makes its message *broken*: the pieces are dropped, the keys
+are kept. A message that is not complete after `expire_s` is given up, and its chunks are
+acknowledged; otherwise they would be redelivered without end. Beyond the limit of begun messages,
+the oldest is given up: acknowledged or redelivered later, as the user chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from magnetar.client.ids import Key
+    from magnetar.protos.entry import Chunk
+
+CHUNKED_BYTES_MAX: Final = 256 << 20
+"""Bytes of incomplete messages of one consumer. Beyond this limit, the oldest is given up, unless
+it is the only one: a single message may be larger."""
+
+CHUNKED_MESSAGE_BYTES_MAX: Final = 1 << 30
+"""Bytes of one chunked message before decompression. A larger one is given up at its first chunk.
+"""
+
+CHUNKS_MAX: Final = 100_000
+"""Entries of one chunked message, including those that its producer sent twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """All chunks have arrived. `keys`: all entries of the message, the last chunk at the end."""
+
+    keys: tuple[Key, ...]
+    first: Key  # of chunk 0
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An incomplete message was dropped."""
+
+    uuid: str
+    keys: tuple[Key, ...]
+    reason: str
+    acknowledge: bool  # False: request the chunks again later
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A message of which some chunks have arrived."""
+
+    began_at: float
+    chunk: Chunk
+    keys: list[Key] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+    first: Key = (-1, -1)
+    size: int = 0
+    is_broken: bool = False
+
+
+class ChunkBuffer:
+    """A machine: chunks in; assembled and given-up messages out.
+
+    1. The begun messages are within the limits of number and bytes; one may exceed the bytes.
+    2. A broken message holds no pieces.
+    """
+
+    def __init__(self, *, messages_max: int, expire_s: float, acknowledge_oldest: bool) -> None:
+        """`messages_max` 0: no limit. `expire_s` 0: incomplete messages do not expire."""
+        self._messages_max = messages_max or 2**31
+        self._expire_s = expire_s
+        self._acknowledge_oldest = acknowledge_oldest
+        self._begun: dict[str, _Begun] = {}  # by uuid, the oldest first
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def on_chunk(
+        self, key: Key, chunk: Chunk, payload: bytes, now: float
+    ) -> list[Assembled | GivenUp]:
+        """Add a chunk. Returns at most one Assembled, and the messages that were given up."""
+        begun = self._begun.get(chunk.uuid)
+        if begun is None:
+            begun = self._begun[chunk.uuid] = _Begun(now, chunk, is_broken=chunk.index > 0)
+        if chunk.total_bytes > CHUNKED_MESSAGE_BYTES_MAX:
+            return [self._give_up(chunk.uuid, "it is too large", acknowledge=True, last=key)]
+        if len(begun.keys) >= CHUNKS_MAX:
+            return [self._give_up(chunk.uuid, "it has too many chunks", acknowledge=True, last=key)]
+        if key in begun.keys[-1:] or (chunk.index and key in begun.keys):
+            return []  # delivered twice: it is in its place already
+        if chunk.index == 0:
+            self._restart(begun, key, chunk)
+        if begun.is_broken or chunk.index < len(begun.pieces):
+            if key not in begun.keys:
+                begun.keys.append(key)
+            return self._over_limit(chunk.uuid)
+        begun.keys.append(key)
+        if chunk.index > len(begun.pieces) or _differs(begun.chunk, chunk):
+            self._break(begun)
+            return self._over_limit(chunk.uuid)
+        begun.pieces.append(payload)
+        begun.size += len(payload)
+        self._bytes += len(payload)
+        if begun.size > chunk.total_bytes:
+            return [self._give_up(chunk.uuid, "its size is wrong", acknowledge=True)]
+        if chunk.index < chunk.count - 1:
+            return self._over_limit(chunk.uuid)
+        if begun.size != chunk.total_bytes:
+            return [self._give_up(chunk.uuid, "its size is wrong", acknowledge=True)]
+        self._forget(chunk.uuid)
+        return [Assembled(tuple(begun.keys), begun.first, b"".join(begun.pieces))]
+
+    def expire(self, now: float) -> list[GivenUp]:
+        """Give up the messages that are incomplete for too long."""
+        if not self._expire_s:
+            return []
+        late = [
+            uuid for uuid, begun in self._begun.items() if begun.began_at + self._expire_s <= now
+        ]
+        reason = f"it was incomplete for {self._expire_s:g} s"
+        return [self._give_up(uuid, reason, acknowledge=True) for uuid in late]
+
+    def timer_at(self) -> float | None:
+        """Return when the oldest message expires. None: none does."""
+        if not self._begun or not self._expire_s:
+            return None
+        return next(iter(self._begun.values())).began_at + self._expire_s
+
+    def clear(self) -> None:
+        """Drop everything: the broker will deliver all chunks again."""
+        self._begun.clear()
+        self._bytes = 0
+
+    def check(self) -> None:
+        assert len(self._begun) <= self._messages_max
+        assert self._bytes <= CHUNKED_BYTES_MAX or len(self._begun) == 1
+        assert self._bytes == sum(begun.size for begun in self._begun.values())
+        assert not any(begun.pieces for begun in self._begun.values() if begun.is_broken)
+
+    def _restart(self, begun: _Begun, key: Key, chunk: Chunk) -> None:
+        """Begin a message again at chunk 0: redelivered, or sent again by its producer."""
+        self._break(begun)
+        if key == begun.first:
+            begun.keys.clear()  # redelivered: the other chunks follow
+        begun.is_broken = False
+        begun.chunk, begun.first = chunk, key
+
+    def _break(self, begun: _Begun) -> None:
+        begun.pieces.clear()
+        self._bytes -= begun.size
+        begun.size = 0
+        begun.is_broken = True
+
+    def _over_limit(self, newest: str) -> list[Assembled | GivenUp]:
+        given_up: list[Assembled | GivenUp] = []
+        while len(self._begun) > self._messages_max or (
+            self._bytes > CHUNKED_BYTES_MAX and len(self._begun) > 1
+        ):
+            oldest = next(uuid for uuid in self._begun if uuid != newest)
+            reason = "too many messages are incomplete"
+            given_up.append(self._give_up(oldest, reason, acknowledge=self._acknowledge_oldest))
+        return given_up
+
+    def _give_up(
+        self, uuid: str, reason: str, *, acknowledge: bool, last: Key | None = None
+    ) -> GivenUp:
+        """`last`: the key of the chunk that arrived, unless the message has it already."""
+        keys = tuple(self._forget(uuid).keys)
+        if last is not None and last not in keys:
+            keys = (*keys, last)
+        return GivenUp(uuid, keys, reason, acknowledge)
+
+    def _forget(self, uuid: str) -> _Begun:
+        begun = self._begun.pop(uuid)
+        self._bytes -= begun.size
+        return begun
+
+
+def _differs(one: Chunk, other: Chunk) -> bool:
+    return one.count != other.count or one.total_bytes != other.total_bytes

@@ -1,0 +1,191 @@
+"""Moves messages that were redelivered too often to the dead-letter topic.
+
+Theory of operation. The broker counts the redeliveries of an entry. A delivery with the count
+`max_redeliver_count` is the last one that the program sees: its messages become candidates. If the
+program asks for a redelivery, or its time limit passes, the messages are published on the
+dead-letter topic, and only then acknowledged. A crash in between leads to a duplicate there, never
+to a loss. A delivery with a higher count (the last one ended with its consumer) is moved at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from magnetar.client.consuming.letters import (
+    letter,
+    letter_properties,
+)
+from magnetar.client.errors import PulsarException
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from magnetar.client.consuming.letter_producer import LetterProducer
+    from magnetar.client.environment import Parts
+    from magnetar.client.ids import Key
+    from magnetar.client.message import Message
+
+log = get_logger(__name__)
+
+CANDIDATES_MAX: Final = 10_000
+"""Entries whose messages are kept for the dead-letter topic. Beyond this limit, the oldest is
+forgotten: it is redelivered once more, and moved when it arrives."""
+
+CANDIDATE_BYTES_MAX: Final = 64 << 20
+"""Payload bytes of the candidates; beyond this limit as beyond CANDIDATES_MAX."""
+
+
+class Candidates:
+    """A machine: the messages of entries at their last delivery.
+
+    1. The kept entries are within both limits; a single entry may exceed the bytes.
+    """
+
+    def __init__(self) -> None:
+        self._messages: dict[Key, Sequence[Message]] = {}
+        self._bytes = 0
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._messages
+
+    def add(self, key: Key, messages: Sequence[Message]) -> None:
+        self.discard(key)
+        self._messages[key] = messages
+        self._bytes += _size(messages)
+        while len(self._messages) > CANDIDATES_MAX or (
+            self._bytes > CANDIDATE_BYTES_MAX and len(self._messages) > 1
+        ):
+            self.discard(next(iter(self._messages)))
+
+    def discard(self, key: Key) -> Sequence[Message]:
+        """Remove and return the messages of an entry; none if it is not kept."""
+        messages = self._messages.pop(key, ())
+        self._bytes -= _size(messages)
+        return messages
+
+    def clear(self) -> None:
+        self._messages.clear()
+        self._bytes = 0
+
+    def check(self) -> None:
+        assert len(self._messages) <= CANDIDATES_MAX
+        assert self._bytes == sum(_size(messages) for messages in self._messages.values())
+        assert self._bytes <= CANDIDATE_BYTES_MAX or len(self._messages) == 1
+
+
+def _size(messages: Sequence[Message]) -> int:
+    return sum(len(message.data()) for message in messages)
+
+
+class OwningSubscriber(Protocol):
+    """The consumer whose messages are moved."""
+
+    def on_dead_lettered(self, messages: Sequence[Message]) -> None:
+        """The messages are stored on the dead-letter topic: acknowledge them."""
+
+    def on_dead_letter_failed(self, key: Key) -> None:
+        """The entry could not be moved: try again after the redelivery delay."""
+
+    def unacknowledged(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that the program has not acknowledged."""
+
+
+class DeadLetters:
+    """Publishes the dead letters of one consumer, one entry after the other.
+
+    A task runs only while there is something to publish.
+    """
+
+    def __init__(
+        self,
+        max_redeliver_count: int,
+        producer: LetterProducer,
+        owner: OwningSubscriber,
+        parts: Parts,
+    ) -> None:
+        self.max_redeliver_count = max_redeliver_count
+        self._producer = producer
+        self._owner = owner
+        self._parts = parts
+        self._candidates = Candidates()
+        self._moving: dict[Key, Sequence[Message]] = {}
+        self._order: deque[Key] = deque()
+        self._task: asyncio.Task[None] | None = None  # None: nothing to publish
+        self.moved = 0  # messages
+
+    def on_delivered(self, key: Key, redelivery_count: int, messages: Sequence[Message]) -> bool:
+        """Count a delivery. Returns whether the program gets the messages."""
+        if key in self._moving:
+            return False  # redelivered while it is moved
+        if redelivery_count < self.max_redeliver_count or not messages:
+            self._candidates.discard(key)
+            return True
+        if redelivery_count == self.max_redeliver_count:
+            self._candidates.add(key, messages)
+            return True
+        self._move(key, messages)
+        return False
+
+    def on_acknowledged(self, key: Key) -> None:
+        self._candidates.discard(key)
+
+    def maybe_move(self, key: Key) -> bool:
+        """Move an entry whose redelivery is due. Returns False if it has deliveries left."""
+        if key in self._moving:
+            return True
+        messages = self._candidates.discard(key)
+        if messages:
+            self._move(key, messages)
+        return bool(messages)
+
+    def on_detached(self) -> None:
+        """The broker redelivers everything: forget the candidates, go on with what is moving."""
+        self._candidates.clear()
+
+    def shut_down(self) -> None:
+        """End at once. What is not moved is redelivered to another consumer."""
+        if self._task is not None:
+            self._task.cancel()
+        self._order.clear()
+        self._moving.clear()
+
+    def _move(self, key: Key, messages: Sequence[Message]) -> None:
+        self._moving[key] = messages
+        self._order.append(key)
+        if self._task is None:
+            self._task = self._parts.scope.start(self._run(), "dead letters")
+
+    async def _run(self) -> None:
+        try:
+            while self._order:
+                key = self._order[0]
+                messages = self._owner.unacknowledged(self._moving[key])
+                stored = await self._publish(messages)
+                self._order.popleft()
+                del self._moving[key]
+                if stored:
+                    self.moved += len(messages)
+                    self._owner.on_dead_lettered(messages)
+                else:
+                    self._candidates.add(key, messages)
+                    self._owner.on_dead_letter_failed(key)
+        finally:
+            self._task = None
+
+    async def _publish(self, messages: Sequence[Message]) -> bool:
+        for message in messages:
+            try:
+                await self._producer.send(letter(message, letter_properties(message)))
+            except PulsarException as error:
+                log.error(
+                    "a message could not be moved to the dead-letter topic; the consumer tries "
+                    "again after the redelivery delay",
+                    message=str(message.message_id()),
+                    topic=self._producer.topic,
+                    error=str(error),
+                )
+                return False
+        return True

@@ -1,0 +1,81 @@
+"""Opens the producers of a consumer's retry topic and dead-letter topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.client.consuming.letter_producer import LetterProducer, OpenProducer
+from magnetar.client.consuming.letters import (
+    DEAD_LETTER_SUFFIX,
+    RETRY_SUFFIX,
+    dead_letter_producer_name,
+    default_topic,
+    legacy_topic,
+)
+from magnetar.client.errors import TopicNotFound
+from magnetar.client.options import ProducerOptions
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    from magnetar.client.consuming.subscription import Subscription
+    from magnetar.client.environment import Parts
+    from magnetar.client.policies import DeadLetterPolicy
+
+
+def dead_letter_producer(
+    topic: str, subscription: Subscription, open_producer: OpenProducer, parts: Parts
+) -> LetterProducer:
+    """Return the producer for the subscription's dead letters."""
+    policy = subscription.dead_letters
+    assert policy is not None
+
+    async def options() -> ProducerOptions:
+        return ProducerOptions(
+            await dead_letter_topic(topic, subscription.name, policy, parts),
+            producer_name=dead_letter_producer_name(
+                topic, subscription.name, subscription.consumer_name or "", parts.random
+            ),
+            batching_enabled=False,
+            chunking_enabled=True,
+            block_if_queue_full=True,
+            initial_subscription_name=policy.initial_subscription_name or None,
+        )
+
+    name = policy.dead_letter_topic or default_topic(topic, subscription.name, DEAD_LETTER_SUFFIX)
+    return LetterProducer(name, options, open_producer)
+
+
+def retry_producer(topic: str, open_producer: OpenProducer) -> LetterProducer:
+    """Return the producer for the retry topic."""
+
+    async def options() -> ProducerOptions:
+        return ProducerOptions(
+            topic, batching_enabled=False, chunking_enabled=True, block_if_queue_full=True
+        )
+
+    return LetterProducer(topic, options, open_producer)
+
+
+async def dead_letter_topic(
+    topic: str, subscription: str, policy: DeadLetterPolicy, parts: Parts
+) -> str:
+    """Return the topic of the policy, else the legacy topic if it exists, else the default."""
+    given = policy.dead_letter_topic
+    return given or await _default(topic, subscription, DEAD_LETTER_SUFFIX, parts)
+
+
+async def retry_topic(topic: str, subscription: str, policy: DeadLetterPolicy, parts: Parts) -> str:
+    """Return the topic of the policy, else the legacy topic if it exists, else the default."""
+    given = policy.retry_letter_topic
+    if given:
+        return str(TopicName.parse(given))
+    return await _default(topic, subscription, RETRY_SUFFIX, parts)
+
+
+async def _default(topic: str, subscription: str, suffix: str, parts: Parts) -> str:
+    legacy = legacy_topic(topic, subscription, suffix)
+    try:
+        await parts.lookup.partitions(legacy, creates=False)
+    except TopicNotFound:
+        return default_topic(topic, subscription, suffix)
+    return legacy

@@ -1,0 +1,96 @@
+"""Names and properties of retry topics and dead-letter topics, as Apache's Java client has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.errors import InvalidMessage
+from magnetar.protos.message import OutgoingMessage
+from magnetar.protos.names import TopicName
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+
+    from magnetar.client.message import Message, MessageId
+
+RETRY_SUFFIX: Final = "-RETRY"
+DEAD_LETTER_SUFFIX: Final = "-DLQ"
+
+REAL_TOPIC: Final = "REAL_TOPIC"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIMES: Final = "RECONSUMETIMES"
+DELAY_TIME: Final = "DELAY_TIME"
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def default_topic(topic: str, subscription: str, suffix: str) -> str:
+    """Return `<topic>-<subscription><suffix>`; for a partition, that of its partitioned topic."""
+    return f"{TopicName.parse(topic).base}-{subscription}{suffix}"
+
+
+def legacy_topic(topic: str, subscription: str, suffix: str) -> str:
+    """Return `<subscription><suffix>` in the topic's namespace: the name before Pulsar 2.8."""
+    name = TopicName.parse(topic)
+    return f"{name.domain}://{name.namespace_name}/{subscription}{suffix}"
+
+
+def dead_letter_producer_name(
+    topic: str, subscription: str, consumer_name: str, random: random.Random
+) -> str:
+    text = "".join(random.choices(_ALPHABET, k=5))
+    return f"{topic}-{subscription}-{consumer_name}-{text}{DEAD_LETTER_SUFFIX}"
+
+
+def generated_consumer_name(random: random.Random) -> str:
+    """Return five random letters and digits: the name of a consumer whose user gave none."""
+    return "".join(random.choices(_ALPHABET, k=5))
+
+
+def id_text(message_id: MessageId) -> str:
+    """Return the id in the form of Apache's Java client: `ledger:entry:partition[:batch]`."""
+    text = f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}"
+    index = message_id.batch_index()
+    return text if index < 0 else f"{text}:{index}"
+
+
+def letter_properties(message: Message, custom: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the properties of a retry or dead letter.
+
+    They are the message's own and the `custom` ones, and the topic and id of the message's first
+    publication.
+    """
+    properties = message.properties()
+    if custom:
+        properties.update(custom)
+    properties.setdefault(REAL_TOPIC, message.topic_name())
+    properties.setdefault(ORIGIN_MESSAGE_ID, id_text(message.message_id()))
+    return properties
+
+
+def reconsume_times(message: Message) -> int:
+    """Return how often the message passed the retry topic. A value that is not a number is 0."""
+    text = message.properties().get(RECONSUME_TIMES, "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def letter(
+    message: Message, properties: Mapping[str, str], *, deliver_at_ms: int | None = None
+) -> OutgoingMessage:
+    """Return a copy of the message with other properties; keys and event time are copied."""
+    received = message.received
+    for text in (*properties, *properties.values()):
+        if not isinstance(text, str):
+            raise InvalidMessage(f"every key and value of properties must be str, not {text!r}")
+    return OutgoingMessage(
+        received.payload,
+        -1,
+        properties,
+        received.partition_key,
+        received.partition_key_b64,
+        received.ordering_key,
+        received.event_time_ms,
+        deliver_at_ms,
+        received.null_value,
+    )

@@ -1,0 +1,217 @@
+"""The core of a consumer with a retry topic: it consumes the topic and the retry topic.
+
+Theory of operation. `reconsume_later` publishes a copy of a message on the retry topic, with a
+delay and a count of its passes, and acknowledges the message after the copy is stored. The consumer
+is subscribed to the retry topic too, with the same subscription name, and receives the copy when
+its delay is over. After the maximal number of passes the copy goes to the dead-letter topic.
+Acknowledgements go to the topic that the message id names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from magnetar.client.consuming.letters import (
+    DELAY_TIME,
+    RECONSUME_TIMES,
+    letter,
+    letter_properties,
+    reconsume_times,
+)
+from magnetar.client.errors import InvalidMessage, OperationNotSupported, PulsarException
+from magnetar.client.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.client.consuming.letter_producer import LetterProducer
+    from magnetar.client.consuming.statistics import ConsumerStatistics
+    from magnetar.client.consuming.subscriber import Subscriber
+    from magnetar.client.environment import Parts
+    from magnetar.client.message import MessageId
+
+
+class RetrySubscriber:
+    """Two subscribers with the methods of one. `open` attaches both."""
+
+    def __init__(
+        self,
+        main: Subscriber,
+        retry: Subscriber,
+        retry_letters: LetterProducer,
+        dead_letters: LetterProducer,
+        parts: Parts,
+    ) -> None:
+        assert main.subscription.dead_letters is not None
+        self.topic = main.topic
+        self.subscription = main.subscription
+        self.retry_topic = retry.topic
+        self._main = main
+        self._retry = retry
+        self._times_max = main.subscription.dead_letters.max_redeliver_count
+        self._retry_letters = retry_letters
+        self._dead_letters = dead_letters
+        self._parts = parts
+
+    async def open(self) -> None:
+        """Attach both. If one fails, close the consumer and raise the reason."""
+        await self._main.open()
+        try:
+            await self._retry.open()
+        except BaseException as error:
+            reason = error if isinstance(error, PulsarException) else PulsarException(str(error))
+            self._main.shut_down(reason)
+            raise
+
+    async def reconsume_later(
+        self, message: Message, delay: timedelta, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Publish a copy that is delivered after `delay`, then acknowledge the message.
+
+        Raises InvalidMessage for a delay that is not a positive timedelta, and the errors of
+        `Producer.send`: the message then stays unacknowledged.
+        """
+        given: object = delay
+        if not isinstance(given, timedelta) or delay < timedelta(0):
+            raise InvalidMessage(f"delay must be a timedelta of at least 0, not {delay!r}")
+        self.check_open()
+        delay_ms = delay // timedelta(milliseconds=1)
+        times = reconsume_times(message) + 1
+        values = letter_properties(message, properties)
+        values[RECONSUME_TIMES] = str(times)
+        values[DELAY_TIME] = str(delay_ms)
+        core = self._core(message.message_id())
+        if times > self._times_max:
+            await self._dead_letters.send(letter(message, values))
+            core.stats.dead_lettered += 1
+        else:
+            at = self._parts.clock.now_ms() + delay_ms if delay_ms else None
+            await self._retry_letters.send(letter(message, values, deliver_at_ms=at))
+            core.stats.reconsumed_later += 1
+        core.acknowledge(message.message_id())
+
+    @property
+    def is_attached(self) -> bool:
+        return self._main.is_attached and self._retry.is_attached
+
+    @property
+    def is_active(self) -> bool:
+        return self._main.is_active
+
+    @property
+    def is_over(self) -> bool:
+        return self._main.is_over and self._retry.is_over
+
+    @property
+    def stats(self) -> ConsumerStatistics:
+        return self._main.stats.plus(self._retry.stats)
+
+    async def statistics(self) -> ConsumerStatistics:
+        """Return the sums of both topics."""
+        return self.stats
+
+    async def drain(self) -> None:
+        """As Subscriber.drain, for both topics."""
+        for core in self.cores:
+            await core.drain()
+
+    def check_open(self) -> None:
+        self._main.check_open()
+
+    def on_taken(self, message: Message) -> None:
+        self._core_of(message.delivery.topic).on_taken(message)
+
+    def on_returned(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._core_of(message.delivery.topic).on_returned([message])
+
+    def on_waiting(self, _: object = None) -> None:
+        for core in self.cores:
+            core.on_waiting()
+
+    def check_id(self, message_id: MessageId) -> None:
+        """Check an id that the user wants to acknowledge: without a topic, it is the main one's."""
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        self._core(message_id).acknowledge(message_id)
+
+    def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge a message and all before it in its topic."""
+        self._core(message_id).acknowledge_cumulative(message_id)
+
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        message_id = message.message_id() if isinstance(message, Message) else message
+        self._core(message_id).negative_acknowledge(message)
+
+    def redeliver_unacknowledged(self, _: object = None) -> None:
+        for core in self.cores:
+            core.redeliver_unacknowledged()
+
+    def pause(self, _: object = None) -> None:
+        for core in self.cores:
+            core.pause()
+
+    def resume(self, _: object = None) -> None:
+        for core in self.cores:
+            core.resume()
+
+    async def seek(self, target: MessageId | int) -> None:
+        """Move the subscription in the topic. The retry topic stays where it is."""
+        await self._main.seek(target)
+
+    async def last_message_id(self) -> tuple[MessageId, MessageId]:
+        """Return the id of the topic's last message; the retry topic does not count."""
+        return await self._main.last_message_id()
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the ids of the last messages of both topics."""
+        answers = [await core.last_message_id() for core in self.cores]
+        return [last for last, _ in answers]
+
+    async def has_message_available(self) -> bool:
+        """Return whether the topic has a message after the last one that the user took."""
+        return await self._main.has_message_available()
+
+    async def unsubscribe(self) -> None:
+        """Delete both subscriptions and close the consumer."""
+        await self._retry.unsubscribe()
+        await self._main.unsubscribe()
+        with suppress(PulsarException):
+            await self._retry_letters.close()
+
+    async def close(self) -> None:
+        """Close both. Raises the first error."""
+        try:
+            await self._main.close()
+        finally:
+            await self._retry.close()
+            async with asyncio.timeout(self._parts.timeout_s):
+                with suppress(PulsarException):
+                    await self._retry_letters.close()
+                with suppress(PulsarException):
+                    await self._dead_letters.close()
+
+    def shut_down(self, error: PulsarException) -> None:
+        """Close both at once."""
+        self._main.shut_down(error)
+        self._retry.shut_down(error)
+        self._retry_letters.shut_down(error)
+        self._dead_letters.shut_down(error)
+
+    @property
+    def cores(self) -> Sequence[Subscriber]:
+        """The consumers of single topics that this one consists of."""
+        return self._main, self._retry
+
+    def _core(self, message_id: MessageId) -> Subscriber:
+        return self._core_of(message_id.topic_name())
+
+    def _core_of(self, topic: str) -> Subscriber:
+        return self._retry if topic == self.retry_topic else self._main
+
+
+def not_enabled() -> OperationNotSupported:
+    return OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")

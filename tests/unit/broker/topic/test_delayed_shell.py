@@ -1,0 +1,116 @@
+"""Delayed delivery through an open topic, on the virtual loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fakes.cluster_state import ClusterState
+from fakes.entries import sends_of
+from fakes.topics import opened_topic
+from support import settle, wait_until
+
+from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.topic.contract import SubscriptionType
+from magnetar.metadata.policies import DelayedDelivery
+from magnetar.protos.entry import parse_entry
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_message
+
+if TYPE_CHECKING:
+    from fakes.sessions import FakeConsumerSession
+    from fakes.topics import TopicRig
+    from support import ManualClock
+
+SHARED, EXCLUSIVE = SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE
+
+
+async def pass_time(clock: ManualClock, seconds: float) -> None:
+    """On both clocks."""
+    for _ in range(int(seconds * 10)):
+        clock.advance_ms(100)
+        await asyncio.sleep(0.1)
+    await settle()
+
+
+async def send(it: TopicRig, text: str, *, delay_ms: int) -> None:
+    handle, session = await it.produce(f"producer of {text}")
+    at_ms = 1_700_000_000_000 + delay_ms
+    message = OutgoingMessage(text.encode(), sequence_id=0, deliver_at_ms=at_ms)
+    view = parse_entry(b"".join(encode_message(message, EntryHeader("p", 1_700_000_000_000))))
+    handle.publish(sends_of(view), asyncio.get_running_loop().time())
+    await wait_until(lambda: len(session.answers) == 1, what="the receipt")
+
+
+def delayed(it: TopicRig) -> int:
+    return len(it.topic.subscriptions["s"].delays.index)
+
+
+async def test_timer_delivers_in_the_order_of_the_times() -> None:
+    world = ClusterState()
+    async with opened_topic(world) as it:
+        _, session = await it.subscribe(kind=SHARED)
+        for text, delay_ms in (("c", 9_000), ("a", 3_000), ("b", 6_000)):
+            await send(it, text, delay_ms=delay_ms)
+        await settle()
+        assert (session.texts, delayed(it)) == ([], 3)
+        assert Why.DELAYED in {reason.why for reason in it.topic.explain("s")}
+        await pass_time(world.clock, 4)
+        assert session.texts == ["a"]
+        await pass_time(world.clock, 6)
+        assert session.texts == ["a", "b", "c"]
+
+
+async def test_next_broker_finds_what_is_delayed() -> None:
+    world = ClusterState()
+    async with opened_topic(world, close=False) as it:
+        _, first = await it.subscribe(kind=SHARED)
+        await send(it, "later", delay_ms=20_000)
+        await send(it, "now", delay_ms=0)
+        await wait_until(lambda: first.texts == ["now"], what="a message")
+    async with opened_topic(world) as it:
+        _, session = await it.subscribe(kind=SHARED)
+        await wait_until(lambda: session.texts == ["now"], what="the unacknowledged message")
+        assert delayed(it) == 1
+        await pass_time(world.clock, 21)
+        assert session.texts == ["now", "later"]
+
+
+async def test_policy_that_switches_delays_off_delivers_what_waits() -> None:
+    async with opened_topic(ClusterState()) as it:
+        _, session = await it.subscribe(kind=SHARED)
+        await send(it, "later", delay_ms=1_000_000)
+        await settle()
+        assert session.texts == []
+        off = DelayedDelivery(enabled=False, tick_ms=1_000, delay_ms_max=0)
+        it.policies.set(delayed_delivery=off)
+        await wait_until(lambda: session.texts == ["later"], what="the message")
+
+
+async def test_skip_seek_and_expiry_remove_delayed_entries() -> None:
+    world = ClusterState()
+    async with opened_topic(world) as it:
+        await it.subscribe(kind=SHARED)
+        for text in "abcd":
+            await send(it, text, delay_ms=1_000_000)
+        await settle()
+        subscription = it.topic.subscriptions["s"]
+        await subscription.skip(1)
+        assert delayed(it) == 3
+        await subscription.expire_through(min(at for at, _ in subscription.delays.index), now_ms=0)
+        assert delayed(it) == 2
+        await subscription.seek(max(at for at, _ in subscription.delays.index))
+        assert delayed(it) == 1
+        await subscription.skip_all()
+        assert delayed(it) == 0
+
+
+async def test_exclusive_consumer_gets_what_a_shared_one_left_delayed() -> None:
+    async with opened_topic(ClusterState()) as it:
+        handle, _ = await it.subscribe(kind=SHARED)
+        await send(it, "later", delay_ms=1_000_000)
+        await settle()
+        assert delayed(it) == 1
+        await handle.close()
+        session: FakeConsumerSession
+        _, session = await it.subscribe(kind=EXCLUSIVE)
+        await wait_until(lambda: session.texts == ["later"], what="the message")

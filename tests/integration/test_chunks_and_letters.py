@@ -405,3 +405,13 @@ PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_the_example_of_a_page_runs(service: Service, page: str) -> None:
     (program,) = PROGRAM.findall((DOCS / page).read_text())
     exec(program.replace("grpc://localhost:6660", service.grpc_url), {})
+
+
+def test_a_retried_message_comes_after_its_delay(ours: magnetar.Client, topic: str) -> None:
+    consumer = ours.subscribe(topic, "s", magnetar.ConsumerType.Shared, enable_retry=True)
+    ours.create_producer(topic).send(b"x")
+    consumer.reconsume_later(consumer.receive(TIMEOUT_MS), timedelta(seconds=1))
+    begun = time.monotonic()
+    again = consumer.receive(TIMEOUT_MS)
+    assert time.monotonic() - begun >= 0.8
+    assert again.properties()["DELAY_TIME"] == "1000"

@@ -381,6 +381,7 @@ class ConsumerOptions:
             "schema",
             "is_read_compacted",
             "crypto_key_reader",
+            "crypto_failure_action",
             "replicate_subscription_state_enabled",
             "regex_subscription_mode",
             options=self,

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 from magnetar.client.errors import PulsarException, Timeout, is_retriable
 from magnetar.client.session.attachment import WARN_AFTER_S, out_of_time
 from magnetar.client.session.backoff import ReconnectDelay
+from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from magnetar.client.environment import Parts
+
+log = get_logger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -51,6 +54,12 @@ async def asking(ask: Callable[[], Awaitable[Answer]], parts: Parts, topic: str)
                 delay_s = delay.on_failed(loop.time())
                 if loop.time() + delay_s >= give_up_at:
                     raise out_of_time(trouble, parts.timeout_s, topic)
+                log.info(
+                    "asking again",
+                    topic=topic,
+                    reason=str(trouble) or type(trouble).__name__,
+                    in_s=round(delay_s, 3),
+                )
                 await asyncio.sleep(delay_s)
     except TimeoutError:
         silence = Timeout(f"the broker did not answer within {parts.timeout_s:g} s", topic=topic)

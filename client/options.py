@@ -419,6 +419,7 @@ class ConsumerOptions:
             "schema",
             "is_read_compacted",
             "crypto_key_reader",
+            "crypto_failure_action",
             "replicate_subscription_state_enabled",
             options=self,
         )

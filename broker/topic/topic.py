@@ -189,6 +189,10 @@ class PersistentTopic:
         config = _cursor_config(dedup_config.producers_max)
         cursors = await Cursors.open(log, config)
         restored = await Deduplication.open(log, cursors, policies, clock, dedup_config)
+        record = log.owned_record.record
+        if record.ledgers or record.cursor_ledgers:
+            # A later owner may have answered acknowledgements that these cursors do not have.
+            await log.owned_record.verify()
         return cls(
             name,
             log,

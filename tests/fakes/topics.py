@@ -150,10 +150,11 @@ async def opened_topic(
     cache_bytes: int = 1 << 20,
     store: MetadataStore | None = None,
     deduplication: DeduplicationConfig | None = None,
+    ledgers: FakeLedgers | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
-    it = TopicRig(FakeLedgers(world.ledgers))
+    it = TopicRig(FakeLedgers(world.ledgers) if ledgers is None else ledgers)
     if policies is not None:
         it.policies = policies
     async with asyncio.TaskGroup() as tasks:

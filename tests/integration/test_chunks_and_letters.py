@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 from fakes.services import Service, brokers_in_thread
+from fakes.standalone_process import StandaloneProcess
 
 import magnetar
 import magnetar.asyncio
@@ -405,3 +406,20 @@ PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def test_the_example_of_a_page_runs(service: Service, page: str) -> None:
     (program,) = PROGRAM.findall((DOCS / page).read_text())
     exec(program.replace("grpc://localhost:6660", service.grpc_url), {})
+
+
+def test_a_retried_message_comes_after_its_delay(tmp_path: Path) -> None:
+    """On a standalone server: the clock of the brokers in this process stands still."""
+    server = StandaloneProcess(tmp_path)
+    server.start()
+    try:
+        with magnetar.Client(server.service_url) as client:
+            consumer = client.subscribe("t", "s", magnetar.ConsumerType.Shared, enable_retry=True)
+            client.create_producer("t").send(b"x")
+            consumer.reconsume_later(consumer.receive(TIMEOUT_MS), timedelta(seconds=3))
+            begun = time.monotonic()
+            again = consumer.receive(TIMEOUT_MS)
+            assert time.monotonic() - begun >= 1.5  # the broker delivers up to a second early
+            assert again.properties()["DELAY_TIME"] == "3000"
+    finally:
+        server.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -230,3 +231,47 @@ def test_growth_of_partitions(server: StandaloneProcess, topic: str) -> None:
             seen.add(consumer.receive(TIMEOUT_MS).message_id().partition())
     finally:
         client.close()
+
+
+def test_drained_consumer_of_partitions_leaves_nothing_to_redeliver(
+    server: StandaloneProcess, client: magnetar.Client, topic: str
+) -> None:
+    set_partitions(server, topic, 3)
+    shared = magnetar.ConsumerType.Shared
+    consumer = client.subscribe(topic, "s", shared, initial_position=EARLIEST)
+    with client.create_producer(topic, batching_enabled=False) as producer:
+        for number in range(9):
+            producer.send(b"%d" % number)
+    taken = [consumer.receive(TIMEOUT_MS) for _ in range(9)]
+    closing = threading.Thread(target=consumer.close, kwargs={"drain": True})
+    closing.start()
+    for message in taken:
+        consumer.acknowledge(message)
+    closing.join(TIMEOUT_MS / 1000)
+    assert not closing.is_alive()
+    other = client.subscribe(topic, "s", shared)
+    with pytest.raises(magnetar.Timeout):
+        other.receive(500)
+
+
+def test_partitions_move_dead_letters_to_one_topic(
+    server: StandaloneProcess, client: magnetar.Client, topic: str
+) -> None:
+    set_partitions(server, topic, 2)
+    consumer = client.subscribe(
+        topic,
+        "s",
+        magnetar.ConsumerType.Shared,
+        initial_position=EARLIEST,
+        negative_ack_redelivery_delay_ms=100,
+        dead_letter_policy=magnetar.ConsumerDeadLetterPolicy(1, None, "keep"),
+    )
+    with client.create_producer(topic, batching_enabled=False) as producer:
+        for number in range(4):
+            producer.send(b"%d" % number)
+    for _ in range(8):
+        consumer.negative_acknowledge(consumer.receive(TIMEOUT_MS))
+    dead = client.subscribe(f"{topic}-s-DLQ", "keep", magnetar.ConsumerType.Shared)
+    letters = [dead.receive(TIMEOUT_MS) for _ in range(4)]
+    assert {letter.data() for letter in letters} == {b"0", b"1", b"2", b"3"}
+    assert len({letter.properties()["REAL_TOPIC"] for letter in letters}) == 2

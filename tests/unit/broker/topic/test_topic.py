@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.cluster_state import ClusterState
 from fakes.entries import entry_of, sends_of
+from fakes.ledgers import FakeLedgers, FakeReader
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from fakes.topics import opened_topic, publish
 from support import settle, wait_until
@@ -31,6 +32,12 @@ from magnetar.protos.errors import ChecksumMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fakes.ledgers import FakeEntry, SharedLedgers
+
+    from magnetar.broker.log.position import Position
+    from magnetar.broker.topic.consumer import ConsumerHandle
+    from magnetar.metadata.model import EntryId, LedgerMetadata
 
 
 async def test_receipts_of_several_producers_each_in_order() -> None:
@@ -421,3 +428,65 @@ async def test_a_corrupt_entry_is_refused_and_its_neighbours_are_appended() -> N
         await wait_until(lambda: len(session.answers) == 3)
         assert session.receipted == [0, 2]
         assert isinstance(session.answers[1][1], ChecksumMismatch)
+
+
+async def acknowledged(handle: ConsumerHandle, positions: Sequence[Position]) -> None:
+    done = asyncio.Event()
+    handle.acknowledge(positions, [], lambda _: done.set())
+    await done.wait()
+
+
+class SlowReader(FakeReader):
+    """Reads, and gives the second of its answers when it may."""
+
+    def __init__(self, world: SharedLedgers, metadata: LedgerMetadata) -> None:
+        super().__init__(world, metadata)
+        self.reads = 0
+        self.may_answer = asyncio.Event()
+
+    async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
+        found = await super().read(first, last, bytes_max=bytes_max)
+        self.reads += 1
+        if self.reads == 2:
+            await self.may_answer.wait()
+        return found
+
+
+class SlowLedgers(FakeLedgers):
+    """The readers of all ledgers but one are slow."""
+
+    def __init__(self, world: SharedLedgers, *, but: int) -> None:
+        super().__init__(world)
+        self.readers: list[SlowReader] = []
+        self._but = but
+
+    def reader(self, metadata: LedgerMetadata) -> FakeReader:
+        if metadata.ledger == self._but:
+            return super().reader(metadata)
+        self.readers.append(SlowReader(self.world, metadata))
+        return self.readers[-1]
+
+
+async def test_a_topic_that_was_taken_over_while_it_opened_is_not_served() -> None:
+    world = ClusterState()
+    async with opened_topic(world, close=False) as it:
+        handle, _ = await it.subscribe("s")
+        positions = await it.publish("a", "b", "c")
+        await acknowledged(handle, positions[:1])
+    slow = SlowLedgers(world.ledgers, but=positions[0].ledger)
+
+    async def open_slowly() -> None:
+        with pytest.raises(ExceptionGroup) as failed:
+            async with opened_topic(world, ledgers=slow):
+                pass
+        assert failed.group_contains(LogFenced)
+
+    opening = asyncio.get_running_loop().create_task(open_slowly())
+    await wait_until(lambda: any(reader.reads == 2 for reader in slow.readers))
+    async with opened_topic(world) as it:
+        handle, session = await it.subscribe("s")
+        await wait_until(lambda: session.texts == ["b", "c"])
+        await acknowledged(handle, positions[1:2])
+        for reader in slow.readers:
+            reader.may_answer.set()
+        await opening

@@ -1,0 +1,128 @@
+"""Dead letters, chunks and corrupt entries of a consumer among fake brokers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fakes.client_world import (
+    EARLIEST,
+    TOPIC,
+    A,
+    B,
+    client_among,
+    expect_none,
+    publish,
+    receive,
+    subscription,
+)
+
+from magnetar.client.errors import ChecksumError
+from magnetar.client.options import ConsumerDecodeFailureAction, ConsumerType
+from magnetar.client.policies import ConsumerDeadLetterPolicy
+from magnetar.protos import pulsar_pb2 as pb
+
+SHARED = ConsumerType.Shared
+DEAD = f"{TOPIC}-s-DLQ"
+ONCE = ConsumerDeadLetterPolicy(1)
+
+
+async def test_a_message_stays_until_the_dead_letter_topic_accepts_it() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=ONCE,
+        )
+        await publish(client, 1)
+        dead = cluster.topic(DEAD)
+        dead.send_errors.append(pb.NotAllowedError)
+        for _ in range(2):
+            await consumer.negative_acknowledge((await receive(consumer, 1))[0])
+        await asyncio.sleep(0.15)
+        assert not dead.entries
+        assert subscription(cluster).unacked
+        await asyncio.sleep(0.5)
+        assert len(dead.entries) == 1
+        assert not subscription(cluster).unacked
+        await consumer.close()
+
+
+async def test_an_acknowledged_message_is_no_dead_letter() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=ONCE,
+        )
+        await publish(client, 1)
+        await consumer.negative_acknowledge((await receive(consumer, 1))[0])
+        (last,) = await receive(consumer, 1)
+        await consumer.negative_acknowledge(last)
+        await consumer.acknowledge(last)
+        await asyncio.sleep(1)
+        assert not cluster.topic(DEAD).entries
+
+
+async def test_closing_leaves_no_task_of_dead_letters() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=10,
+            dead_letter_policy=ONCE,
+        )
+        await publish(client, 1)
+        cluster.topic(DEAD).hold_receipts = True
+        for _ in range(2):
+            await consumer.negative_acknowledge((await receive(consumer, 1))[0])
+        await asyncio.sleep(0.1)
+        assert any(task.get_name() == "dead letters" for task in asyncio.all_tasks())
+        client.shutdown()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not any(task.get_name() == "dead letters" for task in asyncio.all_tasks())
+
+
+async def test_chunks_are_joined_after_a_takeover() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe("t", "s", SHARED, initial_position=EARLIEST)
+        producer = await client.create_producer("t", chunking_enabled=True)
+        await producer.send(bytes(6 << 20))
+        (message,) = await receive(consumer, 1)
+        cluster.take_over(B)
+        cluster.brokers[A].kill()
+        (again,) = await receive(consumer, 1)
+        assert again.data() == message.data()
+        await consumer.acknowledge(again)
+        await asyncio.sleep(0.5)
+        assert not subscription(cluster).unacked
+        await expect_none(consumer)
+
+
+async def test_a_corrupt_entry_fails_a_receive_if_asked() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            decode_failure_action=ConsumerDecodeFailureAction.FAIL,
+        )
+        cluster.damage = lambda entry: entry[:-1] + b"?"
+        await publish(client, 1)
+        with pytest.raises(ChecksumError, match="cannot be read"):
+            await consumer.receive(5000)
+        assert consumer.get_stats().corrupt == 1
+        assert subscription(cluster).unacked
+        cluster.damage = lambda entry: entry
+        consumer.redeliver_unacknowledged_messages()
+        assert (await consumer.receive(5000)).data() == b"0"

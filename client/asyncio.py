@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from magnetar.client.asking import partitions_of
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.letter_topics import (
     dead_letter_producer,
@@ -15,7 +17,15 @@ from magnetar.client.consuming.letter_topics import (
     retry_topic,
 )
 from magnetar.client.consuming.letters import generated_consumer_name
+from magnetar.client.consuming.many import (
+    DEFAULT_MANY,
+    ConsumerCore,
+    ManyOptions,
+    ManySubscriber,
+    many_of,
+)
 from magnetar.client.consuming.retry import RetrySubscriber
+from magnetar.client.consuming.sources import Partitions, Pattern, Source, TopicList
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
@@ -27,7 +37,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
-from magnetar.client.message_queue import TopicQueue
+from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
@@ -35,22 +45,26 @@ from magnetar.client.options import (
     InitialPosition,
     ProducerOptions,
     ReaderOptions,
+    TableViewOptions,
 )
 from magnetar.client.producer import Producer
+from magnetar.client.producing.partitions import PartitionedPublisher, ProducerCore
 from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
 from magnetar.client.signature import takes_parameters_of
+from magnetar.client.table_view import TableRows, TableView, table_subscription
 from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.subscription import Subscription
-    from magnetar.client.message_queue import DividedQueue, MessageQueue
+    from magnetar.client.message_queue import MessageQueue, SharedQueue
 
-__all__ = ["Client", "Consumer", "Producer", "Reader"]
+__all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
 
 class Client:
@@ -98,12 +112,7 @@ class Client:
                 "message_listener: the asyncio client has no listeners; call receive() in a task"
             )
         queue = LoopQueue()
-        subscription = subscription_of(options)
-        subscriber: Subscriber | RetrySubscriber
-        if options.enable_retry:
-            subscriber = await self.retry_subscriber(options.topic, subscription, queue)
-        else:
-            subscriber = self.subscriber(options.topic, subscription, queue)
+        subscriber = await self.consumer_core(options, queue)
         await self.opened(subscriber)
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         return Consumer(subscriber, queue, policy)
@@ -121,10 +130,20 @@ class Client:
             )
         queue = LoopQueue()
         subscription = reader_subscription(options, self._parts.random)
-        subscriber = self.subscriber(options.topic, subscription, queue)
+        subscriber = await self.subscriber(options.topic, subscription, queue)
         await self.opened(subscriber)
         await begin_at_latest(subscriber)
         return Reader(subscriber, queue)
+
+    @takes_parameters_of(TableViewOptions)
+    async def create_table_view(self, options: TableViewOptions) -> TableView:
+        """Create a table view: a dictionary with the last value of each key of a topic.
+
+        The call returns when the view has read the messages that the topic held at its beginning.
+        Raises the same errors as `subscribe`.
+        """
+        rows = await self.table_rows(options)
+        return TableView(rows)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions, or the topic's own name if it has none.
@@ -187,65 +206,145 @@ class Client:
 
     async def open_producer(self, options: ProducerOptions) -> Producer:
         """Create a producer. Internal to the client."""
-        publisher = self.publisher(options)
+        publisher = await self.publisher(options)
         producer = Producer(publisher, options, self._parts.clock)
         await self.opened(publisher)
         return producer
 
-    def publisher(self, options: ProducerOptions) -> Publisher:
+    async def publisher(self, options: ProducerOptions) -> ProducerCore:
         """Create the core of a producer. The caller opens it."""
         self._check_open()
-        return Publisher(str(_topic_name(options.topic)), options, self._parts)
+        topic = _topic_name(options.topic)
+        partitions = await self._partitions(topic)
+        if partitions:
+            return PartitionedPublisher(topic, partitions, options, self._parts)
+        return Publisher(str(topic), options, self._parts)
 
-    def subscriber(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
+    async def subscriber(
+        self,
+        topics: str | list[str] | re.Pattern[str],
+        subscription: Subscription,
+        queue: SharedQueue,
+        many: ManyOptions = DEFAULT_MANY,
+    ) -> ConsumerCore:
         """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
-        name = str(_topic_name(topic))
-        if subscription.is_durable and subscription.consumer_name is None:
-            generated = generated_consumer_name(self._parts.random)
-            subscription = replace(subscription, consumer_name=generated)
-        letters = None
-        if subscription.dead_letters is not None:
-            letters = dead_letter_producer(name, subscription, self.open_producer, self._parts)
-        return Subscriber(name, subscription, queue, self._parts, letters)
+        parts = self._parts
+        if isinstance(topics, re.Pattern):
+            source: Source = Pattern(topics, many.regex_mode, many.period_s, parts)
+        elif isinstance(topics, list):
+            source = TopicList([_topic_name(topic) for topic in topics], parts)
+        else:
+            topic = _topic_name(topics)
+            partitions = await self._partitions(topic)
+            if not partitions:
+                return self._single(str(topic), self._named(subscription), queue)
+            source = Partitions(topic, partitions, parts)
+        return ManySubscriber(
+            source, self._named(subscription), many.total_messages_max, queue, parts, self._letters
+        )
 
-    async def retry_subscriber(
-        self, topic: str, subscription: Subscription, queue: DividedQueue
+    async def consumer_core(self, options: ConsumerOptions, queue: SharedQueue) -> ConsumerCore:
+        """Create the core of a consumer. The caller opens it."""
+        subscription = subscription_of(options)
+        if options.enable_retry:
+            return await self._retry_subscriber(options.topic, subscription, queue)
+        return await self.subscriber(options.topic, subscription, queue, many_of(options))
+
+    async def table_rows(self, options: TableViewOptions) -> TableRows:
+        """Create the core of a table view, and read what the topic holds."""
+        queue = LoopQueue()
+        subscription = table_subscription(options, self._parts.random)
+        subscriber = await self.subscriber(options.topic, subscription, queue)
+        await self.opened(subscriber)
+        rows = TableRows(subscriber, queue, options)
+        await rows.open(self._parts.scope)
+        return rows
+
+    async def _retry_subscriber(
+        self,
+        topics: str | list[str] | re.Pattern[str],
+        subscription: Subscription,
+        queue: SharedQueue,
     ) -> RetrySubscriber:
         """Create the core of a consumer with a retry topic. The caller opens it.
 
-        Raises InvalidConfiguration for a queue of size 0: two topics need a place each.
+        Raises InvalidConfiguration for a queue of size 0: two topics need a place each. Raises
+        NotAllowedError for several topics, and for a topic or retry topic with partitions.
         """
         if subscription.queue_messages_max == 0:
             raise InvalidConfiguration("receiver_queue_size: enable_retry needs at least 1")
+        if not isinstance(topics, str):
+            raise NotAllowedError(
+                "enable_retry: lists and patterns of topics are not supported yet; give one topic"
+            )
         policy = subscription.dead_letters
         assert policy is not None
-        await self._parts.scope.open()
         self._check_open()
-        name = str(_topic_name(topic))
+        topic = _topic_name(topics)
+        name = str(topic)
+        await self._refuse_partitions_with_retry(topic)
         try:
             async with asyncio.timeout(self._parts.timeout_s):
                 retry = await retry_topic(name, subscription.name, policy, self._parts)
                 dead = await dead_letter_topic(name, subscription.name, policy, self._parts)
         except TimeoutError:
             raise Timeout("no broker answered: names of letter topics", topic=name) from None
+        await self._refuse_partitions_with_retry(_topic_name(retry))
         subscription = replace(
-            subscription,
+            self._named(subscription),
             dead_letters=replace(policy, retry_letter_topic=retry, dead_letter_topic=dead),
         )
-        main = self.subscriber(name, subscription, TopicQueue(name, queue))
-        letters = dead_letter_producer(name, main.subscription, self.open_producer, self._parts)
         # The retry topic gets its messages from this subscription only: miss none of them.
-        later = replace(main.subscription, initial_position=InitialPosition.Earliest)
+        later = replace(subscription, initial_position=InitialPosition.Earliest)
+        sources = queue.share()
+
+        def part(topic: str) -> MessageQueue:
+            return SourceQueue(topic, queue, sources, lambda _, error: queue.fail(error))
+
         return RetrySubscriber(
-            main,
-            self.subscriber(retry, later, TopicQueue(retry, queue)),
+            self._single(name, subscription, part(name)),
+            self._single(retry, later, part(retry)),
             retry_producer(retry, self.open_producer),
-            letters,
+            dead_letter_producer(name, subscription, self.open_producer, self._parts),
             self._parts,
         )
 
-    async def opened(self, core: Publisher | Subscriber | RetrySubscriber) -> None:
+    async def _refuse_partitions_with_retry(self, topic: TopicName) -> None:
+        if await self._partitions(topic):
+            raise NotAllowedError(
+                "enable_retry: partitioned topics are not supported yet; name one partition",
+                topic=str(topic),
+            )
+
+    def _single(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
+        """Create the core of a consumer of one topic or partition."""
+        letters = self._letters(topic, subscription)
+        return Subscriber(topic, subscription, queue, self._parts, letters)
+
+    def _letters(self, topic: str, subscription: Subscription) -> LetterProducer | None:
+        """Create the producer of a topic's dead letters; None: the subscription has no policy."""
+        if subscription.dead_letters is None:
+            return None
+        return dead_letter_producer(topic, subscription, self.open_producer, self._parts)
+
+    def _named(self, subscription: Subscription) -> Subscription:
+        """Return the subscription with a consumer name, which a durable one needs."""
+        if not subscription.is_durable or subscription.consumer_name is not None:
+            return subscription
+        return replace(subscription, consumer_name=generated_consumer_name(self._parts.random))
+
+    async def _partitions(self, topic: TopicName) -> int:
+        """Return the number of a topic's partitions; 0: it has none, or is one itself."""
+        await self._parts.scope.open()
+        self._check_open()  # the client may have been closed during the wait
+        if topic.partition is not None:
+            return 0
+        count = await partitions_of(str(topic), self._parts)
+        self._check_open()
+        return count
+
+    async def opened(self, core: ProducerCore | ConsumerCore) -> None:
         """Open a core. From then on, closing the client closes the core."""
         await self._parts.scope.open()
         self._check_open()  # the client may have been closed during the wait
@@ -272,6 +371,7 @@ class Client:
             random=environment.random,
             timeout_s=timeout_s,
             pending_bytes_max=environment.pending_bytes_max,
+            partitions_update_s=environment.partitions_update_s,
             ids=itertools.count(1),
             live=set(),
         )

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Self
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
+    AlreadyClosed,
     CumulativeAcknowledgementNotAllowedError,
     OperationNotSupported,
     PulsarException,
     Timeout,
 )
 from magnetar.client.message import Message, MessageId
-from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Drops
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
 from magnetar.client.options import (
     ConsumerBatchReceivePolicy,
     ConsumerDecodeFailureAction,
@@ -29,18 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
+    from magnetar.client.consuming.many import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
-    from magnetar.client.consuming.subscriber import Subscriber
 
 
 class Consumer:
     """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
     def __init__(
-        self,
-        subscriber: Subscriber | RetrySubscriber,
-        queue: LoopQueue,
-        policy: ConsumerBatchReceivePolicy,
+        self, subscriber: ConsumerCore, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
     ) -> None:
         self._subscriber = subscriber
         self._queue = queue
@@ -89,17 +87,17 @@ class Consumer:
         durable. Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.acknowledge(acknowledgeable(message))
+        self._subscriber.acknowledge(acknowledgeable(message, self._subscriber))
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """Acknowledge a message and all messages before it.
+        """Acknowledge a message and all messages before it in its topic or partition.
 
         Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions, and
         AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
         check_cumulative(self._subscriber.subscription)
-        self._subscriber.acknowledge_cumulative(acknowledgeable(message))
+        self._subscriber.acknowledge_cumulative(acknowledgeable(message, self._subscriber))
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
@@ -107,7 +105,7 @@ class Consumer:
         Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.negative_acknowledge(message)
+        self._subscriber.negative_acknowledge(known(message, self._subscriber))
 
     def pause(self) -> None:
         """Request no more messages from the broker. Those in the queue can still be received."""
@@ -147,19 +145,29 @@ class Consumer:
 
         With a message id, the next message is the one after it, or the message itself with
         `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. Raises Timeout if the broker
-        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        message is the first that was published at that time or later. With several topics, a time,
+        `MessageId.earliest` and `MessageId.latest` move all of them; another id moves its topic.
+        Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
+        the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
         await self._subscriber.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
         """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
 
-        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
-        AlreadyClosed.
+        Raises OperationNotSupported if the consumer has several topics or partitions, as in
+        Apache's client. Raises Timeout if the broker does not answer within
+        `operation_timeout_seconds`, and AlreadyClosed.
         """
         last, _ = await self._subscriber.last_message_id()
         return last
+
+    async def get_last_message_ids(self) -> list[MessageId]:
+        """Return the ids of the last messages of all topics, each with its `topic_name()`.
+
+        The name is that of Apache's Java client. Raises the errors of `get_last_message_id`.
+        """
+        return await self._subscriber.last_message_ids()
 
     async def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer.
@@ -185,7 +193,7 @@ class Consumer:
             await self._subscriber.close()
 
     def topic(self) -> str:
-        """Return the full name of the topic."""
+        """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
@@ -207,6 +215,16 @@ class Consumer:
         """
         return self._subscriber.is_active
 
+    def __aiter__(self) -> Self:
+        """Receive messages with `async for`. The loop ends when the consumer is closed."""
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.receive()
+        except AlreadyClosed:
+            raise StopAsyncIteration from None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -222,9 +240,18 @@ class LoopQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._drops = Drops()
         self.last_taken: MessageId | None = None
         self.generation = 0
+        self._sources: Sources | None = None  # None: all messages are of one topic
+
+    def share(self) -> Sources:
+        self._sources = Sources()
+        return self._sources
+
+    def drop(self, topic: str) -> MessageId | None:
+        assert self._sources is not None
+        self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
+        return self._sources.on_dropped(topic)
 
     def put(self, messages: Sequence[Message]) -> None:
         if self._failure is None:
@@ -233,7 +260,10 @@ class LoopQueue:
 
     def put_back(self, messages: Sequence[Message]) -> None:
         if self._failure is None:
-            fresh = self._drops.fresh(self.generation, messages)
+            if self._sources is None:
+                fresh = of_generation(self.generation, messages)
+            else:
+                fresh = self._sources.current(messages)
             self._messages.extendleft(reversed(fresh))
             self._wake(len(fresh))
 
@@ -248,11 +278,6 @@ class LoopQueue:
         self._errors.clear()
         taken, self.last_taken = self.last_taken, None
         return taken
-
-    def drop(self, topic: str) -> MessageId | None:
-        self._drops.add(topic)
-        self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
-        return None
 
     def fail(self, error: PulsarException) -> None:
         self._failure = self._failure or error
@@ -272,6 +297,8 @@ class LoopQueue:
             return None
         message = self._messages.popleft()
         self.last_taken = message.message_id()
+        if self._sources is not None:
+            self._sources.taken[message.delivery.topic] = message.message_id()
         return message
 
     async def wait(self) -> None:
@@ -295,9 +322,7 @@ class LoopQueue:
                 count -= 1
 
 
-async def take(
-    subscriber: Subscriber | RetrySubscriber, queue: LoopQueue, timeout_s: float | None
-) -> Message:
+async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
     """Take a message out of the queue; wait until there is one.
 
     Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`.
@@ -351,13 +376,21 @@ def dead_letter_policy(options: ConsumerOptions) -> DeadLetterPolicy | None:
     return DeadLetterPolicy(RECONSUME_TIMES_MAX, "", "", "") if options.enable_retry else None
 
 
-def id_of(message: Message | MessageId) -> MessageId:
-    return message.message_id() if isinstance(message, Message) else message
+def known(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
+    """Return the message or id. Raises OperationNotSupported for an id whose topic is unknown and
+    must be known."""
+    if isinstance(message, MessageId):
+        core.check_id(message)
+    return message
 
 
-def acknowledgeable(message: Message | MessageId) -> MessageId:
-    """Return the id to acknowledge. Raises OperationNotSupported if its batch size is missing."""
-    message_id = id_of(message)
+def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> MessageId:
+    """Return the id to acknowledge.
+
+    Raises OperationNotSupported if its batch size is missing, or its topic with several topics.
+    """
+    known(message, core)
+    message_id = message.message_id() if isinstance(message, Message) else message
     if message_id.batch_index() >= max(0, message_id.batch_size()):
         raise OperationNotSupported(
             f"{message_id} is in a batch of unknown size; use the id of a received message"

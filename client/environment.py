@@ -27,6 +27,10 @@ PENDING_BYTES_MAX: Final = 64 << 20
 1,000 messages of 5 MiB would be 5 GB. Apache's Java client has this limit for a whole client."""
 
 
+PARTITIONS_UPDATE_S: Final = 60.0
+"""Seconds between two looks whether a topic has more partitions; Apache's interval."""
+
+
 class Core(Protocol):
     """The core of a producer, consumer or reader. A client closes its cores when it is closed."""
 
@@ -50,6 +54,7 @@ class Environment:
     random: random.Random = field(default_factory=chance.Random)
     keepalive_s: float = KEEPALIVE_S
     pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
+    partitions_update_s: float = PARTITIONS_UPDATE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class Parts:
     random: random.Random
     timeout_s: float  # for one operation
     pending_bytes_max: int  # for one producer
+    partitions_update_s: float
     ids: Iterator[int]  # producer and consumer ids; each attachment takes a new one
     live: set[Core]  # cores that are opened and not closed
 

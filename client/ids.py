@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.client.message import MessageId
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +23,20 @@ def key_of(data: pb.MessageIdData) -> Key:
     return _signed(data.ledgerId), _signed(data.entryId)
 
 
-def message_id_of(data: pb.MessageIdData) -> MessageId:
+def partition_of(topic: str) -> int:
+    """Return the number of a partition, or -1 if the topic is not a partition."""
+    partition = TopicName.parse(topic).partition
+    return -1 if partition is None else partition
+
+
+def message_id_of(data: pb.MessageIdData, topic: str = "") -> MessageId:
     return MessageId(
         data.partition,
         _signed(data.ledgerId),
         _signed(data.entryId),
         data.batch_index,
         data.batch_size,
+        topic,
     )
 
 

@@ -25,6 +25,7 @@ class Delivery:
     """
 
     topic: str
+    partition: int  # -1: the topic is not a partition
     producer_name: str
     publish_time_ms: int
     schema_version: bytes  # b"": none
@@ -194,8 +195,12 @@ class MessageId:
         return data.SerializeToString()
 
     @classmethod
-    def deserialize(cls, message_id_bytes: bytes) -> MessageId:
-        """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes."""
+    def deserialize(cls, message_id_bytes: bytes, topic: str | None = None) -> MessageId:
+        """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes.
+
+        `topic`: the message's `topic_name()`, which the bytes do not hold. An id for a consumer of
+        several topics needs it.
+        """
         try:
             data = pb.MessageIdData.FromString(message_id_bytes)
         except DecodeError as error:
@@ -208,11 +213,14 @@ class MessageId:
             _signed(data.entryId),
             data.batch_index,
             data.batch_size,
+            topic or "",
         )
         if not data.HasField("first_chunk_message_id"):
             return message_id
         first = data.first_chunk_message_id
-        first_id = MessageId(first.partition, _signed(first.ledgerId), _signed(first.entryId))
+        first_id = MessageId(
+            first.partition, _signed(first.ledgerId), _signed(first.entryId), topic=topic or ""
+        )
         return ChunkedMessageId(first_id, message_id)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import Message, MessageId
@@ -43,66 +43,82 @@ class MessageQueue(Protocol):
     def __len__(self) -> int: ...
 
 
-def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages of this generation; the broker redelivers the others."""
-    return [message for message in messages if message.delivery.generation == generation]
-
-
-class Drops:
-    """Counts how often the messages of a topic were dropped from a queue of several topics."""
+class Sources:
+    """What a queue that several topics share knows about each of them."""
 
     def __init__(self) -> None:
-        self._times: dict[str, int] = {}
+        self.taken: dict[str, MessageId] = {}  # topic -> the last message that the user took
+        self._generations: dict[str, int] = {}  # topic -> how often its messages were dropped
 
-    def add(self, topic: str) -> None:
-        self._times[topic] = self._times.get(topic, 0) + 1
+    def generation(self, topic: str) -> int:
+        return self._generations.get(topic, 0)
 
-    def fresh(self, generation: int, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages that were not dropped; `generation` is that of the queue."""
-        if not self._times:
-            return of_generation(generation, messages)
-        times = self._times
+    def on_dropped(self, topic: str) -> MessageId | None:
+        """Count that the topic's messages were dropped. Returns the last message taken, or None."""
+        self._generations[topic] = self.generation(topic) + 1
+        return self.taken.pop(topic, None)
+
+    def current(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages whose topic's messages were not dropped since."""
         return [
             message
             for message in messages
-            if message.delivery.generation == generation + times.get(message.delivery.topic, 0)
+            if message.delivery.generation == self.generation(message.delivery.topic)
         ]
 
 
-class TopicQueue:
-    """The part of a queue that belongs to one of several topics."""
+class SharedQueue(MessageQueue, Protocol):
+    """A MessageQueue with messages of several topics."""
 
-    def __init__(self, topic: str, queue: DividedQueue) -> None:
+    def share(self) -> Sources:
+        """Begin to keep what is known about each topic. Called once, before the first message."""
+
+    def drop(self, topic: str) -> MessageId | None:
+        """Drop the messages of one topic. Returns the last one taken of it, or None."""
+
+
+class SourceQueue:
+    """The MessageQueue of one topic's consumer: its part of a shared queue."""
+
+    def __init__(
+        self,
+        topic: str,
+        shared: SharedQueue,
+        sources: Sources,
+        on_failed: Callable[[str, PulsarException], None],
+    ) -> None:
         self._topic = topic
-        self._queue = queue
-        self.generation = 0
+        self._shared = shared
+        self._sources = sources
+        self._on_failed = on_failed
+        self.put = shared.put
+        self.put_error = shared.put_error
+        self.put_back = shared.put_back
 
-    def put(self, messages: Sequence[Message]) -> None:
-        self._queue.put(messages)
+    @property
+    def generation(self) -> int:
+        return self._sources.generation(self._topic)
 
-    def put_error(self, error: PulsarException) -> None:
-        self._queue.put_error(error)
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        self._queue.put_back(messages)
+    @generation.setter
+    def generation(self, _: int) -> None:
+        raise AttributeError("the queue counts its generations itself")
 
     def clear(self) -> MessageId | None:
-        self.generation += 1
-        return self._queue.drop(self._topic)
+        return self._shared.drop(self._topic)
 
     def fail(self, error: PulsarException) -> None:
-        self._queue.fail(error)
+        """Report the end of the topic's consumer. The shared queue goes on."""
+        self._on_failed(self._topic, error)
 
     @property
     def last_taken(self) -> MessageId | None:
-        return None
+        return self._sources.taken.get(self._topic)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        """Return the number of messages of all topics."""
+        return len(self._shared)
 
 
-class DividedQueue(MessageQueue, Protocol):
-    """A MessageQueue for the messages of several topics."""
-
-    def drop(self, topic: str) -> MessageId | None:
-        """Drop the messages of one topic. Messages of that topic taken before are not put back."""
+def of_generation(generation: int, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages of this generation; the broker redelivers the others."""
+    return [message for message in messages if message.delivery.generation == generation]

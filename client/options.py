@@ -5,21 +5,28 @@ calls can be moved over as they are. Two defaults differ. Batching is on, with t
 Apache's Java client. Batch index acknowledgement is on, because batching is on.
 
 The client refuses a parameter of an unsupported feature by name and does not ignore it. The client
-accepts some parameters that have no effect here: those of partitions, of I/O threads (there is
-one) and of client statistics.
+accepts some parameters that have no effect here: those of I/O threads (there is one) and of client
+statistics. `hashing_scheme` is a parameter of Apache's Java and C++ clients.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError
 from magnetar.client.message import MessageId
 from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
+
+if TYPE_CHECKING:
+    from magnetar.client.message import Message
+
+LISTED_TOPICS_MAX: Final = 10_000
+"""Topics in one list: each has a consumer of its own at its broker."""
 
 
 class CompressionType(IntEnum):
@@ -56,11 +63,29 @@ class BatchingType(IntEnum):
 
 
 class PartitionsRoutingMode(IntEnum):
-    """Which partition a message goes to. It has no effect on a topic without partitions."""
+    """Which partition a message without a key goes to. A key decides its message's partition.
+
+    UseSinglePartition: all go to one partition, which is chosen at random.
+    RoundRobinDistribution: a partition gets a batch, then the next partition has its turn.
+    CustomPartition: `message_router` decides for all messages, also for those with a key.
+    """
 
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2
+
+
+class HashingScheme(IntEnum):
+    """How a producer computes the partition of a key; see `create_producer`.
+
+    Producers that must agree on the partition of a key need the same scheme. JavaStringHash is the
+    default of Apache's Java client and of Magnetar. BoostHash is what Apache's Python and C++
+    clients use.
+    """
+
+    Murmur3_32Hash = 0
+    BoostHash = 1
+    JavaStringHash = 2
 
 
 class ProducerAccessMode(IntEnum):
@@ -78,7 +103,7 @@ class ProducerAccessMode(IntEnum):
 
 
 class RegexSubscriptionMode(IntEnum):
-    """Which topics a pattern matches. Patterns are not supported yet."""
+    """Which topics a pattern matches."""
 
     PersistentOnly = 0
     NonPersistentOnly = 1
@@ -206,6 +231,9 @@ PRIORITY_LEVEL_MAX: Final = (1 << 31) - 1
 UNACKED_TIMEOUT_MS_MIN: Final = 10_000
 """Apache's lower limit. Below it, messages that are still being processed would be redelivered."""
 
+MessageRouter = Callable[["Message", int], int]
+"""Called as `message_router(message, partitions)`, on the client's loop; returns the partition."""
+
 MessageListener = Callable[[Any, Any], object]
 """Called as `listener(consumer, message)`, or `listener(reader, message)` for a reader."""
 
@@ -285,7 +313,8 @@ class ProducerOptions:
     encryption_key: str | None = None
     crypto_key_reader: object | None = None
     access_mode: ProducerAccessMode = ProducerAccessMode.Shared
-    message_router: object | None = None
+    message_router: MessageRouter | None = None
+    hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
     # Not a parameter of Apache's client: a subscription that is created together with the topic.
     initial_subscription_name: str | None = None
 
@@ -295,9 +324,12 @@ class ProducerOptions:
             "schema",
             "encryption_key",
             "crypto_key_reader",
-            "message_router",
             options=self,
         )
+        if self.message_router is not None and not callable(self.message_router):
+            raise InvalidConfiguration(f"message_router must be callable: {self.message_router!r}")
+        _expect("message_routing_mode", self.message_routing_mode, PartitionsRoutingMode)
+        _expect("hashing_scheme", self.hashing_scheme, HashingScheme)
         _expect("producer_name", self.producer_name, str, type(None))
         _expect("batching_enabled", self.batching_enabled, bool, type(None))
         _expect("chunking_enabled", self.chunking_enabled, bool)
@@ -326,18 +358,27 @@ class ProducerOptions:
         )
         _expect_at_least(0, "batching_max_publish_delay_ms", self.batching_max_publish_delay_ms)
 
-    @property
-    def pending_messages_max(self) -> int:
-        """The smaller of the two limits on pending messages. A limit of 0 does not apply."""
-        limits = (self.max_pending_messages, self.max_pending_messages_across_partitions)
+    def pending_messages_max(self, partitions: int = 1) -> int:
+        """The limit on pending messages of a topic with so many partitions: that of each partition
+        or that across partitions, whichever is smaller. A limit of 0 does not apply."""
+        limits = (
+            self.max_pending_messages * partitions,
+            self.max_pending_messages_across_partitions,
+        )
         return min((limit for limit in limits if limit), default=2**31)
 
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """The subscription of a consumer, the size of its queue, and its redelivery delays."""
+    """The topics and the subscription of a consumer, its queue's size, its redelivery delays.
 
-    topic: str
+    `topic`: a name, a list of names, or a compiled regular expression that the names of all topics
+    to consume match. A pattern covers the names without the domain.
+    `pattern_auto_discovery_period`: seconds between two looks for new topics, if the broker does
+    not announce them.
+    """
+
+    topic: str | list[str] | re.Pattern[str]
     subscription_name: str
     consumer_type: ConsumerType = ConsumerType.Exclusive
     schema: object | None = None
@@ -373,17 +414,13 @@ class ConsumerOptions:
     decode_failure_action: ConsumerDecodeFailureAction = ConsumerDecodeFailureAction.DISCARD
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topic, str):
-            raise NotAllowedError(
-                "topic: lists and patterns of topics are not supported yet; give one topic name"
-            )
+        _expect_topics(self.topic)
         _refuse(
             "schema",
             "is_read_compacted",
             "crypto_key_reader",
             "crypto_failure_action",
             "replicate_subscription_state_enabled",
-            "regex_subscription_mode",
             options=self,
         )
         _expect("subscription_name", self.subscription_name, str)
@@ -394,6 +431,8 @@ class ConsumerOptions:
         if self.priority_level > PRIORITY_LEVEL_MAX:
             raise InvalidConfiguration(f"priority_level must be at most {PRIORITY_LEVEL_MAX}")
         _expect("key_shared_policy", self.key_shared_policy, ConsumerKeySharedPolicy, type(None))
+        _expect("regex_subscription_mode", self.regex_subscription_mode, RegexSubscriptionMode)
+        _expect_at_least(1, "pattern_auto_discovery_period", self.pattern_auto_discovery_period)
         _expect("initial_position", self.initial_position, InitialPosition)
         _expect("consumer_name", self.consumer_name, str, type(None))
         _expect_properties("properties", self.properties)
@@ -474,6 +513,32 @@ class ReaderOptions:
         _expect("reader_name", self.reader_name, str, type(None))
         _expect("subscription_role_prefix", self.subscription_role_prefix, str, type(None))
         _expect_at_least(0, "receiver_queue_size", self.receiver_queue_size)
+
+
+@dataclass(frozen=True)
+class TableViewOptions:
+    """The topic of a table view, and the name of its subscription (None: a random name)."""
+
+    topic: str
+    subscription_name: str | None = None
+    schema: object | None = None
+
+    def __post_init__(self) -> None:
+        _expect("topic", self.topic, str)
+        _expect("subscription_name", self.subscription_name, str, type(None))
+        _refuse("schema", options=self)
+
+
+def _expect_topics(topic: object) -> None:
+    if isinstance(topic, list):
+        if not topic:
+            raise InvalidConfiguration("topic: the list is empty")
+        if len(topic) > LISTED_TOPICS_MAX:
+            raise InvalidConfiguration(f"topic: at most {LISTED_TOPICS_MAX} topics can be listed")
+        for name in topic:
+            _expect("every topic of the list", name, str)
+    elif not isinstance(topic, re.Pattern) or not isinstance(topic.pattern, str):
+        _expect("topic", topic, str)
 
 
 def _refuse(*names: str, options: object) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
-    from magnetar.client.producing.publisher import Publisher
+    from magnetar.client.producing.partitions import ProducerCore
     from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 class Producer:
     """A producer publishes messages on a topic. `Client.create_producer` creates it."""
 
-    def __init__(self, publisher: Publisher, options: ProducerOptions, clock: Clock) -> None:
+    def __init__(self, publisher: ProducerCore, options: ProducerOptions, clock: Clock) -> None:
         publisher.producer = self
         self._publisher = publisher
         self._clock = clock
         self._blocks = options.block_if_queue_full
         self._limit = PendingLimit(
-            options.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
+            publisher.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
         self._waiting: deque[_Waiting] = deque()  # sends over the limit, in FIFO order
         self._loop = asyncio.get_running_loop()

@@ -10,10 +10,12 @@ from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import AlreadyClosed
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType, InitialPosition, ReaderOptions
+from magnetar.client.together import together
 
 if TYPE_CHECKING:
     import random
 
+    from magnetar.client.consuming.many import ConsumerCore
     from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.message import Message
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class Reader:
     """A reader reads a topic from a chosen message. `Client.create_reader` creates it."""
 
-    def __init__(self, subscriber: Subscriber, queue: LoopQueue) -> None:
+    def __init__(self, subscriber: ConsumerCore, queue: LoopQueue) -> None:
         self._subscriber = subscriber
         self._queue = queue
 
@@ -64,6 +66,16 @@ class Reader:
         """Return whether the reader is attached to a broker now."""
         return self._subscriber.is_attached
 
+    def __aiter__(self) -> Self:
+        """Read messages with `async for`. The loop ends when the reader is closed."""
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            return await self.read_next()
+        except AlreadyClosed:
+            raise StopAsyncIteration from None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -92,7 +104,7 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
     )
 
 
-async def begin_at_latest(subscriber: Subscriber | RetrySubscriber) -> None:
+async def begin_at_latest(subscriber: ConsumerCore) -> None:
     """Ask the broker for the place of a reader that begins at `latest`.
 
     With `start_message_id_inclusive`, it is the topic's last message. If the request fails, the
@@ -102,7 +114,7 @@ async def begin_at_latest(subscriber: Subscriber | RetrySubscriber) -> None:
         return
     assert not isinstance(subscriber, RetrySubscriber)  # a reader has no retry topic
     try:
-        await _find_latest(subscriber)
+        await together(_find_latest(core) for core in subscriber.cores)
     except BaseException:
         subscriber.shut_down(AlreadyClosed("the reader was not created", topic=subscriber.topic))
         raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from magnetar.client.errors import AlreadyClosed
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
@@ -37,6 +39,11 @@ class Scope:
             # If the task is cancelled before it begins, it does not set `_opened` itself.
             self._task.add_done_callback(lambda _: self._opened.set())
         await self._opened.wait()
+
+    def check_open(self) -> None:
+        """Raise AlreadyClosed if the scope has ended."""
+        if self._task is None or self._task.done() or self._task.cancelling():
+            raise AlreadyClosed("the client was closed")
 
     def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run `coroutine` in a task. The task ends with the scope at the latest."""

@@ -20,7 +20,7 @@ from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.consumer import (
     acknowledgeable,
     check_cumulative,
-    subscription_of,
+    known,
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
@@ -37,6 +37,7 @@ from magnetar.client.options import (
     ConsumerOptions,
     ProducerOptions,
     ReaderOptions,
+    TableViewOptions,
 )
 from magnetar.client.producing.outgoing import (
     PendingLimit,
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import timedelta
 
+    from magnetar.client.consuming.many import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
-    from magnetar.client.consuming.subscriber import Subscriber
-    from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
-    from magnetar.client.producing.publisher import Publisher
+    from magnetar.client.producing.partitions import ProducerCore
+    from magnetar.client.table_view import Changed, TableRows
     from magnetar.protos.message import OutgoingMessage
 
 
@@ -111,6 +112,16 @@ class Client:
         Raises the same errors as `subscribe`.
         """
         return self._thread.call(self._create_reader(options))
+
+    @takes_parameters_of(TableViewOptions)
+    def create_table_view(self, options: TableViewOptions) -> TableView:
+        """Create a table view: a dictionary with the last value of each key of a topic.
+
+        The call returns when the view has read the messages that the topic held at its beginning.
+        Raises the same errors as `subscribe`.
+        """
+        rows = self._thread.call(self._client.table_rows(options))
+        return TableView(rows, self._thread)
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions, or the topic's own name if it has none.
@@ -167,18 +178,14 @@ class Client:
         _OPEN.add(self)
 
     async def _create_producer(self, options: ProducerOptions) -> Producer:
-        publisher = self._client.publisher(options)
+        publisher = await self._client.publisher(options)
         producer = Producer(publisher, options, self._client, self._thread)
         await self._client.opened(publisher)
         return producer
 
     async def _subscribe(self, options: ConsumerOptions) -> Consumer:
-        subscription = subscription_of(options)
-        inbox = _Inbox(self._client, self._thread, options.topic, subscription)
-        if options.enable_retry:
-            inbox.subscriber = await self._client.retry_subscriber(
-                options.topic, subscription, inbox.mailbox
-            )
+        mailbox = Mailbox(str(options.topic))
+        inbox = _Inbox(self._thread, mailbox, await self._client.consumer_core(options, mailbox))
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
         consumer = Consumer(inbox, policy, self._thread)
         if options.message_listener is not None:
@@ -188,7 +195,9 @@ class Client:
 
     async def _create_reader(self, options: ReaderOptions) -> Reader:
         subscription = reader_subscription(options, self._client.parts.random)
-        inbox = _Inbox(self._client, self._thread, options.topic, subscription)
+        mailbox = Mailbox(options.topic)
+        subscriber = await self._client.subscriber(options.topic, subscription, mailbox)
+        inbox = _Inbox(self._thread, mailbox, subscriber)
         reader = Reader(inbox, self._thread)
         await self._client.opened(inbox.subscriber)
         await begin_at_latest(inbox.subscriber)
@@ -231,7 +240,7 @@ class Producer:
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: ProducerCore,
         options: ProducerOptions,
         client: AsyncClient,
         thread: LoopThread,
@@ -242,7 +251,7 @@ class Producer:
         self._clock = client.parts.clock
         self._blocks = options.block_if_queue_full
         self._limit = PendingLimit(
-            options.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
+            publisher.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
         self._limit_lock = threading.Lock()
         self._limit_changed = threading.Condition(self._limit_lock)
@@ -437,23 +446,25 @@ class Consumer:
         them again after a reconnection if they were not confirmed. `close` waits until they are
         durable. Raises AlreadyClosed if the consumer is closed.
         """
-        self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message))
+        self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message, self._subscriber))
 
     def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """Acknowledge a message and all messages before it.
+        """Acknowledge a message and all messages before it in its topic or partition.
 
         Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions, and
         AlreadyClosed if the consumer is closed.
         """
         check_cumulative(self._subscriber.subscription)
-        self._inbox.do(self._subscriber.acknowledge_cumulative, acknowledgeable(message))
+        self._inbox.do(
+            self._subscriber.acknowledge_cumulative, acknowledgeable(message, self._subscriber)
+        )
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
 
         Raises AlreadyClosed if the consumer is closed.
         """
-        self._inbox.do(self._subscriber.negative_acknowledge, message)
+        self._inbox.do(self._subscriber.negative_acknowledge, known(message, self._subscriber))
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
@@ -503,19 +514,29 @@ class Consumer:
 
         With a message id, the next message is the one after it, or the message itself with
         `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. Raises Timeout if the broker
-        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        message is the first that was published at that time or later. With several topics, a time,
+        `MessageId.earliest` and `MessageId.latest` move all of them; another id moves its topic.
+        Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
+        the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
         self._thread.call(self._subscriber.seek(messageid))
 
     def get_last_message_id(self) -> MessageId:
         """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
 
-        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
-        AlreadyClosed.
+        Raises OperationNotSupported if the consumer has several topics or partitions, as in
+        Apache's client. Raises Timeout if the broker does not answer within
+        `operation_timeout_seconds`, and AlreadyClosed.
         """
         last, _ = self._thread.call(self._subscriber.last_message_id())
         return last
+
+    def get_last_message_ids(self) -> list[MessageId]:
+        """Return the ids of the last messages of all topics, each with its `topic_name()`.
+
+        The name is that of Apache's Java client. Raises the errors of `get_last_message_id`.
+        """
+        return self._thread.call(self._subscriber.last_message_ids())
 
     def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer.
@@ -542,7 +563,7 @@ class Consumer:
             self._thread.call(self._subscriber.close())
 
     def topic(self) -> str:
-        """Return the full name of the topic."""
+        """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
@@ -624,22 +645,64 @@ class Reader:
         self.close()
 
 
+class TableView:
+    """The last value of each key of a topic, in memory. `Client.create_table_view` creates it.
+
+    Reads cost no network: the view follows the topic in the background.
+    """
+
+    def __init__(self, rows: TableRows, thread: LoopThread) -> None:
+        self._rows = rows
+        self._thread = thread
+
+    def get(self, key: str) -> bytes | None:
+        """Return the key's value, or None if there is none."""
+        return self._rows.get(key)
+
+    def for_each(self, callback: Changed) -> None:
+        """Call `callback(key, value)` for each entry of the table, in the caller's thread."""
+        self._rows.for_each(callback)
+
+    def for_each_and_listen(self, callback: Changed) -> None:
+        """Call `callback(key, value)` for each entry of the table, and later for each change.
+
+        A deleted key has the value b"". The client calls the callback on its own thread; the
+        callback must not wait for the client. It is called in the order of the topic.
+        """
+        self._thread.call(self._rows.for_each_and_listen(callback))
+
+    def close(self) -> None:
+        """Close the table view. What it has read stays readable."""
+        self._thread.call(self._rows.close())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __str__(self) -> str:
+        return str(self._rows)
+
+    __repr__ = __str__
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class _Inbox:
     """What consumers and readers share: the mailbox of messages and the bridge to the loop.
 
     It is created on the loop.
     """
 
-    def __init__(
-        self, client: AsyncClient, thread: LoopThread, topic: str, subscription: Subscription
-    ) -> None:
+    def __init__(self, thread: LoopThread, mailbox: Mailbox, subscriber: ConsumerCore) -> None:
         self._thread = thread
-        self._prefetches = subscription.queue_messages_max > 0
+        self._prefetches = subscriber.subscription.queue_messages_max > 0
         self._bridge = thread.bridge(self._carry_out)
-        self.mailbox = Mailbox(topic, self._on_waiting)
-        self.subscriber: Subscriber | RetrySubscriber = client.subscriber(
-            topic, subscription, self.mailbox
-        )
+        self.mailbox = mailbox
+        self.mailbox.on_waiting = self._on_waiting
+        self.subscriber = subscriber
 
     def take(self, timeout_s: float | None) -> Message:
         """Return the next message; wait until there is one.

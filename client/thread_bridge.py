@@ -23,7 +23,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
-from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Drops
+from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -206,7 +206,7 @@ class ThreadBridge(Generic[T]):
 class Mailbox:
     """A MessageQueue from which user threads take."""
 
-    def __init__(self, topic: str, on_waiting: Callable[[], None]) -> None:
+    def __init__(self, topic: str, on_waiting: Callable[[], None] = lambda: None) -> None:
         self._topic = topic
         self.on_waiting = on_waiting
         self._changed = threading.Condition(threading.Lock())
@@ -214,12 +214,22 @@ class Mailbox:
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._drops = Drops()
         self._last_taken: MessageId | None = None
         self.generation = 0
+        self._sources: Sources | None = None  # None: all messages are of one topic
         self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none
 
     # On the loop
+
+    def share(self) -> Sources:
+        self._sources = Sources()
+        return self._sources
+
+    def drop(self, topic: str) -> MessageId | None:
+        assert self._sources is not None
+        with self._changed:
+            self._messages = deque(one for one in self._messages if one.delivery.topic != topic)
+            return self._sources.on_dropped(topic)
 
     def put(self, messages: Sequence[Message]) -> None:
         with self._changed:
@@ -243,13 +253,6 @@ class Mailbox:
             self._errors.clear()
             taken, self._last_taken = self._last_taken, None
             return taken
-
-    def drop(self, topic: str) -> MessageId | None:
-        with self._changed:
-            self._drops.add(topic)
-            kept = [one for one in self._messages if one.delivery.topic != topic]
-            self._messages = deque(kept)
-            return None
 
     def fail(self, error: PulsarException) -> None:
         with self._changed:
@@ -276,25 +279,31 @@ class Mailbox:
                 self._wait(timeout_s)
             if not self._messages:
                 raise self._errors.popleft()
-            message = self._messages.popleft()
-            self._last_taken = message.message_id()
-            return message
+            return self._next()
 
     def maybe_take(self) -> Message | None:
         """Return the next message, or None if there is none."""
         with self._changed:
             if not self._messages:
                 return None
-            message = self._messages.popleft()
-            self._last_taken = message.message_id()
-            return message
+            return self._next()
 
     def put_back(self, messages: Sequence[Message]) -> None:
         with self._changed:
             if self._failure is None:
-                fresh = self._drops.fresh(self.generation, messages)
+                if self._sources is None:
+                    fresh = of_generation(self.generation, messages)
+                else:
+                    fresh = self._sources.current(messages)
                 self._messages.extendleft(reversed(fresh))
                 self._changed.notify(len(fresh))
+
+    def _next(self) -> Message:
+        message = self._messages.popleft()
+        self._last_taken = message.message_id()
+        if self._sources is not None:
+            self._sources.taken[message.delivery.topic] = self._last_taken
+        return message
 
     def _wait(self, timeout_s: float | None) -> None:
         self._waiting += 1

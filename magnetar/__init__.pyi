@@ -47,6 +47,7 @@ from .client.options import (
     ConsumerDecodeFailureAction,
     ConsumerKeySharedPolicy,
     ConsumerType,
+    HashingScheme,
     InitialPosition,
     KeySharedMode,
     PartitionsRoutingMode,
@@ -58,13 +59,14 @@ from .client.policies import (
     DeadLetterPolicyBuilder,
     MultiplierRedeliveryBackoff,
 )
-from .client.sync import Client, Consumer, Producer, Reader
+from .client.sync import Client, Consumer, Producer, Reader, TableView
 
 __all__ = [
     "Client",
     "Producer",
     "Consumer",
     "Reader",
+    "TableView",
     "Message",
     "MessageId",
     "BatchReceivePolicy",
@@ -78,6 +80,7 @@ __all__ = [
     "DeadLetterPolicyBuilder",
     "MultiplierRedeliveryBackoff",
     "ConsumerType",
+    "HashingScheme",
     "InitialPosition",
     "KeySharedMode",
     "PartitionsRoutingMode",

@@ -1,5 +1,5 @@
 """The asyncio client: `async with magnetar.asyncio.Client("grpc://host:6660") as client: ...`"""
 
-from magnetar.client.asyncio import Client, Consumer, Producer, Reader
+from magnetar.client.asyncio import Client, Consumer, Producer, Reader, TableView
 
-__all__ = ["Client", "Producer", "Consumer", "Reader"]
+__all__ = ["Client", "Producer", "Consumer", "Reader", "TableView"]

@@ -28,17 +28,17 @@ def messages_of(
 ) -> list[Message]:
     """Return the messages of an entry whose bits in `wanted` are set."""
     ledger, entry = key
-    topic = delivery.topic
+    partition, topic = delivery.partition, delivery.topic
     size = len(received)
     if size == 1:
         if not wanted:
             return []
         index = received[0].batch_index
-        message_id = MessageId(-1, ledger, entry, index, 0 if index < 0 else 1, topic)
+        message_id = MessageId(partition, ledger, entry, index, 0 if index < 0 else 1, topic)
         return [Message(received[0], message_id, delivery)]
     everything = wanted == (1 << size) - 1
     return [
-        Message(message, MessageId(-1, ledger, entry, index, size, topic), delivery)
+        Message(message, MessageId(partition, ledger, entry, index, size, topic), delivery)
         for index, message in enumerate(received)
         if everything or wanted >> index & 1
     ]

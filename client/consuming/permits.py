@@ -30,6 +30,7 @@ class Permits:
 
     def __init__(self, queue_messages_max: int) -> None:
         self._messages_max = queue_messages_max
+        self._bytes_max = QUEUE_BYTES_MAX
         self._window = queue_messages_max  # smaller if recent messages were large
         self._granted = 0  # negative: the broker sent the rest of a batch beyond the permits
         self._queued = 0
@@ -53,9 +54,7 @@ class Permits:
         if self._seen > RECENT_MESSAGES:
             self._seen //= 2
             self._seen_bytes //= 2
-        if self._seen_bytes:
-            by_bytes = QUEUE_BYTES_MAX * self._seen // self._seen_bytes
-            self._window = min(self._messages_max, max(1, by_bytes))
+        self._set_window()
 
     def on_taken(self, message_bytes: int) -> bool:
         """Count a message that the user took. Returns whether `grant` has permits to give."""
@@ -74,6 +73,18 @@ class Permits:
         self._queued_bytes += message_bytes
         self._returned += 1
 
+    def resize(self, queue_messages_max: int, bytes_max: int) -> None:
+        """Change the limits of the queue. What was granted beyond them may still arrive."""
+        self._messages_max = queue_messages_max
+        self._bytes_max = bytes_max
+        self._window = queue_messages_max
+        self._set_window()
+
+    def _set_window(self) -> None:
+        if self._seen_bytes:
+            by_bytes = self._bytes_max * self._seen // self._seen_bytes
+            self._window = min(self._messages_max, max(1, by_bytes))
+
     def on_dropped(self) -> None:
         """Count the queue as empty. Granted permits stay granted."""
         self._queued = self._queued_bytes = self._returned = 0
@@ -86,7 +97,7 @@ class Permits:
                 return 0
             window = 1
         free = window - self._queued - self._granted
-        if self._queued_bytes >= QUEUE_BYTES_MAX or free < max(1, window // 2):
+        if self._queued_bytes >= self._bytes_max or free < max(1, window // 2):
             return 0
         self._granted += free
         return free

@@ -115,7 +115,7 @@ class RetrySubscriber:
 
     async def drain(self) -> None:
         """As Subscriber.drain, for both topics."""
-        for core in self._cores:
+        for core in self.cores:
             await core.drain()
 
     def check_open(self) -> None:
@@ -129,8 +129,11 @@ class RetrySubscriber:
             self._core_of(message.delivery.topic).on_returned([message])
 
     def on_waiting(self, _: object = None) -> None:
-        for core in self._cores:
+        for core in self.cores:
             core.on_waiting()
+
+    def check_id(self, message_id: MessageId) -> None:
+        """Check an id that the user wants to acknowledge: without a topic, it is the main one's."""
 
     def acknowledge(self, message_id: MessageId) -> None:
         self._core(message_id).acknowledge(message_id)
@@ -144,15 +147,15 @@ class RetrySubscriber:
         self._core(message_id).negative_acknowledge(message)
 
     def redeliver_unacknowledged(self, _: object = None) -> None:
-        for core in self._cores:
+        for core in self.cores:
             core.redeliver_unacknowledged()
 
     def pause(self, _: object = None) -> None:
-        for core in self._cores:
+        for core in self.cores:
             core.pause()
 
     def resume(self, _: object = None) -> None:
-        for core in self._cores:
+        for core in self.cores:
             core.resume()
 
     async def seek(self, target: MessageId | int) -> None:
@@ -162,6 +165,11 @@ class RetrySubscriber:
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
         """Return the id of the topic's last message; the retry topic does not count."""
         return await self._main.last_message_id()
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the ids of the last messages of both topics."""
+        answers = [await core.last_message_id() for core in self.cores]
+        return [last for last, _ in answers]
 
     async def has_message_available(self) -> bool:
         """Return whether the topic has a message after the last one that the user took."""
@@ -194,7 +202,8 @@ class RetrySubscriber:
         self._dead_letters.shut_down(error)
 
     @property
-    def _cores(self) -> tuple[Subscriber, Subscriber]:
+    def cores(self) -> Sequence[Subscriber]:
+        """The consumers of single topics that this one consists of."""
         return self._main, self._retry
 
     def _core(self, message_id: MessageId) -> Subscriber:

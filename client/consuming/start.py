@@ -33,9 +33,10 @@ class Start:
 
     def is_before(self, last: MessageId) -> bool:
         """Return whether `last`, the topic's last message, is wanted. Not valid for `latest`."""
-        if self.message_id.batch_index() < 0:
-            last = MessageId(-1, last.ledger_id(), last.entry_id())
-        return last > self.message_id or (self.inclusive and last == self.message_id)
+        index = self.message_id.batch_index()
+        place = (*self.key, index)
+        end = (last.ledger_id(), last.entry_id(), last.batch_index() if index >= 0 else -1)
+        return end > place or (self.inclusive and end == place)
 
     def skipped(self, key: Key, batch_size: int) -> int:
         """Return the bits of the messages of an entry that lie before the start.

@@ -35,7 +35,7 @@ from magnetar.client.errors import (
     Timeout,
     is_retriable,
 )
-from magnetar.client.ids import bits_of, id_data, key_of, message_id_of
+from magnetar.client.ids import bits_of, id_data, key_of, message_id_of, partition_of
 from magnetar.client.message import ChunkedMessageId, Delivery, Message, MessageId
 from magnetar.client.message_queue import MessageQueue, of_generation
 from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
@@ -78,6 +78,7 @@ class Subscriber:
         dead_letter_producer: LetterProducer | None = None,  # None: no dead-letter policy
     ) -> None:
         self.topic = topic
+        self._partition = partition_of(topic)
         self.subscription = subscription
         self._queue = queue
         self._parts = parts
@@ -115,7 +116,9 @@ class Subscriber:
         self._start: Start | None = None  # None: the broker knows where to begin
         if subscription.start is not None:
             self._start = Start(subscription.start, subscription.inclusive)
-        self._generation = 0  # of the queue; messages of an older generation do not count
+        self._generation = (
+            queue.generation
+        )  # of the queue; messages of an older generation do not count
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
@@ -128,14 +131,23 @@ class Subscriber:
 
     async def open(self) -> None:
         """Attach for the first time. If that fails, close the consumer and raise the reason."""
-        name = f"consumer of {self.topic}, {self.subscription.name}"
-        self._parts.live.add(self)
-        self._task = self._parts.scope.start(self._attachment.run(), name)
+        self.begin()
         try:
             await self._attachment.wait_first()
         except BaseException:
             self.shut_down(AlreadyClosed("the consumer was not created", topic=self.topic))
             raise
+
+    def begin(self) -> None:
+        """Begin to attach for the first time. If that fails, the queue fails with the reason."""
+        name = f"consumer of {self.topic}, {self.subscription.name}"
+        self._parts.live.add(self)
+        self._task = self._parts.scope.start(self._attachment.run(), name)
+
+    @property
+    def cores(self) -> Sequence[Subscriber]:
+        """The consumers of single topics that this one consists of."""
+        return (self,)
 
     @property
     def is_attached(self) -> bool:
@@ -182,6 +194,13 @@ class Subscriber:
             self._permits.on_returned(len(message.data()))
             if self._unacked is not None:
                 self._unacked.discard(_key_of(message.message_id()))
+
+    def check_id(self, message_id: MessageId) -> None:
+        """Check an id that the user wants to acknowledge: every id may belong to this topic."""
+
+    def limit_queue(self, messages_max: int, bytes_max: int) -> None:
+        """Set the share of a queue that this consumer has together with those of other topics."""
+        self._permits.resize(messages_max, bytes_max)
 
     def on_waiting(self, _: object = None) -> None:
         """Note that the user waits for a message. This matters only with a queue size of 0."""
@@ -337,9 +356,14 @@ class Subscriber:
             about="last message id",
         )
         return (
-            message_id_of(answer.last_message_id),
+            message_id_of(answer.last_message_id, self.topic),
             message_id_of(answer.consumer_mark_delete_position),
         )
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the ids of the last messages of all topics; here there is one."""
+        last, _ = await self.last_message_id()
+        return [last]
 
     async def has_message_available(self) -> bool:
         """Return whether there is a message after the last one that the user took."""
@@ -505,6 +529,7 @@ class Subscriber:
     def _delivery(self, received: ReceivedEntry, redelivery_count: int) -> Delivery:
         return Delivery(
             self.topic,
+            self._partition,
             received.producer_name,
             received.publish_time_ms,
             received.schema_version or b"",
@@ -605,7 +630,7 @@ class Subscriber:
         return messages
 
     def _message_id(self, key: Key) -> MessageId:
-        return MessageId(-1, *key, -1, 0, self.topic)
+        return MessageId(self._partition, *key, -1, 0, self.topic)
 
     def _on_given_up(self, lost: GivenUp) -> None:
         """Acknowledge the chunks of a message that will not be complete, or request them later."""

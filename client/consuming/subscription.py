@@ -37,6 +37,7 @@ class Subscription:
     nack_delay_s: float
     unacked_timeout_s: float | None  # None: unacknowledged messages are not requested again
     key_shared: ConsumerKeySharedPolicy | None = None  # None: the broker's default
+    creates_topic: bool = True  # whether the broker may create the topic
     nack_backoff: RedeliveryBackoff | None = None  # None: `nack_delay_s`
     unacked_backoff: RedeliveryBackoff | None = None  # None: only `unacked_timeout_s`
     unacked_tick_s: float = 1.0
@@ -63,6 +64,7 @@ def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubsc
     """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch."""
     properties = subscription.properties
     return pb.CommandSubscribe(
+        force_topic_creation=None if subscription.creates_topic else False,
         topic=topic,
         subscription=subscription.name,
         subType=_SUB_TYPES[subscription.type],

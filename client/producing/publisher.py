@@ -25,6 +25,7 @@ from magnetar.client.errors import (
     Timeout,
     ends_producer,
 )
+from magnetar.client.ids import partition_of
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, ProducerOptions
 from magnetar.client.producing.batching import BatchBuilder, Done
@@ -73,10 +74,12 @@ class Publisher:
 
     def __init__(self, topic: str, options: ProducerOptions, parts: Parts) -> None:
         self.topic = topic
+        self._partition = partition_of(topic)
         self.name = options.producer_name or ""  # "": the broker will choose the name
         self.producer: OwningProducer  # set once by the producer that wraps this object
         self._options = options
         self.pending_bytes_max = parts.pending_bytes_max
+        self.pending_messages_max = options.pending_messages_max()
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._now_ms = parts.clock.now_ms
@@ -94,6 +97,7 @@ class Publisher:
         self._topic_epoch: int | None = None  # None: it never had exclusive access
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
+        self._was_attached = False
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
@@ -106,13 +110,22 @@ class Publisher:
 
     async def open(self) -> None:
         """Attach for the first time. If that fails, close the producer and raise the reason."""
-        self._parts.live.add(self)
-        self._task = self._parts.scope.start(self._attachment.run(), f"producer of {self.topic}")
+        self.begin()
         try:
             await self._attachment.wait_first()
         except BaseException:
             self.shut_down(AlreadyClosed("the producer was not created", topic=self.topic))
             raise
+
+    def begin(self) -> None:
+        """Begin to attach for the first time. Messages wait until it is attached."""
+        self._parts.live.add(self)
+        self._task = self._parts.scope.start(self._attachment.run(), f"producer of {self.topic}")
+
+    @property
+    def never_opened(self) -> bool:
+        """Whether the first attachment failed; the publisher then accepts no messages."""
+        return self._failure is not None and not self._was_attached
 
     # Messages
 
@@ -232,6 +245,7 @@ class Publisher:
                 self._fail_pending(error)
             raise
         self._on_created(answer)
+        self._was_attached = True
         self._connection, self._producer_id = connection, producer_id
         self._message_bytes_max = connection.max_message_bytes
         for entry in self._pending.on_attached():
@@ -279,13 +293,15 @@ class Publisher:
             sum([entry.reserved for entry, _ in stored]),
             sum([entry.message_bytes for entry, _ in stored]),
         )
+        partition, topic = self._partition, self.topic
         for entry, entry_id in stored:
             if not entry.is_batch:
-                entry.dones[0](None, MessageId(-1, ledger_id, entry_id))
+                message_id = MessageId(partition, ledger_id, entry_id, -1, 0, topic)
+                entry.dones[0](None, message_id)
                 continue
             size = entry.messages
             for index, done in enumerate(entry.dones):
-                done(None, MessageId(-1, ledger_id, entry_id, index, size))
+                done(None, MessageId(partition, ledger_id, entry_id, index, size, topic))
 
     def on_send_error(self, sequence_id: int, error: PulsarException) -> None:
         error.topic = self.topic

@@ -137,9 +137,9 @@ class Attachment:
                 self._fail(error)
                 return
             delay_s = self._delay.on_failed(loop.time())
-            out_of_time = loop.time() + delay_s >= give_up_at
-            if not self._first.done() and out_of_time and not self._patient:
-                self._fail(_out_of_time(error, self._timeout_s, self._what.topic))
+            too_late = loop.time() + delay_s >= give_up_at
+            if not self._first.done() and too_late and not self._patient:
+                self._fail(out_of_time(error, self._timeout_s, self._what.topic))
                 return
             log.info(
                 "attaching again",
@@ -176,8 +176,6 @@ class Attachment:
 
     async def _owner(self) -> Connection:
         broker, self._next_broker = self._next_broker, None
-        if not self._first.done():
-            await self._lookup.refuse_partitioned(self._what.topic)
         if broker is None:
             broker = await self._lookup.owner(self._what.topic)
         return await self._pool.connection(broker, self._purpose)
@@ -198,7 +196,7 @@ class Attachment:
         self._what.on_failed(error)
 
 
-def _out_of_time(error: PulsarException, timeout_s: float, topic: str) -> PulsarException:
+def out_of_time(error: PulsarException, timeout_s: float, topic: str) -> PulsarException:
     """Return the error of a first attachment whose time limit passed; `error` came last."""
     reason = f"gave up after {timeout_s:g} s; last: {error.reason or error}"
     if isinstance(error, ConnectError):

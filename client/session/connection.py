@@ -89,6 +89,13 @@ class ConsumerSession(Protocol):
         """The frame that held the preceding messages ends."""
 
 
+class WatchSession(Protocol):
+    """The calls that a connection makes to a watch of a namespace's topics."""
+
+    def on_topics(self, new: Sequence[str], deleted: Sequence[str]) -> None: ...
+    def on_disconnected(self, error: PulsarException) -> None: ...
+
+
 class Connection:
     """A session: opening, open or ended. `run` opens it and reads it to its end."""
 
@@ -112,6 +119,7 @@ class Connection:
         self._last_request_id = 0
         self._producers: dict[int, ProducerSession] = {}
         self._consumers: dict[int, ConsumerSession] = {}
+        self._watches: dict[int, WatchSession] = {}
         self._touched: dict[ProducerSession | ConsumerSession, None] = {}
         self._silent_intervals = 0
         self._given_up = asyncio.Event()
@@ -239,6 +247,12 @@ class Connection:
     def remove_consumer(self, consumer_id: int) -> None:
         self._consumers.pop(consumer_id, None)
 
+    def add_watch(self, watcher_id: int, watch: WatchSession) -> None:
+        self._watches[watcher_id] = watch
+
+    def remove_watch(self, watcher_id: int) -> None:
+        self._watches.pop(watcher_id, None)
+
     # Reading
 
     async def _read(self) -> None:
@@ -327,6 +341,11 @@ class Connection:
         if consumer is not None:
             consumer.on_closed_by_broker(body.assignedBrokerServiceUrl or None)
 
+    def _on_topic_update(self, body: pb.CommandWatchTopicUpdate) -> None:
+        watch = self._watches.get(body.watcher_id)
+        if watch is not None:
+            watch.on_topics(body.new_topics, body.deleted_topics)
+
     def _on_error(self, body: pb.CommandError) -> None:
         error = from_server_error(body.error, body.message, broker=self.broker)
         if not self._opened.done():
@@ -407,6 +426,9 @@ class Connection:
             producer.on_disconnected(error)
         for consumer in consumers.values():
             consumer.on_disconnected(error)
+        watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.on_disconnected(error)
         asked, self._asked = self._asked, {}
         for done in asked.values():  # last: no callback may find this connection attached
             done(error)
@@ -425,6 +447,9 @@ _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: Connection._on_answer,
     pb.BaseCommand.LOOKUP_RESPONSE: Connection._on_answer,
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: Connection._on_answer,
+    pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: Connection._on_answer,
+    pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: Connection._on_answer,
+    pb.BaseCommand.WATCH_TOPIC_UPDATE: Connection._on_topic_update,
     pb.BaseCommand.PING: Connection._on_ping,
     pb.BaseCommand.PONG: Connection._ignore,
     pb.BaseCommand.ACTIVE_CONSUMER_CHANGE: Connection._on_active_changed,

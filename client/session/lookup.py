@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from magnetar.client.errors import (
     ConnectError,
     LookupError,  # noqa: A004 - Apache's name
-    NotAllowedError,
     PulsarException,
     from_server_error,
 )
@@ -78,7 +77,7 @@ class Lookup:
             raise
 
     async def _ask(self, topic: str) -> str:
-        connection = await self._any_broker()
+        connection = await self.any_broker()
         authoritative = False
         for _ in range(REDIRECTS_MAX):
             answer = await self._answer(
@@ -97,13 +96,6 @@ class Lookup:
             connection = await self._pool.connection(owner, Purpose.PUBLISH)
         raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
 
-    async def refuse_partitioned(self, topic: str) -> None:
-        """Raise NotAllowedError if the topic has partitions. Raises also the errors of `owner`."""
-        if await self.partitions(topic):
-            raise NotAllowedError(
-                "partitioned topics are not supported yet; name one partition", topic=topic
-            )
-
     async def partitions(self, topic: str, *, creates: bool = True) -> int:
         """Return the number of the topic's partitions. 0: not partitioned, or no such topic yet.
 
@@ -120,7 +112,7 @@ class Lookup:
         return await self._ask_partitions(topic, creates=creates)
 
     async def _ask_partitions(self, topic: str, *, creates: bool) -> int:
-        connection = await self._any_broker()
+        connection = await self.any_broker()
         answer = await self._answer(
             connection,
             pb.CommandPartitionedTopicMetadata(
@@ -134,6 +126,17 @@ class Lookup:
             )
         return answer.partitions
 
+    async def topics(
+        self, namespace: str, mode: pb.CommandGetTopicsOfNamespace.Mode.ValueType
+    ) -> list[str]:
+        """Return the full names of all topics of a namespace. Raises the errors of `owner`."""
+        answer = await self._answer(
+            await self.any_broker(),
+            pb.CommandGetTopicsOfNamespace(namespace=namespace, mode=mode),
+            pb.CommandGetTopicsOfNamespaceResponse,
+        )
+        return list(answer.topics)
+
     async def _answer(self, connection: Connection, body: Body, answer: type[Answer]) -> Answer:
         try:
             async with asyncio.timeout(self._question_s):
@@ -142,13 +145,16 @@ class Lookup:
             reason = f"the broker did not answer within {self._question_s:g} s"
             raise ConnectError(reason, broker=connection.broker) from None
 
-    async def _any_broker(self) -> Connection:
-        """Return a session with the first broker of the service URL, in turn, that accepts one."""
+    async def any_broker(self, purpose: Purpose = Purpose.PUBLISH) -> Connection:
+        """Return a session with the first broker of the service URL, in turn, that accepts one.
+
+        Raises ConnectError if no broker is reachable.
+        """
         failures: list[str] = []
         for _ in self._brokers:
             broker = self._brokers[self._first]
             try:
-                connection = await self._pool.connection(broker, Purpose.PUBLISH)
+                connection = await self._pool.connection(broker, purpose)
             except ConnectError as error:
                 failures.append(f"{broker}: {error.reason}")
                 self._turn_to_next()

@@ -11,7 +11,7 @@ from fakes.session_broker import FakeBrokers
 from support import ManualClock
 
 from magnetar.client.asyncio import Client
-from magnetar.client.environment import PENDING_BYTES_MAX, Environment
+from magnetar.client.environment import PARTITIONS_UPDATE_S, PENDING_BYTES_MAX, Environment
 from magnetar.client.errors import Timeout
 from magnetar.client.options import ClientOptions, InitialPosition
 
@@ -37,11 +37,14 @@ async def client_among(
     *urls: str,
     service_url: str = f"{A},b:6660",
     pending_bytes_max: int = PENDING_BYTES_MAX,
+    partitions_update_s: float = PARTITIONS_UPDATE_S,
     **options: Any,
 ) -> AsyncIterator[tuple[Client, FakeBrokers]]:
     """A client, and the cluster that it talks to. The client is shut down at the end."""
     async with FakeBrokers(*(urls or (A, B))) as cluster:
-        world = world_of(cluster, pending_bytes_max=pending_bytes_max)
+        world = world_of(
+            cluster, pending_bytes_max=pending_bytes_max, partitions_update_s=partitions_update_s
+        )
         client = Client.in_environment(ClientOptions(service_url, **options), world)
         try:
             yield client, cluster

@@ -26,7 +26,7 @@ from magnetar.runtime.frames import Outbox
 from magnetar.runtime.memory_stream import memory_stream_pair, serve_memory_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from magnetar.runtime.frames import FrameStream
 
@@ -139,6 +139,7 @@ class Session:
         self.outbox = Outbox(stream.send, pending_bytes_max=1 << 20)
         self.producers: dict[int, tuple[Topic, str]] = {}
         self.consumers: dict[int, Consumer] = {}
+        self.watchers: list[int] = []  # ids of watches of topics
         self.commands: list[Any] = []  # bodies, in order
 
     async def serve(self, _: FrameStream) -> None:
@@ -213,6 +214,24 @@ class Session:
         self.send(
             response(request_id=body.request_id, partitions=partitions, response=response.Success)
         )
+
+    def on_gettopicsofnamespace(self, body: Any, _: object) -> None:
+        response = pb.CommandGetTopicsOfNamespaceResponse
+        self.send(response(request_id=body.request_id, topics=sorted(self.broker.cluster.topics)))
+
+    def on_watchtopiclist(self, body: Any, _: object) -> None:
+        self.watchers.append(body.watcher_id)
+        response = pb.CommandWatchTopicListSuccess
+        names = sorted(self.broker.cluster.topics)
+        self.send(
+            response(
+                request_id=body.request_id, watcher_id=body.watcher_id, topic=names, topics_hash=""
+            )
+        )
+
+    def on_watchtopiclistclose(self, body: Any, _: object) -> None:
+        self.watchers.remove(body.watcher_id)
+        self.send(pb.CommandSuccess(request_id=body.request_id))
 
     def on_lookuptopic(self, body: Any, _: object) -> None:
         response = pb.CommandLookupTopicResponse
@@ -434,6 +453,24 @@ class FakeBrokers:
 
     def topic(self, name: str) -> Topic:
         return self.topics.setdefault(name, Topic(name))
+
+    def announce(self, *, new: Sequence[str] = (), deleted: Sequence[str] = ()) -> None:
+        """Create and delete topics, and tell the clients that watch."""
+        for name in new:
+            self.topic(name)
+        for name in deleted:
+            del self.topics[name]
+        for broker in self.brokers.values():
+            for session in broker.sessions:
+                for watcher_id in session.watchers:
+                    session.send(
+                        pb.CommandWatchTopicUpdate(
+                            watcher_id=watcher_id,
+                            new_topics=new,
+                            deleted_topics=deleted,
+                            topics_hash="",
+                        )
+                    )
 
     def owner(self, topic: str) -> str:
         return self.owners.get(topic, next(iter(self.brokers)))

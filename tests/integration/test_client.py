@@ -257,7 +257,7 @@ class Pauses(logging.Handler):
         self._loop = loop
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("attaching again"):
+        if record.getMessage().startswith(("asking again", "attaching again")):
             pause_s = vars(record)["magnetar_fields"]["in_s"]
             self._loop.call_soon(self._loop.step, pause_s + 0.001)  # the field is rounded
 

@@ -64,7 +64,7 @@ def test_the_index_counts_back_from_the_last_message_of_the_entry() -> None:
             ReceivedMessage(b"", {}, None, False, None, 0, n, False, n if batch else -1)
             for n in range(size)
         ]
-        delivery = Delivery("t", "p", 1, b"", 0, last, 0)
+        delivery = Delivery("t", -1, "p", 1, b"", 0, last, 0)
         return [m.index() for m in messages_of((1, 2), received, (1 << size) - 1, delivery)]
 
     assert indexes(9, 1, batch=False) == [9]

@@ -469,3 +469,33 @@ def test_a_listener_that_exits_goes_on_with_the_next_message() -> None:
             producer.send(b"%d" % number)
         wait_for(lambda: len(got) == 3)
         client.close()
+
+
+def test_partitioned_topic_from_threads() -> None:
+    with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+        producer = client.create_producer("t", max_pending_messages=0)
+
+        def work(number: int) -> None:
+            for _ in range(10):
+                producer.send(b"%d" % number, partition_key=str(number))
+
+        assert in_threads(4, work) == []
+        messages = [consumer.receive(TIMEOUT_MS) for _ in range(40)]
+        assert sorted(message.data() for message in messages) == sorted(
+            b"%d" % number for number in range(4) for _ in range(10)
+        )
+        of_keys = {(message.data(), message.topic_name()) for message in messages}
+        assert len(of_keys) == 4  # a key, a partition
+        for message in messages:
+            consumer.acknowledge(message)
+        assert len(consumer.get_last_message_ids()) == 3
+        with pytest.raises(magnetar.OperationNotSupported):
+            consumer.acknowledge(magnetar.MessageId(-1, 1, 0))
+        consumer.close()
+        for index in range(3):
+            topic = cluster.topic(f"{TOPIC}-partition-{index}")
+            assert not topic.subscriptions["s"].unacked
+        with client.create_table_view("t") as table:
+            assert {key: table.get(key) for key in "0123"} == {key: key.encode() for key in "0123"}

@@ -25,7 +25,7 @@ TOPIC = "persistent://public/default/t"
 
 def message(properties: dict[str, str] | None = None, size: int = 1) -> Message:
     received = ReceivedMessage(bytes(size), properties or {}, "k", True, b"o", 7, 1, False, 2)
-    delivery = Delivery(TOPIC, "p", 1, b"", 0, None, 0)
+    delivery = Delivery(TOPIC, -1, "p", 1, b"", 0, None, 0)
     return Message(received, MessageId(-1, 1, 0, 2, 5), delivery)
 
 

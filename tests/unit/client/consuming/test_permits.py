@@ -108,3 +108,18 @@ def test_returned_message_taken_again_is_not_counted() -> None:
         permits.on_taken(1)
         permits.check()
     assert permits.grant(waiting=False) == 10
+
+
+def test_resized_queue_grants_by_its_new_size() -> None:
+    permits = Permits(1000)
+    permits.on_attached()
+    permits.resize(10, 1000)
+    assert permits.grant(waiting=False) == 10
+    permits.on_delivered(10, 10, 10)
+    for _ in range(5):
+        permits.on_taken(1)
+    permits.resize(4, 1000)  # five wait: more than the new size
+    assert permits.grant(waiting=False) == 0
+    for _ in range(5):
+        permits.on_taken(1)
+    assert permits.grant(waiting=False) == 4

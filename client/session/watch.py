@@ -1,0 +1,72 @@
+"""Follows the broker's announcements of new and deleted topics of a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.client.errors import PulsarException
+    from magnetar.client.session.connection import Connection
+
+
+class TopicWatch:
+    """A watch on one session. The session calls it until it ends or the watch is closed.
+
+    Announcements gather as a set of new and a set of deleted names, which `changes` returns: the
+    memory is bounded by the number of topics, also if the caller is slow.
+    """
+
+    def __init__(self, connection: Connection, watcher_id: int) -> None:
+        self._connection = connection
+        self._watcher_id = watcher_id
+        self._changes: dict[str, bool] = {}  # name -> whether it exists; the last change counts
+        self._changed = asyncio.Event()
+        self._error: PulsarException | None = None  # why the watch ended; None: it has not
+
+    async def begin(self, namespace: str, pattern: str) -> list[str]:
+        """Begin to watch. Returns the names of the topics that match.
+
+        Raises the broker's refusal, for example if it does not understand the pattern.
+        """
+        self._connection.add_watch(self._watcher_id, self)
+        command = pb.CommandWatchTopicList(
+            watcher_id=self._watcher_id, namespace=namespace, topics_pattern=pattern
+        )
+        answer = await self._connection.request(command, pb.CommandWatchTopicListSuccess)
+        return list(answer.topic)
+
+    async def changes(self) -> tuple[list[str], list[str]]:
+        """Wait for announcements. Returns new and deleted names.
+
+        Raises ConnectError if the session has ended: then announcements may be missing.
+        """
+        await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        self._changed.clear()
+        changes, self._changes = self._changes, {}
+        new = [name for name, exists in changes.items() if exists]
+        return new, [name for name, exists in changes.items() if not exists]
+
+    def close(self) -> None:
+        """End the watch, without waiting for the broker."""
+        self._connection.remove_watch(self._watcher_id)
+        self._connection.ask(
+            pb.CommandWatchTopicListClose(watcher_id=self._watcher_id), lambda _: None
+        )
+
+    # The connection
+
+    def on_topics(self, new: Sequence[str], deleted: Sequence[str]) -> None:
+        self._changes.update(dict.fromkeys(deleted, False))
+        self._changes.update(dict.fromkeys(new, True))
+        self._changed.set()
+
+    def on_disconnected(self, error: PulsarException) -> None:
+        self._error = error
+        self._changed.set()

@@ -1,0 +1,158 @@
+"""The asyncio table view: the last value of each key of a topic, kept in memory.
+
+The table is as large as the keys and values of its topic; nothing else bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from magnetar.client.callbacks import call
+from magnetar.client.consumer import take
+from magnetar.client.errors import AlreadyClosed, PulsarException
+from magnetar.client.message import MessageId
+from magnetar.client.options import ReaderOptions, TableViewOptions
+from magnetar.client.reader import reader_subscription
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    import asyncio
+    import random
+
+    from magnetar.client.consumer import LoopQueue
+    from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.subscription import Subscription
+    from magnetar.client.message import Message
+    from magnetar.client.scope import Scope
+
+log = get_logger(__name__)
+
+Changed = Callable[[str, bytes], object]
+"""Called as `callback(key, value)`."""
+
+
+class TableRows:
+    """The core of a table view: it reads the topic and keeps the rows."""
+
+    def __init__(
+        self, subscriber: ConsumerCore, queue: LoopQueue, options: TableViewOptions
+    ) -> None:
+        self._subscriber = subscriber
+        self._queue = queue
+        self._options = options
+        self._rows: dict[str, bytes] = {}
+        self._listeners: list[Changed] = []
+        self._task: asyncio.Task[None] | None = None  # None: not opened
+
+    async def open(self, scope: Scope) -> None:
+        """Read what the topic holds, and begin to follow it. If that fails, close the view."""
+        try:
+            while await self._subscriber.has_message_available():
+                self._on_message(await take(self._subscriber, self._queue, None))
+        except BaseException:
+            error = AlreadyClosed("the table view was not created", topic=self._subscriber.topic)
+            self._subscriber.shut_down(error)
+            raise
+        self._task = scope.start(self._follow(), f"table view of {self._subscriber.topic}")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await self._subscriber.close()
+
+    def get(self, key: str) -> bytes | None:
+        return self._rows.get(key)
+
+    def for_each(self, callback: Changed) -> None:
+        for key, value in list(self._rows.items()):  # the callback may wait meanwhile
+            callback(key, value)
+
+    async def for_each_and_listen(self, callback: Changed) -> None:
+        for key, value in list(self._rows.items()):
+            call(callback, key, value)
+        self._listeners.append(callback)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __str__(self) -> str:
+        name = self._options.subscription_name
+        more = "" if name is None else f", subscription={name}"
+        return f"TableView(topic={self._options.topic}{more})"
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                self._on_message(await take(self._subscriber, self._queue, None))
+        except PulsarException as error:  # it was closed
+            log.info("table view ended", topic=self._subscriber.topic, reason=str(error))
+
+    def _on_message(self, message: Message) -> None:
+        key, value = message.partition_key(), message.data()
+        if not key:
+            log.warning(
+                "message without a key ignored",
+                topic=message.topic_name(),
+                message_id=str(message.message_id()),
+            )
+            return
+        if value:
+            self._rows[key] = value
+        else:
+            self._rows.pop(key, None)
+        for listener in self._listeners:
+            call(listener, key, value)
+
+
+class TableView:
+    """The last value of each key of a topic, in memory. `Client.create_table_view` creates it.
+
+    Reads cost no network: the view follows the topic in the background.
+    """
+
+    def __init__(self, rows: TableRows) -> None:
+        self._rows = rows
+
+    def get(self, key: str) -> bytes | None:
+        """Return the key's value, or None if there is none."""
+        return self._rows.get(key)
+
+    def for_each(self, callback: Changed) -> None:
+        """Call `callback(key, value)` for each entry of the table."""
+        self._rows.for_each(callback)
+
+    async def for_each_and_listen(self, callback: Changed) -> None:
+        """Call `callback(key, value)` for each entry of the table, and later for each change.
+
+        A deleted key has the value b"". The callback is called in the order of the topic.
+        """
+        await self._rows.for_each_and_listen(callback)
+
+    async def close(self) -> None:
+        """Close the table view. What it has read stays readable."""
+        await self._rows.close()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __str__(self) -> str:
+        return str(self._rows)
+
+    __repr__ = __str__
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def table_subscription(options: TableViewOptions, random: random.Random) -> Subscription:
+    """Return the temporary subscription with which a view reads its topic from the beginning."""
+    reader = ReaderOptions(options.topic, MessageId.earliest)
+    subscription = reader_subscription(reader, random)
+    if options.subscription_name is None:
+        return subscription
+    return replace(subscription, name=options.subscription_name)

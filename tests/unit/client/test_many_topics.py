@@ -1,0 +1,562 @@
+"""Producers, consumers, readers and table views over several topics, with fake brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, expect_none
+from support import settle
+
+from magnetar.client.errors import (
+    AlreadyClosed,
+    InvalidConfiguration,
+    InvalidTopicName,
+    NotAllowedError,
+    OperationNotSupported,
+    TopicNotFound,
+    UnknownError,
+)
+from magnetar.client.message import MessageId
+from magnetar.client.options import ConsumerType, ProducerAccessMode
+from magnetar.client.policies import ConsumerDeadLetterPolicy
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from magnetar.client.asyncio import Client, Consumer, Producer, Reader
+    from magnetar.client.message import Message
+
+SHARED = ConsumerType.Shared
+
+
+def part(index: int, topic: str = TOPIC) -> str:
+    return f"{topic}-partition-{index}"
+
+
+def full(name: str) -> str:
+    return f"persistent://public/default/{name}"
+
+
+async def publish(client: Client, count: int, topic: str = "t", first: int = 0) -> list[MessageId]:
+    async with await client.create_producer(topic, batching_enabled=False) as producer:
+        return [await producer.send(b"%d" % (first + number)) for number in range(count)]
+
+
+async def receive(consumer: Consumer, count: int) -> list[Message]:
+    return [await consumer.receive(5000) for _ in range(count)]
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    return sorted(int(message.data()) for message in messages)
+
+
+def own_tasks() -> set[asyncio.Task[Any]]:
+    return {task for task in asyncio.all_tasks() if " of " in task.get_name()}
+
+
+# Producing
+
+
+async def test_messages_go_round_the_partitions() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3
+        ids = await publish(client, 9)
+        assert sorted(one.partition() for one in ids) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert {one.topic_name() for one in ids} == {part(0), part(1), part(2)}
+        assert [len(cluster.topic(part(index)).entries) for index in range(3)] == [3, 3, 3]
+
+
+async def test_lazy_producer_begins_partitions_with_their_first_message() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 8
+        producer = await client.create_producer(
+            "t", lazy_start_partitioned_producers=True, batching_enabled=False
+        )
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 1
+        for _ in range(3):
+            await producer.send(b"x")
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) <= 4
+        await producer.close()
+
+
+async def test_exclusive_producer_is_never_lazy() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3
+        await client.create_producer(
+            "t",
+            lazy_start_partitioned_producers=True,
+            access_mode=ProducerAccessMode.Exclusive,
+        )
+        topics = [body.topic for body in cluster.brokers[A].commands(pb.CommandProducer)]
+        assert topics == [part(0), part(1), part(2)]
+
+
+async def test_producer_uses_added_partitions() -> None:
+    async with client_among(partitions_update_s=10) as (client, cluster):
+        cluster.partitions[TOPIC] = 1
+        producer = await client.create_producer("t", batching_enabled=False)
+        cluster.partitions[TOPIC] = 3
+        await asyncio.sleep(11)
+        ids = [await producer.send(b"x") for _ in range(6)]
+        assert sorted(one.partition() for one in ids) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_limit_of_pending_messages_counts_all_partitions() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 4
+        for index in range(4):
+            cluster.topic(part(index)).hold_receipts = True
+        told: list[Any] = []
+        producer = await client.create_producer(
+            "t", batching_enabled=False, max_pending_messages_across_partitions=6
+        )
+        for _ in range(8):
+            producer.send_async(b"x", lambda result, _: told.append(result.name))
+        assert told == ["ProducerQueueIsFull"] * 2
+
+
+async def test_failing_router_fails_only_its_message() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        producer = await client.create_producer(
+            "t", message_router=lambda message, _: int(message.data()), max_pending_messages=1
+        )
+        with pytest.raises(UnknownError):
+            await producer.send(b"7")
+        assert (await producer.send(b"1")).partition() == 1
+        await producer.flush()
+        assert producer.topic() == TOPIC
+        assert producer.is_connected()
+        assert producer.last_sequence_id() == 0
+
+
+async def test_refused_partition_refuses_the_producer_and_leaves_no_task() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3
+        cluster.owners[part(2)] = B
+        error = pb.CommandError(request_id=0, error=pb.TopicNotFound, message="gone")
+        cluster.brokers[B].script(pb.CommandProducer, error)
+        with pytest.raises(TopicNotFound):
+            await client.create_producer("t")
+        await settle()
+        assert not own_tasks()
+
+
+CREATIONS: list[Callable[[Client], Coroutine[Any, Any, Producer | Consumer | Reader]]] = [
+    lambda client: client.create_producer("t"),
+    lambda client: client.subscribe("t", "s"),
+    lambda client: client.subscribe(["t", "u"], "s"),
+    lambda client: client.subscribe(re.compile(".*"), "s"),
+    lambda client: client.create_reader("t", MessageId.latest),
+]
+
+
+@pytest.mark.parametrize("create", CREATIONS)
+async def test_cancelled_creation_leaves_no_task(
+    create: Callable[[Client], Coroutine[Any, Any, Producer | Consumer | Reader]],
+) -> None:
+    """Cancel it when one of its requests gets no answer."""
+    requests = (
+        pb.CommandPartitionedTopicMetadata,
+        pb.CommandLookupTopic,
+        pb.CommandProducer,
+        pb.CommandSubscribe,
+        pb.CommandGetTopicsOfNamespace,
+        pb.CommandGetLastMessageId,
+    )
+    for kind in requests:
+        async with client_among() as (client, cluster):
+            cluster.partitions[TOPIC] = 3
+            cluster.topic(TOPIC)
+            cluster.brokers[A].script(kind, None)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(create(client), name="creation")
+                await asyncio.sleep(0.5)
+                task.cancel()
+            if not task.cancelled():  # it needs no such request
+                await task.result().close()
+            await settle()
+            assert not own_tasks()
+
+
+# Consuming partitions
+
+
+async def test_consumer_gets_all_partitions_and_acknowledges_each() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 3
+        cluster.owners[part(1)] = B
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        assert consumer.topic() == TOPIC
+        sent = await publish(client, 9)
+        messages = await receive(consumer, 9)
+        assert numbers(messages) == list(range(9))
+        assert {message.message_id() for message in messages} == set(sent)
+        for message in messages[:5]:
+            await consumer.acknowledge(message)
+        for message in messages[5:]:
+            stored = message.message_id().serialize()
+            await consumer.acknowledge(MessageId.deserialize(stored))  # its partition is enough
+        await consumer.close()
+        left = [cluster.topic(part(index)).subscriptions["s"].unacked for index in range(3)]
+        assert left == [{}, {}, {}]
+
+
+async def test_cumulative_acknowledgement_covers_its_partition() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 6)
+        messages = await receive(consumer, 6)
+        last = max(
+            (message for message in messages if message.message_id().partition() == 1),
+            key=lambda message: message.message_id(),
+        )
+        await consumer.acknowledge_cumulative(last)
+        await consumer.close()
+        left = [len(cluster.topic(part(index)).subscriptions["s"].unacked) for index in range(2)]
+        assert left == [3, 0]
+
+
+async def test_permits_are_shared_among_the_partitions() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 4
+        await client.subscribe(
+            "t",
+            "s",
+            receiver_queue_size=10,
+            max_total_receiver_queue_size_across_partitions=20,
+        )
+        await settle()
+        flows = cluster.brokers[A].commands(pb.CommandFlow)
+        assert [body.messagePermits for body in flows] == [5, 5, 5, 5]
+        with pytest.raises(InvalidConfiguration, match="receiver_queue_size"):
+            await client.subscribe("t", "x", receiver_queue_size=0)
+
+
+async def test_redelivery_goes_to_each_partition() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=100,
+        )
+        await publish(client, 4)
+        first = await receive(consumer, 4)
+        await consumer.negative_acknowledge(first[0])
+        again = await consumer.receive(5000)
+        assert again.message_id() == first[0].message_id()
+        consumer.redeliver_unacknowledged_messages()
+        assert numbers(await receive(consumer, 4)) == [0, 1, 2, 3]
+        await expect_none(consumer)
+
+
+async def test_partition_moves_its_dead_letters_to_the_topic_of_all() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=ConsumerDeadLetterPolicy(1),
+        )
+        sent = await publish(client, 2)
+        for _ in range(4):
+            await consumer.negative_acknowledge(await consumer.receive(5000))
+        await expect_none(consumer)
+        assert consumer.get_stats().dead_lettered == 2
+        letters = await client.subscribe("t-s-DLQ", "s", initial_position=EARLIEST)
+        found = await receive(letters, 2)
+        assert numbers(found) == [0, 1]
+        assert {one.properties()["REAL_TOPIC"] for one in found} == {part(0), part(1)}
+        assert {one.properties()["ORIGIN_MESSAGE_ID"] for one in found} == {
+            f"{one.ledger_id()}:{one.entry_id()}:{one.partition()}" for one in sent
+        }
+        await consumer.close()
+        left = [cluster.topic(part(index)).subscriptions["s"].unacked for index in range(2)]
+        assert left == [{}, {}]
+
+
+async def test_pause_and_statistics_cover_all_topics() -> None:
+    async with client_among(partitions_update_s=10.0) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 4)
+        for message in await receive(consumer, 4):
+            await consumer.acknowledge(message)
+        counts = consumer.get_stats()
+        assert (counts.messages_received, counts.acknowledged) == (4, 4)
+        consumer.pause()
+        cluster.partitions[TOPIC] = 3
+        await asyncio.sleep(11)  # the new partition is joined, and pauses, too
+        flows = cluster.brokers[A].commands(pb.CommandFlow)
+        assert len({flow.consumer_id for flow in flows}) == 2
+        consumer.resume()
+        await publish(client, 3)
+        assert numbers(await receive(consumer, 3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("topic", ["t", ["a", "b"], re.compile("a.*")])
+async def test_retry_topic_is_refused_with_several_topics(topic: Any) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        with pytest.raises(NotAllowedError, match="enable_retry"):
+            await client.subscribe(topic, "s", SHARED, enable_retry=True)
+        await settle()
+        assert not own_tasks()
+
+
+async def test_lost_broker_redelivers_only_its_partitions() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        cluster.owners[part(1)] = B
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 6)
+        await settle()  # all are in the queue
+        taken = await consumer.receive(5000)
+        cluster.owners[part(1)] = A
+        cluster.brokers[B].kill()
+        await settle()
+        messages = [taken, *await receive(consumer, 5)]
+        got = sorted(int(message.data()) for message in messages)
+        if taken.topic_name() == part(1):  # it was not acknowledged: it comes again
+            messages.append(await consumer.receive(5000))
+            got = sorted({int(message.data()) for message in messages})
+        assert got == list(range(6))
+        await expect_none(consumer)
+
+
+async def test_seek_moves_all_partitions_or_one() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, start_message_id_inclusive=True
+        )
+        await publish(client, 4)
+        messages = await receive(consumer, 4)
+        await consumer.seek(MessageId.earliest)
+        assert numbers(await receive(consumer, 4)) == [0, 1, 2, 3]
+        of_one = sorted(one.message_id() for one in messages if one.topic_name() == part(1))
+        await consumer.seek(of_one[0])
+        again = await receive(consumer, 2)
+        assert {message.topic_name() for message in again} == {part(1)}
+        await expect_none(consumer)
+        with pytest.raises(OperationNotSupported, match="names none"):
+            await consumer.seek(MessageId(-1, 1, 0))
+
+
+async def test_last_message_ids() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 4)
+        found = await consumer.get_last_message_ids()
+        assert sorted((one.topic_name(), one.entry_id()) for one in found) == [
+            (part(0), 1),
+            (part(1), 1),
+        ]
+        with pytest.raises(OperationNotSupported):
+            await consumer.get_last_message_id()
+
+
+async def test_unsubscribe_and_close_end_all_partitions() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s")
+        await consumer.unsubscribe()
+        assert not cluster.topic(part(0)).subscriptions
+        assert not cluster.topic(part(1)).subscriptions
+        with pytest.raises(AlreadyClosed):
+            await consumer.receive()
+        other = await client.subscribe("t", "s")
+        await other.close()
+        assert not cluster.topic(part(0)).subscriptions["s"].consumers
+        await settle()
+        assert not own_tasks()
+
+
+async def test_consumer_joins_added_partitions_at_their_beginning() -> None:
+    async with client_among(partitions_update_s=10) as (client, cluster):
+        cluster.partitions[TOPIC] = 1
+        consumer = await client.subscribe("t", "s")
+        cluster.partitions[TOPIC] = 2
+        await publish(client, 1, part(1))
+        await asyncio.sleep(11)
+        assert (await consumer.receive(5000)).message_id().partition() == 1
+
+
+async def test_async_for_ends_with_the_consumer() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 4)
+        got = []
+        async for message in consumer:
+            got.append(message)
+            if len(got) == 4:
+                await consumer.close()
+        assert numbers(got) == [0, 1, 2, 3]
+
+
+async def test_cancelled_batch_receive_returns_its_messages() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await publish(client, 3)
+        assert numbers(await consumer.batch_receive()) == [0, 1, 2]
+        await publish(client, 3, first=3)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(consumer.batch_receive())
+            await asyncio.sleep(0.05)
+            task.cancel()
+        assert numbers(await receive(consumer, 3)) == [3, 4, 5]
+
+
+# Lists and patterns
+
+
+async def test_list_joins_a_missing_topic_once_it_exists() -> None:
+    async with client_among() as (client, cluster):
+        cluster.owners[full("u")] = B
+        gone = pb.CommandError(request_id=0, error=pb.TopicNotFound, message="no such topic")
+        cluster.brokers[B].script(pb.CommandSubscribe, gone, gone)
+        consumer = await client.subscribe(["t", "u"], "s")
+        await publish(client, 1)
+        assert (await consumer.receive(5000)).topic_name() == TOPIC
+        await publish(client, 1, "u", first=7)
+        message = await consumer.receive(30_000)
+        assert (message.topic_name(), message.data()) == (full("u"), b"7")
+        with pytest.raises(OperationNotSupported, match="names no topic"):
+            await consumer.acknowledge(MessageId(-1, 1, 0))
+        stored = message.message_id().serialize()
+        await consumer.acknowledge(MessageId.deserialize(stored, topic=message.topic_name()))
+        await consumer.close()
+        assert not cluster.topic(full("u")).subscriptions["s"].unacked
+
+
+async def test_pattern_joins_new_topics_at_once_and_leaves_deleted_ones() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(full("a1"))
+        cluster.topic(full("b1"))
+        consumer = await client.subscribe(re.compile("public/default/a.*"), "s")
+        assert consumer.topic() == "persistent://public/default/a.*"
+        await settle()
+        cluster.announce(new=[full("a2"), full("b2")])
+        await publish(client, 1, "a2")
+        message = await consumer.receive(1000)
+        assert message.topic_name() == full("a2")
+        assert not cluster.topic(full("b1")).subscriptions
+        cluster.announce(deleted=[full("a1")])
+        await asyncio.sleep(0.1)
+        assert [body.topic for body in cluster.brokers[A].commands(pb.CommandSubscribe)] == [
+            full("a1"),
+            full("a2"),
+        ]
+        assert all(
+            not body.force_topic_creation
+            for body in cluster.brokers[A].commands(pb.CommandSubscribe)
+        )
+        assert full("a1") not in cluster.topics
+
+
+async def test_pattern_finds_topics_that_were_created_while_no_broker_announced() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(full("a1"))
+        consumer = await client.subscribe(re.compile("a.*"), "s")
+        await settle()
+        cluster.brokers[A].kill()
+        cluster.take_over(B)
+        cluster.brokers[A].sessions.clear()
+        for name in ("a1", "a2"):
+            cluster.topic(full(name))
+            cluster.owners[full(name)] = B
+        await publish(client, 1, "a2")
+        assert (await consumer.receive(10_000)).topic_name() == full("a2")
+
+
+async def test_pattern_polls_a_broker_that_announces_nothing() -> None:
+    async with client_among() as (client, cluster):
+        refusal = pb.CommandError(request_id=0, error=pb.NotAllowedError, message="no watches here")
+        cluster.brokers[A].script(pb.CommandWatchTopicList, *[refusal] * 10)
+        consumer = await client.subscribe(re.compile("a.*"), "s", pattern_auto_discovery_period=5)
+        await publish(client, 1, "a1")
+        assert (await consumer.receive(10_000)).topic_name() == full("a1")
+
+
+@pytest.mark.parametrize("pattern", ["a/b", "x://a/b/c", "persistent://a"])
+async def test_pattern_without_namespace_is_refused(pattern: str) -> None:
+    async with client_among() as (client, _):
+        with pytest.raises(InvalidTopicName):
+            await client.subscribe(re.compile(pattern), "s")
+
+
+# Readers and table views
+
+
+async def read(reader: Reader, count: int) -> list[Message]:
+    return [await reader.read_next(5000) for _ in range(count)]
+
+
+async def test_reader_reads_all_partitions_and_survives_their_brokers() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        cluster.owners[part(1)] = B
+        await publish(client, 6)
+        reader = await client.create_reader("t", MessageId.earliest)
+        first = await read(reader, 3)
+        cluster.owners[part(1)] = A
+        cluster.brokers[B].kill()
+        rest = await read(reader, 3)
+        assert numbers(first + rest) == list(range(6))  # none twice
+        assert not await reader.has_message_available()
+        with pytest.raises(OperationNotSupported, match="start_message_id"):
+            await client.create_reader("t", MessageId(-1, 1, 0))
+
+
+async def test_reader_at_latest_sees_only_what_follows() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        await publish(client, 4)
+        reader = await client.create_reader("t", MessageId.latest)
+        assert not await reader.has_message_available()
+        await publish(client, 2, first=4)
+        assert await reader.has_message_available()
+        assert numbers(await read(reader, 2)) == [4, 5]
+
+
+async def put(client: Client, **rows: bytes) -> None:
+    async with await client.create_producer("t") as producer:
+        for key, value in rows.items():
+            await producer.send(value, partition_key=key)
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_table_view_holds_the_last_value_of_each_key(partitions: int) -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = partitions
+        await put(client, a=b"1", b=b"2", c=b"3")
+        await put(client, a=b"4", b=b"")
+        table = await client.create_table_view("t", subscription_name="tv")
+        assert (len(table), table.get("a"), table.get("b"), table.get("c")) == (2, b"4", None, b"3")
+        assert str(table) == "TableView(topic=t, subscription=tv)"
+        seen: list[tuple[str, bytes]] = []
+        table.for_each(lambda key, value: seen.append((key, value)))
+        assert sorted(seen) == [("a", b"4"), ("c", b"3")]
+        heard: list[tuple[str, bytes]] = []
+        await table.for_each_and_listen(lambda key, value: heard.append((key, value)))
+        await put(client, c=b"", d=b"5")
+        await asyncio.sleep(0.1)
+        assert sorted(heard) == [("a", b"4"), ("c", b""), ("c", b"3"), ("d", b"5")]
+        assert (len(table), table.get("d")) == (2, b"5")
+        await table.close()
+        await settle()
+        assert not own_tasks()

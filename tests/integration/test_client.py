@@ -35,7 +35,9 @@ HANDOVER_S = 8.0  # far less than any timeout: nobody waits for one
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StandaloneProcess]:
-    process = StandaloneProcess(tmp_path)
+    """It keeps acknowledged messages, so that a test can read all that was stored."""
+    kept = "--default-retention-time-in-minutes=-1", "--default-retention-size-in-mb=-1"
+    process = StandaloneProcess(tmp_path, *kept)
     process.start()
     yield process
     process.end()

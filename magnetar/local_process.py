@@ -190,9 +190,9 @@ class LocalProcess:
         return f"status {status}"
 
 
-def standalone(directory: Path) -> LocalProcess:
+def standalone(directory: Path, variables: Mapping[str, str] | None = None) -> LocalProcess:
     """`magnetar standalone` on free ports, which stay the same when it is started again. Its data
-    is in `directory`/data."""
+    is in `directory`/data. `variables` are added to its environment."""
     ports = dict(zip(("grpc", "pulsar", "http"), free_ports(3), strict=True))
     flags = [f"--{kind}-port={port}" for kind, port in ports.items()]
     return LocalProcess(
@@ -202,6 +202,7 @@ def standalone(directory: Path) -> LocalProcess:
         [*magnetar_command("standalone"), f"--data-dir={directory / 'data'}", *flags],
         ports,
         partial(answers_health, ports["http"]),
+        variables=variables or {},
     )
 
 

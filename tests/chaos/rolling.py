@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pulsar
+from chaos.administration import admin, keep_everything
 
 from magnetar.local_cluster import LocalCluster
 
@@ -77,20 +77,6 @@ class Result:
             "  passed" if self.passed else "  FAILED",
         ]
         return "\n".join(lines)
-
-
-def admin(cluster: LocalCluster, method: str, path: str, body: object = None) -> Any:
-    """Ask the first broker; redirects lead to the others. Raises httpx.HTTPStatusError."""
-    [port] = [cluster.of_role("broker")[0].ports["http"]]
-    answer = httpx.request(
-        method,
-        f"http://127.0.0.1:{port}/admin/v2/{path}",
-        json=body,
-        follow_redirects=True,
-        timeout=30.0,
-    )
-    answer.raise_for_status()
-    return answer.json() if answer.content else None
 
 
 class Load:
@@ -205,8 +191,7 @@ async def run_rolling(
 
         def prepare() -> None:
             admin(cluster, "POST", "namespaces/public/default/deduplication", True)
-            kept = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-            admin(cluster, "POST", "namespaces/public/default/retention", kept)
+            keep_everything(cluster)
             admin(cluster, "PUT", f"persistent/public/default/{NAME}/partitions", PARTITIONS)
 
         await asyncio.to_thread(prepare)

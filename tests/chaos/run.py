@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Final
 
+from chaos.administration import keep_everything
 from chaos.nemesis import Nemesis, plan
 from chaos.report import text, timeline
 from chaos.workload import Consuming, Producing, read_all
@@ -96,6 +97,7 @@ async def run_chaos(setting: Setting, seed: int, directory: Path) -> Run:
         "brokers": 2,
     }
     async with LocalCluster(directory, **counts) as cluster:
+        await asyncio.to_thread(keep_everything, cluster)
         store = await ZooKeeperStore.connect(cluster.zookeeper)
         client = Client(cluster.service_url)
         try:

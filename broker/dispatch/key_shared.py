@@ -187,6 +187,7 @@ class KeyShared:
     def on_acked(
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
+        before = consumer.unacked
         for position in positions:
             if not self._forget(position, consumer, now):
                 for other in self._consumers:
@@ -194,6 +195,7 @@ class KeyShared:
                         break
             if self._chunks:
                 self._chunks.on_gone(position)
+        consumer.acked += before - consumer.unacked
         self._refresh_pins()
         return self.advance(now)
 
@@ -207,6 +209,7 @@ class KeyShared:
             owner, before = owners[0], owners[0].pending.get(position)
             left = min(unacked_in(ack_set), before)
             owner.on_unacked(left - before)
+            consumer.acked += before - left
             owner.pending.set(position, left)
         return self.advance(now)
 

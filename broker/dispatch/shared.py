@@ -136,6 +136,7 @@ class Shared:
             if self._chunks:
                 self._chunks.on_gone(position)
         consumer.on_unacked(-done)
+        consumer.acked += done
         return self.advance(now)
 
     def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
@@ -146,6 +147,7 @@ class Shared:
         if owner is not None and ack_set is not None:
             # Acknowledging adds no message, whatever the bits beyond the batch say.
             left = min(unacked_in(ack_set), owner.pending.get(position))
+            consumer.acked += owner.pending.get(position) - left
             owner.on_unacked(left - owner.pending.get(position))
             owner.pending.set(position, left)
         return self.advance(now)
@@ -206,6 +208,11 @@ class Shared:
 
     def on_timer(self, now: float) -> list[Action]:
         return self.advance(now)
+
+    def describe(self) -> dict[str, object]:
+        """Of the subscription; Pulsar's names."""
+        in_flight = len(self._reading.positions) if isinstance(self._reading, Replay) else 0
+        return {"msgInReplay": len(self._replay) + in_flight}
 
     def explain(self, now: float) -> list[Reason]:
         if not self._consumers:

@@ -71,6 +71,7 @@ class SingleActive:
     def on_acked(
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
+        consumer.acked += round(len(positions) * consumer.messages_per_entry)
         return []
 
     def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:

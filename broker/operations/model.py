@@ -6,12 +6,14 @@ without a change here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from magnetar.broker.operations.arguments import INT32_MAX, INT64_MAX
+
+_WHEN: Final = "milliseconds since 1970-01-01; 0: never"
 
 
 class _Statistics(BaseModel):
@@ -40,6 +42,14 @@ class PublisherStats(_Statistics):
     connected_since: str
 
 
+class DrainingHashStats(_Statistics):
+    """A hash that waits for acknowledgements of the consumer that had it before."""
+
+    hash: int
+    unack_msgs: int = Field(description="unacknowledged messages of the hash")
+    blocked_attempts: int = Field(description="deliveries of the hash that had to wait")
+
+
 class ConsumerStats(_Statistics):
     """A connected consumer."""
 
@@ -51,6 +61,40 @@ class ConsumerStats(_Statistics):
     bytes_out_counter: int
     available_permits: int
     unacked_messages: int
+    msg_rate_redeliver: float = Field(default=0.0, description="messages per second")
+    message_ack_rate: float = Field(
+        default=0.0,
+        description="messages per second; of Exclusive and Failover from the average batch",
+    )
+    chunked_message_rate: float = Field(
+        default=0.0, description="entries with a part of a message, per second"
+    )
+    avg_messages_per_entry: int = Field(default=0, description="0: nothing was delivered")
+    blocked_consumer_on_unacked_msgs: bool = Field(
+        default=False, description="too many unacknowledged messages; it resumes at half"
+    )
+    draining_hashes_count: int = Field(
+        default=0, description="hashes that moved away while it has messages of them"
+    )
+    draining_hashes_cleared_total: int = Field(default=0, description="since it connected")
+    draining_hashes_unacked_messages: int = 0
+    draining_hashes: list[DrainingHashStats] = []
+    key_hash_range_arrays: list[list[int]] | None = Field(
+        default=None, description="its hashes, each range with both ends; null: not Key_Shared"
+    )
+    address: str = ""
+    client_version: str = ""
+    connected_since: str = ""
+    first_messages_sent_timestamp: int = Field(default=0, description=_WHEN)
+    first_consumed_flow_timestamp: int = Field(default=0, description=_WHEN)
+    last_acked_timestamp: int = Field(default=0, description=_WHEN)
+    last_consumed_timestamp: int = Field(default=0, description=_WHEN)
+    last_consumed_flow_timestamp: int = Field(
+        default=0, description=f"when it granted permits, in {_WHEN}"
+    )
+    last_acked_time: str = ""
+    last_consumed_time: str = ""
+    metadata: dict[str, str] = Field(default={}, description="the consumer's properties")
 
 
 class SubscriptionStats(_Statistics):
@@ -85,6 +129,31 @@ class SubscriptionStats(_Statistics):
     msg_drop_rate: float = Field(
         default=0.0, description="messages of a non-persistent topic dropped per second"
     )
+    active_consumer_name: str = Field(default="", description="empty: none, or all are")
+    message_ack_rate: float = Field(default=0.0, description="messages per second")
+    chunked_message_rate: float = 0.0
+    blocked_subscription_on_unacked_msgs: bool = Field(
+        default=False, description="too many unacknowledged messages: only redelivery goes on"
+    )
+    msg_delayed: int = Field(default=0, description="entries whose delivery time has not come")
+    msg_backlog_no_delayed: int = Field(default=0, description="the backlog without these entries")
+    msg_in_replay: int = Field(default=0, description="entries that wait for their consumer")
+    key_shared_mode: str | None = Field(default=None, description="null: not Key_Shared")
+    allow_out_of_order_delivery: bool = False
+    draining_hashes_count: int = Field(default=0, description="of all consumers")
+    draining_hashes_cleared_total: int = 0
+    draining_hashes_unacked_messages: int = 0
+    non_contiguous_deleted_messages_ranges: int = Field(
+        default=0, description="ranges that are acknowledged beyond the mark-delete position"
+    )
+    non_contiguous_deleted_messages_ranges_serialized_size: int = Field(
+        default=0, description="bytes that they take where the cursor is stored"
+    )
+    last_acked_timestamp: int = Field(default=0, description=_WHEN)
+    last_consumed_timestamp: int = Field(default=0, description=_WHEN)
+    last_consumed_flow_timestamp: int = Field(default=0, description=_WHEN)
+    last_mark_delete_advanced_timestamp: int = Field(default=0, description=_WHEN)
+    is_replicated: bool = Field(default=False, description="always false")
     subscription_properties: dict[str, str]
     consumers: list[ConsumerStats]
 

@@ -211,8 +211,8 @@ def last_message_id(request_id: int, last: pb.MessageIdData, mark_delete: tuple[
 
 
 def consumer_stats(request_id: int, stats: Mapping[str, Any], backlog_entries: int) -> bytes:
-    """`stats` has the names of Pulsar's ConsumerStats, which are the command's too. The rates of
-    expired and of acknowledged messages are not measured, and left out."""
+    """`stats` has the names of Pulsar's ConsumerStats, which are the command's too. The rate of
+    expired messages is the subscription's, and left out."""
     body = pb.CommandConsumerStatsResponse(
         request_id=request_id,
         msgRateOut=stats["msgRateOut"],
@@ -226,6 +226,7 @@ def consumer_stats(request_id: int, stats: Mapping[str, Any], backlog_entries: i
         connectedSince=stats["connectedSince"],
         type=stats["type"],
         msgBacklog=backlog_entries,
+        messageAckRate=stats["messageAckRate"],
     )
     return framing.encode_command(body)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from magnetar.broker.dispatch.permits import Consumer
 from magnetar.broker.errors import ConsumerNotFound, InvalidPermits
+from magnetar.broker.topic.activity import Activity
 from magnetar.broker.topic.meter import Meter
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class ConsumerHandle:
         join_number: int,
         connected_since: str,
         now: float,
+        now_ms: Callable[[], int],
     ) -> None:
         self.subscription = subscription
         self.request = request
@@ -59,6 +61,10 @@ class ConsumerHandle:
             key_shared=request.key_shared,
         )
         self._told_end = False
+        self.activity = Activity()
+        self.acks = Meter(now)  # of messages
+        self._acked = 0  # those in `acks`
+        self._now_ms = now_ms
         self.meter = Meter(now)
         self.redelivered = Meter(now)
         self.chunks = Meter(now)  # entries that hold a part of a message
@@ -85,6 +91,7 @@ class ConsumerHandle:
         if permits < 1:
             raise InvalidPermits(permits)
         if self.attached:
+            self.activity.on_flow(self._now_ms())
             self.subscription.on_flow(self, permits)
 
     def acknowledge(
@@ -98,6 +105,7 @@ class ConsumerHandle:
         with the first error. Raises InvalidAck, SubscriptionFenced, before any change."""
         if self.attached:
             self.subscription.acknowledge(self, positions, partial, done)
+            self._on_acked()
         elif done is not None:
             done(ConsumerNotFound(self.consumer_id))
 
@@ -109,6 +117,7 @@ class ConsumerHandle:
         NotAllowed if the subscription type has no cumulative acknowledgements."""
         if self.attached:
             self.subscription.acknowledge_cumulative(position, ack_set, done)
+            self._on_acked()
         elif done is not None:
             done(ConsumerNotFound(self.consumer_id))
 
@@ -170,6 +179,7 @@ class ConsumerHandle:
         """Pass the entries to the session, and count them: `size` bytes, `redelivered` of them not
         for the first time."""
         self.events.deliver(action.entries, action.details)
+        self.activity.on_sent(self._now_ms())
         self.meter.count(action.messages, size, now)
         if redelivered:
             self.redelivered.count(redelivered, 0, now)
@@ -189,6 +199,7 @@ class ConsumerHandle:
         return {
             **self.meter.describe("Out", now),
             "msgRateRedeliver": self.redelivered.rates(now).messages,
+            "messageAckRate": self.acks.rates(now).messages,
             "chunkedMessageRate": self.chunks.rates(now).messages,
             "consumerName": self.name,
             "type": self.request.type.title,
@@ -196,12 +207,21 @@ class ConsumerHandle:
             "availablePermits": machine.permits,
             "unackedMessages": machine.unacked,
             "blockedConsumerOnUnackedMsgs": machine.blocked,
-            "avgMessagesPerEntry": round(machine.messages_per_entry),
+            "avgMessagesPerEntry": round(machine.messages_per_entry) if self.meter.messages else 0,
             "address": self.request.client.address,
             "clientVersion": self.request.client.version,
             "connectedSince": self._connected_since,
             "metadata": dict(self.request.metadata),
+            **self.activity.describe_consumer(),
         }
+
+    def _on_acked(self) -> None:
+        """The subscription has taken an acknowledgement."""
+        self.activity.acked_ms = self._now_ms()
+        acked = self.machine.acked - self._acked
+        if acked:
+            self._acked += acked
+            self.acks.count(acked, 0, asyncio.get_running_loop().time())
 
     def _found(self) -> OwningSubscription:
         if not self.attached:

@@ -184,6 +184,7 @@ class NonPersistentTopic:
             properties=properties,
             limits=self._limits,
             key_shared=self._key_shared,
+            now_ms=self._clock.now_ms,
             left=self._maybe_idle,
             abandoned=self._forget,
             candidates=lambda: Candidates(

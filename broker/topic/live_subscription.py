@@ -44,6 +44,7 @@ class LiveSubscription:
         properties: Mapping[str, str],
         limits: Limits,
         key_shared: KeySharedSettings | None = None,
+        now_ms: Callable[[], int],
         left: Callable[[], None],
         abandoned: Callable[[LiveSubscription], None],
         candidates: Callable[[], Candidates],
@@ -58,6 +59,7 @@ class LiveSubscription:
         self.delivered = Meter(now)
         self.dropped = Meter(now)
         self._limits = limits
+        self._now_ms = now_ms
         self._left = left
         self._abandoned = abandoned
         self._candidates = candidates
@@ -81,6 +83,7 @@ class LiveSubscription:
             join_number=self._joined,
             connected_since=connected_since,
             now=self._loop.time(),
+            now_ms=self._now_ms,
         )
         changes = machine.add_consumer(handle.machine)
         self._machine, self._type = machine, request.type

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from enum import Enum
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from magnetar.broker.cursor.acks import ack_set_bits
@@ -40,6 +41,7 @@ from magnetar.broker.guard import Guard
 from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import EARLIEST, Position, run_of_positions
 from magnetar.broker.topic.ack_sets import AckSets
+from magnetar.broker.topic.activity import Activity
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
 from magnetar.broker.topic.dispatch_rate import DispatchRate
@@ -131,10 +133,11 @@ class Subscription:
         failover: FailoverRules = FAILOVER_DEFAULTS,
         key_shared: KeySharedSettings | None = None,
         delays: Delays | None = None,
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """`guard`: the topic's; None: exceptions of timers are not caught. `partition`: the index
         of the topic among its partitions; None: it is no partition. `delays`: None: every entry is
-        due at once."""
+        due at once. `now_ms`: the wall clock."""
         self._loop = asyncio.get_running_loop()
         self.cursor = cursor
         self.state = SubscriptionState.OPEN
@@ -177,6 +180,10 @@ class Subscription:
         self.expired = 0  # entries that the broker expired here
         self.last_expire_ms = 0  # 0: never
         self._expired = Meter(self._loop.time())
+        self._now_ms = now_ms
+        self._activity = Activity()  # of the consumers that have left
+        self._mark = cursor.mark_delete
+        self._mark_moved_ms = 0  # 0: not on this broker
         self._left_s = self._loop.time()  # when the last consumer left, or the topic was opened
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 
@@ -211,6 +218,7 @@ class Subscription:
             join_number=self._joined,
             connected_since=connected_since,
             now=now,
+            now_ms=self._now_ms,
         )
         actions = dispatcher.add_consumer(handle.machine, now)
         self._joined += 1
@@ -245,6 +253,7 @@ class Subscription:
         """A consumer leaves."""
         del self.consumers[handle.machine]
         handle.attached = False
+        self._activity = self._activity.latest(handle.activity)
         if (drained := self._leaving.pop(handle, None)) is not None:
             drained.set()
         self._left_s = self._loop.time()
@@ -348,8 +357,13 @@ class Subscription:
         self._require_possible(position)
         if ack_set:
             ack_set = self._ack_sets.checked(position, ack_set)
+        mark = self.cursor.mark_delete
         self.cursor.acknowledge_cumulative(position, ack_set, done)
         self._note_acked(position)
+        for machine, handle in self.consumers.items():
+            if handle.active is not False and self.cursor.mark_delete > mark:
+                acked = self._log.chain.entries(after=mark, through=self.cursor.mark_delete)
+                machine.acked += round(acked * machine.messages_per_entry)
         now = self._loop.time()
         through = min(position, self._log.confirmed)  # later entries are not acknowledged
         self.delays.on_acked_through(self.cursor.mark_delete)
@@ -599,6 +613,15 @@ class Subscription:
         backlog = await self.cursor.backlog()
         oldest = await self.oldest.find()
         now = self._loop.time()
+        holes, holes_size = self.cursor.holes()
+        reasons = self.explain()
+        consumers = [
+            {**handle.stats(), **self._key_shared_stats_of(handle)}
+            for handle in self.consumers.values()
+        ]
+        activity = reduce(
+            Activity.latest, (it.activity for it in self.consumers.values()), self._activity
+        )
         return {
             **self._meter.describe("Out", now),
             "msgRateRedeliver": self._redelivered.rates(now).messages,
@@ -617,18 +640,27 @@ class Subscription:
             "delayedMessageIndexSizeInBytes": self.delays.index.memory_bytes,
             "markDeletePosition": str(self.cursor.mark_delete),
             "readPosition": None if self.read_position is None else str(self.read_position),
-            "waitingFor": [str(reason) for reason in self.explain()],
+            "waitingFor": [str(reason) for reason in reasons],
             "subscriptionProperties": dict(self.cursor.properties),
             **self._key_shared_stats(),
-            "consumers": [
-                {**handle.stats(), **self._key_shared_stats_of(handle)}
-                for handle in self.consumers.values()
-            ],
+            **activity.describe(),
+            "lastMarkDeleteAdvancedTimestamp": self._mark_moved_ms,
+            "messageAckRate": sum(each["messageAckRate"] for each in consumers),
+            "chunkedMessageRate": sum(each["chunkedMessageRate"] for each in consumers),
+            "msgBacklogNoDelayed": max(backlog.entries - len(self.delays.index), 0),
+            "blockedSubscriptionOnUnackedMsgs": any(
+                reason.why is Why.UNACKED_BY_SUBSCRIPTION for reason in reasons
+            ),
+            "nonContiguousDeletedMessagesRanges": holes,
+            "nonContiguousDeletedMessagesRangesSerializedSize": holes_size,
+            "consumers": consumers,
         }
 
     def _key_shared_stats(self) -> dict[str, Any]:
         machine = self._dispatcher
-        return machine.describe() if isinstance(machine, KeyShared) and self.consumers else {}
+        if self.consumers and isinstance(machine, KeyShared | Shared):
+            return machine.describe()
+        return {}
 
     def _key_shared_stats_of(self, handle: ConsumerHandle) -> dict[str, Any]:
         machine = self._dispatcher
@@ -734,7 +766,9 @@ class Subscription:
         self._set_timer()
 
     def _note_acked(self, position: Position) -> None:
-        acks = self._acks
+        acks, mark = self._acks, self.cursor.mark_delete
+        if mark != self._mark:
+            self._mark, self._mark_moved_ms = mark, self._now_ms()
         if position > acks.highest_acked:
             # The cursor ignores acknowledgements beyond the end of the log.
             acks.highest_acked = min(position, self._log.confirmed)

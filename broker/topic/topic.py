@@ -583,6 +583,7 @@ class PersistentTopic:
             spawn=self._spawn_read,
             guard=self.guard,
             delays=Delays(self._delay_policy, self._wall_ms),
+            now_ms=self._clock.now_ms,
             abandoned=self._forget_subscription,
             partition=self.name.partition,
             failover=self._failover,

@@ -297,6 +297,29 @@ def _print_stats(found: dict[str, Any]) -> None:
                 for name, each in sorted(found["subscriptions"].items())
             ),
         )
+        _print_consumers(found["subscriptions"])
+
+
+def _print_consumers(subscriptions: dict[str, Any]) -> None:
+    rows = [
+        (
+            name,
+            each["consumerName"],
+            str(each["availablePermits"]),
+            str(each["unackedMessages"])
+            + (" (blocked)" if each["blockedConsumerOnUnackedMsgs"] else ""),
+            f"{each['msgRateOut']:.1f}/s",
+            f"{each['messageAckRate']:.1f}/s",
+            str(each["drainingHashesCount"]),
+            each["address"],
+        )
+        for name, subscription in sorted(subscriptions.items())
+        for each in subscription["consumers"]
+    ]
+    if rows:
+        typer.echo()
+        header = ("subscription", "consumer", "permits", "unacked", "rate", "acks", "draining")
+        print_table((*header, "address"), rows)
 
 
 def stats_internal(

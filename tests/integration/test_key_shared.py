@@ -273,6 +273,45 @@ def test_non_persistent_topic(api: Api, topic: str) -> None:
     producer.close()
 
 
+# The fields of a consumer in Pulsar's documentation of topic statistics.
+CONSUMER_FIELDS = {
+    "msgRateOut",
+    "msgThroughputOut",
+    "bytesOutCounter",
+    "msgOutCounter",
+    "msgRateRedeliver",
+    "messageAckRate",
+    "chunkedMessageRate",
+    "consumerName",
+    "availablePermits",
+    "unackedMessages",
+    "avgMessagesPerEntry",
+    "blockedConsumerOnUnackedMsgs",
+    "drainingHashesCount",
+    "drainingHashesClearedTotal",
+    "drainingHashesUnackedMessages",
+    "drainingHashes",
+    "address",
+    "connectedSince",
+    "clientVersion",
+    "lastAckedTimestamp",
+    "lastConsumedTimestamp",
+    "lastConsumedFlowTimestamp",
+    "keyHashRangeArrays",
+    "metadata",
+    "lastAckedTime",
+    "lastConsumedTime",
+}
+
+REMOVED_FIELDS = {
+    "consumersAfterMarkDeletePosition",
+    "individuallySentPositions",
+    "lastSentPositionWhenJoining",
+    "readPositionWhenJoining",
+    "keyHashRanges",
+}
+
+
 def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
     # Pulsar's documentation of draining hashes: c1 has two unacknowledged messages of each of five
     # hashes that c2 took over, on a ring with ten points for each consumer.
@@ -289,7 +328,22 @@ def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
         for _ in range(count):
             producer.send(b"1", partition_key=key)
     assert api.drain(second) == []
-    one, two = api.stats(topic)["consumers"]
+    subscription = api.stats(topic)
+    one, two = subscription["consumers"]
+    for consumer in (one, two):
+        assert set(consumer) >= CONSUMER_FIELDS
+        assert not REMOVED_FIELDS & {*consumer, *subscription}
+        assert consumer["lastAckedTimestamp"] == 0
+        assert consumer["lastAckedTime"] == "1970-01-01T00:00:00.000+00:00"
+        assert consumer["lastConsumedFlowTimestamp"] >= consumer["firstConsumedFlowTimestamp"] > 0
+    assert one["lastConsumedTimestamp"] >= one["firstMessagesSentTimestamp"] > 0
+    assert one["lastConsumedTime"].startswith("20")
+    assert one["bytesOutCounter"] > 0
+    assert subscription["drainingHashesCount"] == 5
+    assert subscription["drainingHashesUnackedMessages"] == 10
+    assert subscription["msgInReplay"] == sum(attempts.values())
+    assert subscription["lastConsumedTimestamp"] == one["lastConsumedTimestamp"]
+    assert subscription["nonContiguousDeletedMessagesRanges"] == 0
     hashes = [(2862, 5), (11707, 9), (15786, 6), (43539, 6), (45436, 9)]
     expected = {
         "msgOutCounter": 30,
@@ -308,9 +362,13 @@ def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
     assert {name: one[name] for name in expected} == expected
     expected = {
         "msgOutCounter": 0,
+        "bytesOutCounter": 0,
         "consumerName": "c2",
         "availablePermits": 1_000,
         "unackedMessages": 0,
+        "avgMessagesPerEntry": 0,
+        "lastConsumedTimestamp": 0,
+        "lastConsumedTime": "1970-01-01T00:00:00.000+00:00",
         "drainingHashesCount": 0,
         "drainingHashesClearedTotal": 0,
         "drainingHashesUnackedMessages": 0,

@@ -153,12 +153,22 @@ def test_what_is_no_broker_is_named() -> None:
 def test_stats_is_a_table_that_names_the_trouble_of_the_log() -> None:
     flow = {"msgRateOut": 2.5, "msgThroughputOut": 2_500_000.0}
     counters = {"msgOutCounter": 3, "bytesOutCounter": 30, "msgInCounter": 9, "bytesInCounter": 90}
+    consumer = {
+        "consumerName": "c1",
+        "availablePermits": 0,
+        "unackedMessages": 2,
+        "blockedConsumerOnUnackedMsgs": True,
+        "msgRateOut": 1.0,
+        "messageAckRate": 0.5,
+        "drainingHashesCount": 3,
+        "address": "10.0.0.2:7",
+    }
     subscription = {
         **flow,
         "type": "Shared",
         "msgBacklogMessages": 6,
         "unackedMessages": 2,
-        "consumers": [{}, {}],
+        "consumers": [consumer],
         "waitingFor": ["no_permits: [a]"],
     }
     producer = {
@@ -196,7 +206,10 @@ def test_stats_is_a_table_that_names_the_trouble_of_the_log() -> None:
         ["me", "1.0/s", "10", "B/s", "Shared", "10.0.0.1:5"],
         [],
         ["subscription", "type", "backlog", "unacked", "rate", "consumers", "waiting", "for"],
-        ["s", "Shared", "6", "2", "2.5/s", "2", "no_permits:", "[a]"],
+        ["s", "Shared", "6", "2", "2.5/s", "1", "no_permits:", "[a]"],
+        [],
+        ["subscription", "consumer", "permits", "unacked", "rate", "acks", "draining", "address"],
+        ["s", "c1", "0", "2", "(blocked)", "1.0/s", "0.5/s", "3", "10.0.0.2:7"],
     ]
 
 
